@@ -1,0 +1,1 @@
+"""The pipeline file: environment expansion, models, templates; and the installation's settings."""

@@ -1,0 +1,1 @@
+"""The journal: the durable, immutable record of captured segments, in Parquet files."""

@@ -1,0 +1,1 @@
+"""The run: lease, capture, preparation, delivery, publication plan. Knows nothing of Dagster."""

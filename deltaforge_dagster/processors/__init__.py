@@ -1,0 +1,1 @@
+"""DataFrame transformations of the change frame: the processor chain, routing, envelopes."""

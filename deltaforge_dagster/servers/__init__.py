@@ -1,0 +1,1 @@
+"""Real servers from packages, for the demo, benchmarks and tests: PostgreSQL, Redis."""

@@ -1,0 +1,1 @@
+"""Sinks: one module per destination, all behind `base.Sink`."""

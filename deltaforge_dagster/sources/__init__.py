@@ -1,0 +1,1 @@
+"""Sources: one package or module per database, all behind `base.Source`."""

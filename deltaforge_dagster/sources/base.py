@@ -1,0 +1,135 @@
+"""The seam between the run and a database: what every source promises.
+
+A source knows its log and nothing else: not the journal, not the store, not Spark. The run asks
+for the head, reads change batches from a position on, and tells the source which position it may
+forget. `read` is one long-lived stream per run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from deltaforge_dagster.positions import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table version, as the log and the catalog describe it."""
+
+    name: str
+    data_type: str
+    type_oid: int | None
+    nullable: bool
+    ordinal_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """A version of a table: what the rows after some position are decoded with."""
+
+    db: str
+    schema: str | None
+    table: str
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStamp:
+    """A registered table version: fingerprint, version of the table, global sequence."""
+
+    fingerprint: str
+    version: int
+    sequence: int
+
+
+class SchemaRegistry(Protocol):
+    """Where a source registers the table versions it meets, with the position they start at."""
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Return the stamp of `table`: an earlier one with the same fingerprint, or a new one.
+
+        The version is durable when this returns.
+
+        Raises:
+            LeaseLost: The run that reads no longer holds the pipeline.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """How large one change batch may get, and how long the reader may wait for it.
+
+    `max_wait` (seconds) bounds the time between two batches: an idle source yields an empty one,
+    so that the caller can look at its own clocks and flags.
+    """
+
+    max_events: int = 200_000
+    max_bytes: int = 4 << 20
+    max_wait: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Changes in log order.
+
+    Attributes:
+        rows: Columns of `frame.CAPTURED`, or None when nothing was captured.
+        end: Where a segment may end: every transaction up to here is whole in the batches so
+            far. None while a transaction is open. On a batch without rows it is a position that
+            the log has passed without a change for us (idle progress), or None.
+        log_bytes: Bytes of log read for this batch.
+    """
+
+    rows: pa.RecordBatch | None
+    end: Position | None
+    log_bytes: int = 0
+
+
+class Source(Protocol):
+    """One database's log. Methods raise errors of the one tree, with no secret in them."""
+
+    def head(self) -> Position:
+        """Return the newest position now, within 2 seconds or raise `SourceUnavailable`."""
+        ...
+
+    def ensure_start(self) -> Position:
+        """Create what reading needs (slot, publication) and return the position to start at.
+
+        Every change committed after this returns is read by `read(start)`. Idempotent; takes
+        5 seconds at most.
+        """
+        ...
+
+    def has_changes(self, after: Position) -> bool:
+        """Say whether reading from `after` is worth a run; called while no run reads.
+
+        True also when the answer takes too long, or much log has to be passed.
+        """
+        ...
+
+    def read(
+        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+    ) -> Iterator[ChangeBatch]:
+        """Yield everything committed after `start`, in log order, until closed.
+
+        The generator answers the server's keepalives by itself, also while its consumer blocks.
+        Unknown events and types raise `UnsupportedEvent`; nothing is skipped.
+        """
+        ...
+
+    def confirm(self, position: Position) -> None:
+        """Let the server forget the log up to `position`: a committed position, never the head.
+
+        Returns at once; the server learns of it with the reader's next status message.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the stream and release every connection; safe to call twice, from any thread."""
+        ...

@@ -1,0 +1,1 @@
+"""PostgreSQL: logical replication stream, pgoutput decoding, slot and publication."""

@@ -1,0 +1,128 @@
+"""Rows of the state store as frozen values; what the rest of the package sees of it.
+
+Positions are JSON text (`positions`), times are seconds since 1970 by the store's own clock,
+`counts` maps a table's full name to changes per op: `{"public.orders": {"c": 3, "u": 1}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Want = Literal["running", "paused", "stopped"]
+"""What people asked for: `paused` captures nothing but still delivers; `stopped` runs nothing."""
+
+Counts = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """One pipeline; `uid` is new whenever its journal starts afresh."""
+
+    name: str
+    uid: str
+    spec_hash: str
+    start_position: str | None
+    captured_position: str | None
+    confirmed_position: str | None
+    next_segment: int
+    next_range: int
+    want: Want
+    probe_after: float
+    """The sensor does not ask the source before this time (back-off after empty runs)."""
+    probe_wait: float
+    """Seconds waited last; doubles after an empty run, 0 after a run that captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a pipeline, as its holder remembers it."""
+
+    pipeline: str
+    run_id: str
+    epoch: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """The lease as stored; `run_id` stays when it expires, and is None once released."""
+
+    pipeline: str
+    epoch: int
+    run_id: str | None
+    expires_at: float
+    session_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """What capture knows of a segment it has written; the store numbers nothing itself."""
+
+    segment: int
+    segment_id: str
+    path: str
+    checksum: str
+    content_hash: str
+    rows: int
+    bytes: int
+    start_position: str
+    end_position: str
+    counts: Counts
+    schema_versions: Mapping[str, str]
+    first_ts_us: int
+    last_ts_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow(NewSegment):
+    """A segment of the journal."""
+
+    range: int
+    epoch: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRow:
+    """A range: consecutive segments, Dagster's partition. `open` until it is closed, once."""
+
+    range: int
+    state: Literal["open", "closed"]
+    epoch: int
+    spec_hash: str
+    first_segment: int
+    last_segment: int
+    start_position: str
+    end_position: str
+    rows: int
+    bytes: int
+    counts: Counts
+    schema_versions: Mapping[str, str]
+    first_ts_us: int
+    last_ts_us: int
+    content_hash: str | None
+    close_reason: str | None
+    opened_at: float
+    closed_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """How far one sink has acknowledged, gap-free.
+
+    Every row of the journal up to and including (`segment`, `ordinal`) has arrived. `complete`
+    says that the segment has no further row; the next one to send is then in `segment + 1`.
+    `source_position` is the end of the last complete segment.
+    """
+
+    sink: str
+    segment: int
+    ordinal: int
+    complete: bool
+    source_position: str | None
+    failures: int
+    next_attempt_at: float
+    last_error: str | None
+    updated_at: float
