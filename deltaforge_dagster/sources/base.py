@@ -14,37 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table version, as the log and the catalog describe it."""
-
-    name: str
-    data_type: str
-    type_oid: int | None
-    nullable: bool
-    ordinal_position: int
-
-
-@dataclass(frozen=True, slots=True)
-class TableSchema:
-    """A version of a table: what the rows after some position are decoded with."""
-
-    db: str
-    schema: str | None
-    table: str
-    columns: tuple[Column, ...]
-    primary_key: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaStamp:
-    """A registered table version: fingerprint, version of the table, global sequence."""
-
-    fingerprint: str
-    version: int
-    sequence: int
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 class SchemaRegistry(Protocol):
