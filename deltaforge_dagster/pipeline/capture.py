@@ -1,0 +1,162 @@
+"""Capture: one thread reads the source's log and cuts it into the journal's segments.
+
+`cutter.Cutter` decides where a segment ends; this module owns the thread, its retries, and the
+order in which a segment becomes durable: file, then row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import SegmentLimits
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
+from deltaforge_dagster.journal.files import Journal, SegmentWriter
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.cutter import Cutter
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import ReadLimits, SchemaRegistry, Source
+
+class Capture:
+    """The capture thread of a run.
+
+    Attributes:
+        error: Why capture stopped for good, or the newest reason it is trying again.
+        failed: Capture ended with an error that only a person can mend.
+        passed: A position that the log has passed without a change for us, newer than
+            everything captured, or None.
+        moved_at: Monotonic time when something was captured last.
+        segments: Segments written so far.
+        rows: Changes written so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        build_source: Callable[[], Source],
+        registry: SchemaRegistry,
+        journal: Journal,
+        pipeline: str,
+        uid: str,
+        lease: HeldLease,
+        ranges: Ranges,
+        limits: SegmentLimits,
+        start: Position,
+        next_segment: int,
+        someone_waits: Callable[[], bool],
+        captured: Callable[[int], None],
+    ) -> None:
+        self.error: DeltaforgeError | None = None
+        self.failed = False
+        self.passed: Position | None = None
+        self.moved_at = time.monotonic()
+        self.segments = 0
+        self.rows = 0
+        self.reading = threading.Event()
+        self._build_source = build_source
+        self._registry = registry
+        self._journal = journal
+        self._pipeline = pipeline
+        self._uid = uid
+        self._lease = lease
+        self._ranges = ranges
+        self._limits = limits
+        self._position = start
+        self._next_segment = next_segment
+        self._someone_waits = someone_waits
+        self._captured = captured
+        self._stop = threading.Event()
+        self._source: Source | None = None
+        self._source_lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._run, name=f"capture {pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def position(self) -> Position:
+        """End of the journal: everything committed before it is durable there."""
+        return self._position
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still reads or tries to."""
+        return self._thread.is_alive()
+
+    def confirm(self, position: Position) -> None:
+        """Pass a committed position on to the source, if it is being read."""
+        with self._source_lock:
+            if self._source is not None:
+                self._source.confirm(position)
+
+    def stop(self) -> None:
+        """End the thread: whole transactions read so far become a last segment."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._stop.is_set():
+            try:
+                self._read(backoff)
+            except LeaseLost:
+                return
+            except Retryable as error:
+                self.error = error
+                self._stop.wait(backoff.next_delay())
+            except DeltaforgeError as error:
+                self.error = error
+                self.failed = True
+                return
+            except Exception as error:  # noqa: BLE001 - a defect must end capture visibly, not hang the run
+                self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")
+                self.error.__cause__ = error
+                self.failed = True
+                return
+
+    def _read(self, backoff: Backoff) -> None:
+        source = self._build_source()
+        with self._source_lock:
+            self._source = source
+        cutter = Cutter(self._limits, self._open_writer, self._seal, self._someone_waits)
+        try:
+            # As many changes a batch as fit a segment; small waits keep the cut prompt.
+            reading = ReadLimits(
+                max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
+            )
+            for batch in source.read(self._position, reading, self._registry):
+                if self._stop.is_set():
+                    break
+                backoff.reset()
+                self.error = None
+                self.reading.set()
+                cutter.take(batch)
+                self.passed = cutter.passed
+            cutter.cut()
+        finally:
+            self.reading.clear()
+            cutter.abandon()
+            with self._source_lock:
+                self._source = None
+            source.close()
+
+    def _open_writer(self) -> SegmentWriter:
+        return self._journal.writer(
+            self._pipeline, self._uid, self._next_segment, self._lease.epoch
+        )
+
+    def _seal(self, writer: SegmentWriter, end: Position) -> None:
+        written = writer.close()
+        failpoint("segment-file-written")
+        number = self._next_segment
+        self._ranges.add(number, written, self._position, end)
+        self._next_segment = number + 1
+        self._position = end
+        self.segments += 1
+        self.rows += written.rows
+        self.moved_at = time.monotonic()
+        self._captured(number)

@@ -1,0 +1,204 @@
+"""Delivery: one thread per sink carries the journal to it, from that sink's checkpoint.
+
+Deliverers know nothing of each other: a sink that was down catches up while its siblings stay at
+the tail, and one that hangs slows nobody. A failure is recorded with the time of the next
+attempt, so that the wait survives the run; then the same rows are sent again, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import DeliverLimits
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.preparations import Preparations
+from deltaforge_dagster.pipeline.prepare import Prepared
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+CHECKPOINT_SECONDS = 1.0
+"""Within a large segment the checkpoint is written at most this often."""
+
+
+class Deliverer:
+    """The deliverer of one sink in one run.
+
+    Attributes:
+        sink_id: The sink.
+        checkpoint: How far the sink has acknowledged, as last written to the store.
+        error: Why the last attempt failed, None once one succeeded.
+        waiting: Idle at the journal's end.
+        moved_at: Monotonic time of the last acknowledgement.
+        rows: Messages sent by this run.
+    """
+
+    def __init__(
+        self,
+        *,
+        sink_id: str,
+        build_sink: Callable[[], Sink],
+        store: StateStore,
+        pipeline: str,
+        lease: HeldLease,
+        preparations: Preparations,
+        checkpoint: CheckpointRow,
+        limits: DeliverLimits,
+        moved: Callable[[], None],
+    ) -> None:
+        self.sink_id = sink_id
+        self.checkpoint = checkpoint
+        self.error: DeltaforgeError | None = None
+        self.waiting = False
+        self.moved_at = time.monotonic()
+        self.rows = 0
+        self._build_sink = build_sink
+        self._store = store
+        self._pipeline = pipeline
+        self._lease = lease
+        self._preparations = preparations
+        self._limits = limits
+        self._moved = moved
+        self._sink: Sink | None = None
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"deliver {pipeline} {sink_id}", daemon=True
+        )
+        self._thread.start()
+
+    def segment_added(self) -> None:
+        """Wake the deliverer: the journal has grown."""
+        self._news.set()
+
+    def request_stop(self) -> None:
+        """Ask the thread to end after the messages it is sending."""
+        self._stop.set()
+        self._news.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread; a sink that still hangs then is closed under it.
+
+        The lease's guard keeps a thread that outlives this from sending anything more.
+        """
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            sink = self._sink
+            if sink is not None:
+                sink.close()
+            self._thread.join(2)
+
+    def _run(self) -> None:
+        backoff = Backoff(
+            self._limits.backoff_initial_seconds,
+            self._limits.backoff_max_seconds,
+            self.checkpoint.failures,
+        )
+        self._stop.wait(max(0.0, self.checkpoint.next_attempt_at - self._store.now()))
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._deliver_until_stopped(backoff)
+                except LeaseLost:
+                    return
+                except DeltaforgeError as error:
+                    self._failed(error, backoff)
+                except Exception as error:  # noqa: BLE001 - a defect must show as this sink's failure
+                    defect = DeltaforgeError(f"sink {self.sink_id}: delivery broke: {error!r}")
+                    defect.__cause__ = error
+                    self._failed(defect, backoff)
+        finally:
+            self._close_sink()
+
+    def _deliver_until_stopped(self, backoff: Backoff) -> None:
+        while not self._stop.is_set():
+            self._news.clear()
+            segment = self._next_segment()
+            if segment is None:
+                self.waiting = True
+                self._news.wait(1.0)
+                continue
+            self.waiting = False
+            with self._preparations.covering(segment.segment) as prepared:
+                self._send_prepared(prepared, segment, backoff)
+
+    def _next_segment(self) -> SegmentRow | None:
+        number = self.checkpoint.segment + int(self.checkpoint.complete)
+        return self._store.segment(self._pipeline, number)
+
+    def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
+        rows = self._store.segments(
+            self._pipeline, first=first.segment, last=prepared.last_segment
+        )
+        for row in rows:
+            if not self._send_segment(prepared, row):
+                return
+            backoff.reset()
+            self.error = None
+
+    def _send_segment(self, prepared: Prepared, row: SegmentRow) -> bool:
+        """Send what is left of a segment; False when asked to stop before its end."""
+        resume = self.checkpoint.segment == row.segment
+        ordinal = self.checkpoint.ordinal if resume else -1
+        sink = self._open_sink()
+        written_at = time.monotonic()
+        for batch in prepared.batches(self.sink_id, row.segment, ordinal):
+            if self._stop.is_set():
+                self._advance(row, ordinal, complete=False)
+                return False
+            self._lease.guard()
+            ordinal = sink.send(batch, self._lease.guard)
+            failpoint("sink-sent")
+            self.rows += batch.messages.num_rows
+            self.moved_at = time.monotonic()
+            if self.moved_at - written_at > CHECKPOINT_SECONDS:
+                self._advance(row, ordinal, complete=False)
+                written_at = self.moved_at
+        self._advance(row, row.rows - 1, complete=True)
+        return True
+
+    def _advance(self, row: SegmentRow, ordinal: int, *, complete: bool) -> None:
+        if ordinal < 0:
+            return
+        with self._lease.fenced() as writer:
+            self.checkpoint = writer.advance(
+                self.sink_id,
+                row.segment,
+                ordinal,
+                complete=complete,
+                source_position=row.end_position if complete else None,
+            )
+        failpoint("checkpoint-written")
+        self._moved()
+
+    def _open_sink(self) -> Sink:
+        if self._sink is None:
+            sink = self._build_sink()
+            self._sink = sink
+            sink.open()
+        return self._sink
+
+    def _close_sink(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+    def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
+        self._close_sink()
+        if self._stop.is_set():
+            return  # closing the sink under the thread is how a hanging send is ended
+        self.error = error
+        delay = backoff.next_delay()
+        if not isinstance(error, Retryable):
+            delay = self._limits.backoff_max_seconds  # nothing changes until a person acts
+        try:
+            with self._lease.fenced() as writer:
+                writer.sink_failed(self.sink_id, str(error), self._store.now() + delay)
+        except DeltaforgeError:
+            pass  # the next attempt meets the same store, or the lease's end
+        self._stop.wait(delay)

@@ -1,0 +1,115 @@
+"""The lease of a run: held, renewed by its own thread, and checked before anything leaves.
+
+Two things keep a stalled holder harmless. The store refuses a write with an older epoch or an
+expired lease (`StateStore.fenced`). And `guard` compares the process's own monotonic clock with a
+local deadline, taken *before* the renewal was asked for, so that it never lies later than the
+store's: a process that was stopped for longer than the lease finds it gone before it sends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
+from deltaforge_dagster.state.fenced import FencedWriter
+from deltaforge_dagster.state.records import Lease
+from deltaforge_dagster.state.store import StateStore
+
+
+class HeldLease:
+    """The lease of one pipeline while a run holds it.
+
+    `lost` is set once the lease is gone; every later `guard` and `fenced` raises `LeaseLost`.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        lease: Lease,
+        taken_at: float,
+        *,
+        seconds: float,
+        renew_seconds: float,
+        on_renewal: Callable[[], None],
+    ) -> None:
+        self.epoch = lease.epoch
+        self.run_id = lease.run_id
+        self.lost = threading.Event()
+        self._store = store
+        self._lease = lease
+        self._seconds = seconds
+        self._renew_seconds = renew_seconds
+        self._on_renewal = on_renewal
+        self._deadline = taken_at + seconds
+        self._released = threading.Event()
+        self._thread = threading.Thread(
+            target=self._renew_until_released, name=f"lease {lease.pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def take(
+        cls,
+        store: StateStore,
+        pipeline: str,
+        run_id: str,
+        *,
+        seconds: float,
+        renew_seconds: float,
+        on_renewal: Callable[[], None],
+    ) -> HeldLease | None:
+        """Take the lease of `pipeline`, or return None while another run holds it.
+
+        `on_renewal` is called from the renewing thread after each renewal.
+        """
+        taken_at = time.monotonic()
+        lease = store.acquire_lease(pipeline, run_id, seconds)
+        if lease is None:
+            return None
+        return cls(
+            store,
+            lease,
+            taken_at,
+            seconds=seconds,
+            renew_seconds=renew_seconds,
+            on_renewal=on_renewal,
+        )
+
+    def guard(self) -> None:
+        """Raise `LeaseLost` unless the lease is surely ours now."""
+        if self.lost.is_set() or time.monotonic() >= self._deadline:
+            self.lost.set()
+            raise LeaseLost(
+                f"{self._lease.pipeline}: the lease of epoch {self.epoch} is gone; "
+                "this run stops, the next one goes on"
+            )
+
+    def fenced(self) -> AbstractContextManager[FencedWriter]:
+        """Open the one transaction in which a run may write to the store."""
+        self.guard()
+        return self._store.fenced(self._lease)
+
+    def release(self) -> None:
+        """Stop renewing and give the lease back, so that the next run need not wait."""
+        self._released.set()
+        self._thread.join()
+        if not self.lost.is_set():
+            with self.fenced() as writer:
+                writer.release()
+
+    def _renew_until_released(self) -> None:
+        while not self._released.wait(self._renew_seconds):
+            asked_at = time.monotonic()
+            try:
+                with self.fenced() as writer:
+                    writer.renew(self._seconds)
+            except LeaseLost:
+                self.lost.set()
+                return
+            except StoreUnavailable:
+                continue  # until the local deadline; `guard` then says it is lost
+            self._deadline = asked_at + self._seconds
+            self._on_renewal()

@@ -1,0 +1,140 @@
+"""Ranges as a run writes them: opened with their first segment, closed at their limits, once.
+
+The capture thread adds segments, the supervising thread closes a range that has become old while
+nothing arrives; both through one lock, so that a segment never enters a range being closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import RangeLimits
+from deltaforge_dagster.journal.files import WrittenSegment
+from deltaforge_dagster.journal.hashing import range_hash
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.records import NewSegment
+from deltaforge_dagster.state.store import StateStore
+
+
+class Ranges:
+    """The open range of one run, and the segments that enter it.
+
+    Args:
+        store: Where ranges and segments are recorded.
+        lease: The run's lease; every write is fenced by it.
+        pipeline: Name of the pipeline.
+        spec_hash: Hash of the pipeline file that this run works with.
+        limits: `engine.range` of the pipeline file.
+        opened: Called with the number of a range right after its first segment is durable.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        lease: HeldLease,
+        pipeline: str,
+        spec_hash: str,
+        limits: RangeLimits,
+        opened: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._pipeline = pipeline
+        self._spec_hash = spec_hash
+        self._limits = limits
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._open: _OpenRange | None = None
+        self.closed = 0
+
+    def close_left_open(self) -> None:
+        """Close what a run that was killed left open; its segments are durable and whole."""
+        with self._lock:
+            for row in self._store.ranges(self._pipeline, state="open"):
+                self._close_row(row.range, "recovered")
+
+    def add(
+        self, number: int, segment: WrittenSegment, start: Position, end: Position
+    ) -> None:
+        """Record a segment whose file is durable; the captured position becomes `end`."""
+        row = NewSegment(
+            segment=number,
+            segment_id=segment.segment_id,
+            path=segment.path,
+            checksum=segment.checksum,
+            content_hash=segment.content_hash,
+            rows=segment.rows,
+            bytes=segment.bytes,
+            start_position=start.to_json(),
+            end_position=end.to_json(),
+            counts=segment.counts,
+            schema_versions=segment.schema_versions,
+            first_ts_us=segment.first_ts_us,
+            last_ts_us=segment.last_ts_us,
+        )
+        with self._lock:
+            is_new = self._open is None
+            with self._lease.fenced() as writer:
+                if self._open is None:
+                    opened = writer.open_range(row.start_position, self._spec_hash, number)
+                    self._open = _OpenRange(opened)
+                writer.add_segment(row, self._open.number)
+            failpoint("segment-row-written")
+            self._open.events += row.rows
+            self._open.bytes += row.bytes
+            if is_new:
+                self._opened(self._open.number)
+        self.close_if_due()
+
+    def close_if_due(self) -> None:
+        """Close the open range when it has reached one of its limits."""
+        with self._lock:
+            if self._open is None:
+                return
+            reason = self._open.limit_reached(self._limits)
+            if reason is not None:
+                self._close_open(reason)
+
+    def close(self, reason: str) -> None:
+        """Close the open range, if there is one."""
+        with self._lock:
+            if self._open is not None:
+                self._close_open(reason)
+
+    def _close_open(self, reason: str) -> None:
+        assert self._open is not None
+        self._close_row(self._open.number, reason)
+        self._open = None
+
+    def _close_row(self, number: int, reason: str) -> None:
+        row = self._store.range(self._pipeline, number)
+        assert row is not None
+        segments = self._store.segments(
+            self._pipeline, first=row.first_segment, last=row.last_segment
+        )
+        content_hash = range_hash([segment.content_hash for segment in segments])
+        with self._lease.fenced() as writer:
+            writer.close_range(number, reason, content_hash)
+        failpoint("range-closed")
+        self.closed += 1
+
+
+class _OpenRange:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.events = 0
+        self.bytes = 0
+        self._opened_at = time.monotonic()
+
+    def limit_reached(self, limits: RangeLimits) -> str | None:
+        if time.monotonic() - self._opened_at >= limits.max_seconds:
+            return "max_seconds"
+        if self.events >= limits.max_events:
+            return "max_events"
+        if self.bytes >= limits.max_bytes:
+            return "max_bytes"
+        return None

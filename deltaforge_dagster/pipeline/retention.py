@@ -1,0 +1,43 @@
+"""Retention: what the journal, the store and Dagster may forget.
+
+A segment goes when its range is closed and published, it is older than
+`engine.journal.retention_hours`, and every sink has it: never one that a sink still needs. The
+file goes first, then its row; a crash in between leaves a row without a file, which the next
+turn removes. Files without a row (a killed run's) are orphans and go after an hour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.state.store import StateStore
+
+ORPHAN_SECONDS = 3600.0
+"""Age at which a journal file without a row is an orphan: far beyond the life of a write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What one turn of retention removed."""
+
+    segments: int
+    ranges: list[int]
+    orphans: int
+
+
+def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expired:
+    """Remove what is old and delivered; returns the ranges whose partitions may go too."""
+    row = store.pipeline(loaded.name)
+    if row is None:
+        return Expired(0, [], 0)
+    hours = loaded.spec.spec.engine.journal.retention_hours
+    segments = store.expirable_segments(loaded.name, before=store.now() - hours * 3600)
+    for segment in segments:
+        journal.delete(segment.path)
+    store.expire_segments(loaded.name, [segment.segment for segment in segments])
+    ranges = store.expire_ranges(loaded.name)
+    known = {segment.path for segment in store.segments(loaded.name)}
+    orphans = journal.sweep(loaded.name, row.uid, known, older_than=ORPHAN_SECONDS)
+    return Expired(len(segments), ranges, len(orphans))

@@ -1,0 +1,408 @@
+"""The run: one process, one lease, the threads that capture and deliver, and their end.
+
+::
+
+    lease thread     renews; looks at `want` and at the pipeline file
+    capture thread   log -> segments -> ranges
+    deliverers       journal -> prepared messages -> sink, one thread per sink
+    this thread      closes ranges that are due, confirms to the source, has closed ranges
+                     published, and decides when the run ends
+
+The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself
+after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`;
+and within seconds when asked to, when the pipeline's `want` or file changes, or when the lease is
+lost. Then the open range is closed, so that the next run begins with a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.errors import LeaseLost, SpecError
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.committed import committed_position
+from deltaforge_dagster.pipeline.deliverer import Deliverer
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.preparations import Preparations
+from deltaforge_dagster.pipeline.prepare import Preparer, SessionProvider
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+_LOOK_SECONDS = 0.1
+_SINK_GRACE_SECONDS = 10.0
+_IDLE_PROGRESS_SECONDS = 10.0
+
+
+class Observer(Protocol):
+    """What a run tells the outside; called from the run's threads, must not block for long."""
+
+    def range_opened(self, number: int) -> None:
+        """A range exists from its first segment on."""
+        ...
+
+    def publish(self) -> None:
+        """Something may be due for publication (`publication.pending`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a run works with besides its pipeline.
+
+    Attributes:
+        store: The state store.
+        journal: The journal.
+        sessions: Makes the Spark sessions of a run from the session id stored with the lease
+            (None at first) and a function that stores a new one.
+        build_source: Makes a reader of the pipeline's source.
+        build_sink: Makes the sink of the given id.
+    """
+
+    store: StateStore
+    journal: Journal
+    sessions: Callable[[str | None, Callable[[str], None]], SessionProvider]
+    build_source: Callable[[], Source]
+    build_sink: Callable[[str], Sink]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        reason: Why it ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
+            `pipeline file changed`, `lease lost`, `capture failed`, or `held elsewhere`.
+        captured: Changes captured.
+        delivered: Messages sent, by sink.
+        capture_error: Why capture failed or is failing, None when it is well.
+        sink_errors: The last error of each sink that is failing.
+        behind: For each sink that is behind, the segments it lacks.
+    """
+
+    reason: str
+    captured: int = 0
+    segments: int = 0
+    ranges: int = 0
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    capture_error: str | None = None
+    sink_errors: Mapping[str, str] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def held(self) -> bool:
+        """Whether this run ever held the lease."""
+        return self.reason != "held elsewhere"
+
+
+class LiveRun:
+    """One live run of a pipeline.
+
+    Args:
+        loaded: The pipeline file.
+        tools: Store, journal, Spark sessions, source and sinks.
+        run_id: Names the holder of the lease.
+        observer: Told what people should see.
+        until_caught_up: End as soon as everything that the source had when the run began is
+            captured and delivered (or its sinks are failing), instead of waiting for more.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        tools: Tools,
+        run_id: str,
+        observer: Observer,
+        *,
+        until_caught_up: bool = False,
+    ) -> None:
+        self._loaded = loaded
+        self._engine = loaded.spec.spec.engine
+        self._tools = tools
+        self._store = tools.store
+        self._run_id = run_id
+        self._observer = observer
+        self._until_caught_up = until_caught_up
+        self._asked_to_end: str | None = None
+        self._lease: HeldLease
+        self._capture: Capture | None = None
+        self._deliverers: dict[str, Deliverer] = {}
+
+    def request_end(self, reason: str = "asked") -> None:
+        """Ask the run to close its range and end; safe from any thread or signal handler."""
+        self._asked_to_end = self._asked_to_end or reason
+
+    def execute(self) -> RunOutcome:
+        """Hold the lease, capture and deliver until the run is over.
+
+        Raises:
+            DeltaforgeError: The run could not begin: source, store or journal refuse.
+        """
+        pipeline = register(self._store, self._loaded)
+        run = self._engine.run
+        lease = HeldLease.take(
+            self._store,
+            self._loaded.name,
+            self._run_id,
+            seconds=run.lease_seconds,
+            renew_seconds=run.renew_seconds,
+            on_renewal=self._look_for_wishes,
+        )
+        if lease is None:
+            return RunOutcome("held elsewhere")
+        self._lease = lease
+        try:
+            return self._work(pipeline)
+        finally:
+            lease.release()
+
+    def _work(self, pipeline: PipelineRow) -> RunOutcome:
+        ranges = Ranges(
+            self._store,
+            self._lease,
+            self._loaded.name,
+            self._loaded.hash,
+            self._engine.range,
+            self._observer.range_opened,
+        )
+        ranges.close_left_open()
+        self._observer.publish()
+        pipeline, goal = self._start_position(pipeline)
+        lease_row = self._store.lease(self._loaded.name)
+        sessions = self._tools.sessions(
+            None if lease_row is None else lease_row.session_id, self._remember_session
+        )
+        preparer = Preparer(self._loaded.spec, self._tools.journal, sessions, self._run_id)
+        checkpoints = self._store.checkpoints(self._loaded.name)
+        preparations = Preparations(
+            preparer,
+            self._store,
+            self._loaded.name,
+            self._engine.deliver.max_bytes,
+            len(checkpoints),
+        )
+        ended = "lease lost"
+        try:
+            for sink_id, checkpoint in checkpoints.items():
+                self._deliverers[sink_id] = Deliverer(
+                    sink_id=sink_id,
+                    build_sink=lambda sink_id=sink_id: self._tools.build_sink(sink_id),  # type: ignore[misc]
+                    store=self._store,
+                    pipeline=self._loaded.name,
+                    lease=self._lease,
+                    preparations=preparations,
+                    checkpoint=checkpoint,
+                    limits=self._engine.deliver,
+                    moved=lambda: None,
+                )
+            if pipeline.want == "running":
+                self._capture = self._start_capture(pipeline, ranges)
+            ended = self._supervise(ranges, goal)
+        except LeaseLost:
+            ended = "lease lost"
+        finally:
+            self._end(ranges, preparations, ended)
+        return self._outcome(ended, ranges)
+
+    def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
+        """Fix the start position if need be; ask for the head only when it is the run's goal."""
+        if pipeline.want != "running":
+            return pipeline, None
+        if pipeline.start_position is not None and not self._until_caught_up:
+            return pipeline, None
+        source = self._tools.build_source()
+        try:
+            pipeline = ensure_start(self._store, pipeline, source)
+            return pipeline, source.head() if self._until_caught_up else None
+        finally:
+            source.close()
+
+    def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
+        position = pipeline.captured_position or pipeline.start_position
+        assert position is not None
+        return Capture(
+            build_source=self._tools.build_source,
+            registry=FencedRegistry(self._lease, self._loaded.spec.metadata.tenant),
+            journal=self._tools.journal,
+            pipeline=self._loaded.name,
+            uid=pipeline.uid,
+            lease=self._lease,
+            ranges=ranges,
+            limits=self._engine.segment,
+            start=parse_position(position),
+            next_segment=pipeline.next_segment,
+            someone_waits=lambda: any(one.waiting for one in self._deliverers.values()),
+            captured=self._wake_deliverers,
+        )
+
+    def _wake_deliverers(self, _segment: int) -> None:
+        for deliverer in self._deliverers.values():
+            deliverer.segment_added()
+
+    def _remember_session(self, session_id: str) -> None:
+        with self._lease.fenced() as writer:
+            writer.set_session(session_id)
+
+    def _look_for_wishes(self) -> None:
+        """After each renewal: has someone asked for something else, or edited the file?"""
+        row = self._store.pipeline(self._loaded.name)
+        if row is not None and row.want != "running" and self._capture is not None:
+            self.request_end(row.want)
+        elif row is not None and row.want != "paused" and self._capture is None:
+            self.request_end(row.want)
+        try:
+            if load_pipeline(self._loaded.path).hash != self._loaded.hash:
+                self.request_end("pipeline file changed")
+        except SpecError:
+            pass  # half-written or broken: its own failing check says so; this run goes on
+
+    def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
+        began = time.monotonic()
+        confirmer = _Confirmer(self._loaded, self._store, self._lease)
+        run = self._engine.run
+        while True:
+            if self._lease.lost.is_set():
+                raise LeaseLost(f"{self._loaded.name}: the lease is gone")
+            if self._asked_to_end is not None:
+                return self._asked_to_end
+            if self._capture is not None and self._capture.failed:
+                return "capture failed"
+            now = time.monotonic()
+            if now - began >= run.max_seconds:
+                return "max_seconds"
+            caught_up = self._all_delivered_or_failing()
+            if goal is not None and caught_up and self._reached(goal):
+                return "caught up"
+            if now - max(began, self._moved_at()) >= run.idle_seconds and caught_up:
+                return "idle"
+            ranges.close_if_due()
+            confirmer.confirm(self._capture, self._everything_delivered())
+            self._observer.publish()
+            time.sleep(_LOOK_SECONDS)
+
+    def _reached(self, goal: Position) -> bool:
+        if self._capture is None:
+            return True
+        if self._capture.error is not None:
+            return True
+        passed = self._capture.passed
+        return goal <= self._capture.position or (passed is not None and goal <= passed)
+
+    def _moved_at(self) -> float:
+        moments = [one.moved_at for one in self._deliverers.values()]
+        if self._capture is not None:
+            moments.append(self._capture.moved_at)
+        return max(moments)
+
+    def _all_delivered_or_failing(self) -> bool:
+        return all(one.waiting or one.error is not None for one in self._deliverers.values())
+
+    def _everything_delivered(self) -> bool:
+        return all(one.waiting for one in self._deliverers.values())
+
+    def _end(self, ranges: Ranges, preparations: Preparations, reason: str) -> None:
+        """Stop capture first, then let the sinks finish what they are sending."""
+        try:
+            if self._capture is not None:
+                self._capture.stop()
+            if not self._lease.lost.is_set():
+                ranges.close("run ended" if reason != "idle" else "idle")
+        except LeaseLost:
+            pass
+        finally:
+            for deliverer in self._deliverers.values():
+                deliverer.request_stop()
+            for deliverer in self._deliverers.values():
+                deliverer.join(_SINK_GRACE_SECONDS)
+            preparations.close()
+        if self._lease.lost.is_set():
+            return
+        self._observer.publish()
+        captured = self._capture is not None and self._capture.rows > 0
+        next_probe(self._store, self._loaded.name, captured=captured)
+
+    def _outcome(self, reason: str, ranges: Ranges) -> RunOutcome:
+        capture = self._capture
+        error = None if capture is None else capture.error
+        last = 0
+        row = self._store.pipeline(self._loaded.name)
+        if row is not None:
+            last = row.next_segment - 1
+        behind = {}
+        for sink_id, deliverer in self._deliverers.items():
+            checkpoint = deliverer.checkpoint
+            done = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
+            if done < last:
+                behind[sink_id] = last - done
+        return RunOutcome(
+            reason=reason,
+            captured=0 if capture is None else capture.rows,
+            segments=0 if capture is None else capture.segments,
+            ranges=ranges.closed,
+            delivered={sink_id: one.rows for sink_id, one in self._deliverers.items()},
+            capture_error=None if error is None else str(error),
+            sink_errors={
+                sink_id: str(one.error)
+                for sink_id, one in self._deliverers.items()
+                if one.error is not None
+            },
+            behind=behind,
+        )
+
+
+class _Confirmer:
+    """Moves the committed position, and tells the source of it after the store has it.
+
+    When every sink has everything, what the source's keepalives have passed may go as well: it
+    holds no change for us. That progress is written at most every `_IDLE_PROGRESS_SECONDS`.
+    """
+
+    def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
+        self._loaded = loaded
+        self._store = store
+        self._lease = lease
+        row = store.pipeline(loaded.name)
+        confirmed = None if row is None else row.confirmed_position
+        self._confirmed = None if confirmed is None else parse_position(confirmed)
+        self._passed_at = time.monotonic()
+
+    def confirm(self, capture: Capture | None, everything_delivered: bool) -> None:
+        row = self._store.pipeline(self._loaded.name)
+        assert row is not None
+        position = committed_position(
+            self._loaded.spec, row, self._store.checkpoints(self._loaded.name)
+        )
+        passed = None if capture is None else capture.passed
+        if passed is not None and everything_delivered and self._idle_progress_due():
+            with self._lease.fenced() as writer:
+                writer.set_captured(passed.to_json())
+            position = passed
+        if position is None or (self._confirmed is not None and position <= self._confirmed):
+            return
+        with self._lease.fenced() as writer:
+            writer.set_confirmed(position.to_json())
+        self._confirmed = position
+        if capture is not None:
+            capture.confirm(position)
+        failpoint("source-confirmed")
+
+    def _idle_progress_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._passed_at < _IDLE_PROGRESS_SECONDS:
+            return False
+        self._passed_at = now
+        return True
+
+

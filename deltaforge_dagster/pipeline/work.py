@@ -1,0 +1,119 @@
+"""Is there work? What the sensor asks, for one pipeline, without data and with short timeouts.
+
+A run is worth starting when, and only when, nobody holds the lease and
+
+- a range is open: a run was killed and left it;
+- a sink is behind and its back-off has passed;
+- the source has changes beyond the captured position, and capture is not paused.
+
+After a run that found nothing the source is left alone for a while, doubling to a minute
+(`next_probe`), so that an idle pipeline beside a busy database costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+MAX_PROBE_WAIT = 60.0
+
+Reason = Literal["range open", "sink behind", "changes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Why a run should start, in one word for tags and one sentence for people."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoWork:
+    """Why no run is needed now."""
+
+    detail: str
+
+
+def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
+    """Make the pipeline, and the checkpoints of its sinks, known to the store."""
+    sinks = [sink.config.id for sink in loaded.spec.spec.sinks]
+    return store.register_pipeline(loaded.name, loaded.hash, sinks)
+
+
+def ensure_start(store: StateStore, pipeline: PipelineRow, source: Source) -> PipelineRow:
+    """Fix where the pipeline starts, once: everything committed afterwards is captured.
+
+    The first of several callers wins; the others get its position.
+    """
+    if pipeline.start_position is not None:
+        return pipeline
+    return store.set_start(pipeline.name, source.ensure_start().to_json())
+
+
+def find_work(
+    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+) -> Work | NoWork:
+    """Say whether a run should start now; fixes the start position when it is not yet fixed.
+
+    Raises:
+        DeltaforgeError: The source or the store cannot be asked; the message says why.
+    """
+    pipeline = register(store, loaded)
+    now = store.now()
+    lease = store.lease(loaded.name)
+    if lease is not None and lease.run_id is not None and lease.expires_at > now:
+        return NoWork(f"run {lease.run_id[:8]} is working on it")
+    if pipeline.want == "stopped":
+        return NoWork("stopped")
+    work = _left_open(store, loaded.name) or _behind(store, pipeline, now)
+    if work is not None:
+        return work
+    if pipeline.want == "paused":
+        return NoWork("capture is paused, every sink has what was captured")
+    if pipeline.start_position is not None and now < pipeline.probe_after:
+        return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
+    source = build_source()
+    try:
+        if pipeline.start_position is None:
+            ensure_start(store, pipeline, source)
+            return NoWork("start position fixed")
+        after = parse_position(pipeline.captured_position or pipeline.start_position)
+        if source.has_changes(after):
+            return Work("changes", "the source has changes beyond the captured position")
+    finally:
+        source.close()
+    return NoWork("no changes in the source, every sink has what was captured")
+
+
+def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
+    """After a run, decide when the source is asked next: at once, or later after an empty run."""
+    if captured:
+        store.set_probe(pipeline, after=0.0, wait=0.0)
+        return
+    row = store.pipeline(pipeline)
+    assert row is not None
+    wait = min(max(5.0, row.probe_wait * 2), MAX_PROBE_WAIT)
+    store.set_probe(pipeline, after=store.now() + wait, wait=wait)
+
+
+def _left_open(store: StateStore, pipeline: str) -> Work | None:
+    for row in store.ranges(pipeline, state="open", limit=1):
+        return Work("range open", f"range {row.range} was left open by a run that died")
+    return None
+
+
+def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    last = pipeline.next_segment - 1
+    for sink, checkpoint in store.checkpoints(pipeline.name).items():
+        done = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
+        if done < last and checkpoint.next_attempt_at <= now:
+            return Work("sink behind", f"sink {sink} is {last - done} segments behind")
+    return None
