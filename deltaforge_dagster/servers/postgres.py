@@ -1,0 +1,322 @@
+"""A real PostgreSQL server of our own, in a temporary directory, ready for logical replication.
+
+The programs come from an installation (`PATH`, Debian's `/usr/lib/postgresql/<version>/bin`, the
+newest) or from the package `pgserver` of the extra `servers`, PostgreSQL 16. The server listens on a
+free port of 127.0.0.1, with passwords (SCRAM), and its superuser is `postgres`.
+
+PostgreSQL refuses to run as root: then it runs as an ordinary account, and the package is copied
+when that account cannot read it (a virtual environment below `/root`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.servers.process import (
+    Account,
+    ServerProcess,
+    free_port,
+    package_directory,
+    remove_directory,
+    run_as,
+    temporary_directory,
+)
+
+HOW_TO_GET = (
+    "PostgreSQL is missing: pip install 'deltaforge-dagster[servers]', "
+    "or as root: apt-get install postgresql"
+)
+
+Origin = Literal["installed", "package"]
+"""Where programs come from."""
+
+_USER = "postgres"
+_SETTINGS = {
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "max_connections": "200",
+    "unix_socket_directories": "",
+    "listen_addresses": "127.0.0.1",
+}
+_START_SECONDS = 60.0
+_STOP_SECONDS = 20.0
+_PORT_ATTEMPTS = 3
+
+
+class PostgresServer:
+    """A PostgreSQL server that lives as long as this object, and never longer than the process.
+
+    Made by `start` or `attach`. A context manager: leaving it stops the server and removes its
+    temporary directory.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._created: list[str] = []
+        self._process: ServerProcess | None = None
+        self._programs = Path()
+        self._account: Account | None = None
+        self._data = Path()
+        self._temporary: Path | None = None
+        self._settings: dict[str, str] = {}
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        origins: Sequence[Origin] = ("installed", "package"),
+    ) -> Self:
+        """Make a database cluster and start it.
+
+        Args:
+            data_dir: Where the cluster goes, an empty or new directory, kept by `close`; None for
+                a temporary one.
+            settings: Server settings over ours (`wal_level=logical`, 20 slots and senders), by
+                their names in postgresql.conf. Tests turn `fsync` off.
+            origins: Where to look for the programs, in this order.
+
+        Raises:
+            SettingsError: There are no programs, or the server did not start.
+        """
+        server = cls("")
+        server._account = Account.ordinary()
+        server._temporary = temporary_directory("postgres", server._account)
+        try:
+            server._programs = _find_programs(origins, server._account, server._temporary)
+            server._data = (data_dir or server._temporary / "data").absolute()
+            server._settings = {**_SETTINGS, **(settings or {})}
+            password = server._initialize()
+            for attempt in range(1, _PORT_ATTEMPTS + 1):
+                port = free_port()
+                server._settings["port"] = str(port)
+                server._dsn = f"postgres://{_USER}:{password}@127.0.0.1:{port}/postgres"
+                try:
+                    server._run()
+                    break
+                except SettingsError as error:  # somebody took the port in between
+                    if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
+                        raise
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def attach(cls, dsn: str) -> Self:
+        """Use a server that somebody else runs; `dsn` names a superuser and a database.
+
+        It is never stopped; `close` drops the databases made by `create_database`.
+        """
+        return cls(dsn)
+
+    @property
+    def dsn(self) -> str:
+        """`postgres://user:password@host:port/database`, the superuser's."""
+        return self._dsn
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server's first process (postmaster)."""
+        return self._own().pid
+
+    @property
+    def version(self) -> str:
+        """The server's version, such as `16.2`."""
+        with psycopg.connect(self._dsn) as connection:
+            return str(connection.info.parameter_status("server_version"))
+
+    def create_database(self, name: str | None = None) -> str:
+        """Create an empty database, by default under a random name, and return its DSN."""
+        name = name or f"df_{secrets.token_hex(6)}"
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self._created.append(name)
+        return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
+
+    def restart(self, settings: Mapping[str, str] | None = None) -> None:
+        """Start again, on the same port and data, with changed settings; stops first if needed."""
+        self._own()
+        self.stop()
+        self._settings.update(settings or {})
+        self._run()
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server; the data stays. Safe to call twice.
+
+        Args:
+            immediate: Like a crash: no checkpoint, recovery at the next start. Otherwise
+                connections are cut, and what is committed is flushed.
+        """
+        if self._process:
+            how = signal.SIGQUIT if immediate else signal.SIGINT
+            self._process.stop(how, _STOP_SECONDS)
+
+    def close(self) -> None:
+        """Stop the server and remove its temporary directory. Safe to call twice."""
+        if self._process is None and self._dsn and self._temporary is None:
+            self._drop_created()
+        self.stop()
+        if self._temporary:
+            remove_directory(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _own(self) -> ServerProcess:
+        if self._process is None:
+            raise NotAllowed("this PostgreSQL server is somebody else's: it is only used here")
+        return self._process
+
+    def _initialize(self) -> str:
+        """Run initdb; return the superuser's password."""
+        password = secrets.token_urlsafe(12)
+        assert self._temporary
+        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        password_file = self._temporary / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(password)
+        if self._account:
+            for path in (self._data, password_file):
+                _give(path, self._account)
+        outcome = run_as(
+            [
+                str(self._programs / "initdb"), "--pgdata", str(self._data), "--no-sync",
+                "--username", _USER, "--pwfile", str(password_file), "--auth", "scram-sha-256",
+                "--encoding", "UTF8", "--locale", "C",
+            ],
+            self._account,
+            self._temporary,
+        )  # fmt: skip
+        password_file.unlink()
+        if outcome.returncode:
+            raise SettingsError(f"PostgreSQL cannot make its files: {_one_line(outcome.stderr)}")
+        return password
+
+    def _run(self) -> None:
+        assert self._temporary
+        command = [str(self._programs / "postgres"), "-D", str(self._data)]
+        for name, value in self._settings.items():
+            command += ["-c", f"{name}={value}"]
+        self._process = ServerProcess(
+            "PostgreSQL",
+            command,
+            directory=self._temporary,
+            account=self._account,
+            quick_signal=signal.SIGQUIT,
+            remove=self._temporary,
+        )
+        self._process.wait_until(self._answers, _START_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self._dsn, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _drop_created(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            for name in self._created:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                    [name],
+                )
+                connection.execute(
+                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                    " WHERE database = %s",
+                    [name],
+                )
+                connection.execute(
+                    sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+                )
+        self._created.clear()
+
+
+def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
+    """Return what `start` would start, `postgres (PostgreSQL) 16.2`, or how to get it."""
+    account = Account.ordinary()
+    scratch = temporary_directory("postgres", account)
+    try:
+        programs = _find_programs(origins, account, scratch)
+        return run_as([str(programs / "postgres"), "--version"], account, scratch).stdout.strip()
+    except SettingsError as error:
+        return str(error)
+    finally:
+        remove_directory(scratch)
+
+
+def _find_programs(origins: Sequence[Origin], account: Account | None, scratch: Path) -> Path:
+    """Return the directory with `initdb` and `postgres` that `account` can run."""
+    for origin in origins:
+        directory = _installed() if origin == "installed" else _packaged(account, scratch)
+        if directory:
+            return directory
+    raise SettingsError(HOW_TO_GET)
+
+
+def _installed() -> Path | None:
+    """Return where the newest installed server's programs are, None without one."""
+    on_path = shutil.which("postgres")
+    candidates = [Path(on_path).resolve().parent] if on_path else []
+    candidates += Path("/usr/lib/postgresql").glob("*/bin")
+    complete = [
+        directory
+        for directory in candidates
+        if (directory / "initdb").exists() and (directory / "postgres").exists()
+    ]
+    return max(complete, key=_major_version, default=None)
+
+
+def _major_version(directory: Path) -> int:
+    version = run_as([str(directory / "postgres"), "--version"], None, directory).stdout
+    found = re.search(r"\) (\d+)", version)
+    return int(found[1]) if found else 0
+
+
+def _packaged(account: Account | None, scratch: Path) -> Path | None:
+    """Return where the package's programs are, copied to `scratch` if `account` needs that."""
+    package = package_directory("pgserver")
+    if package is None:
+        return None
+    programs = Path("pginstall", "bin")
+    if run_as([str(package / programs / "initdb"), "--version"], account, scratch).returncode == 0:
+        return package / programs
+    # The programs find their libraries and files relative to themselves.
+    for part in ("pgserver/pginstall", "pgserver.libs"):
+        shutil.copytree(package.parent / part, scratch / part, symlinks=True)
+    for directory in (scratch / "pgserver", scratch / "pgserver.libs"):
+        for path in (directory, *directory.rglob("*")):
+            if account and not path.is_symlink():
+                _give(path, account)
+    return scratch / "pgserver" / programs
+
+
+def _give(path: Path, account: Account) -> None:
+    shutil.chown(path, account.uid, account.gid)
+
+
+def _one_line(text: str) -> str:
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip()) or "no message"

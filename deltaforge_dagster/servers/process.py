@@ -1,0 +1,224 @@
+"""One server program as a child of ours, and the promise that it ends when we do.
+
+A server runs in a session of its own, so Ctrl-C reaches us and not it, and we end it in order. When
+we cannot (killed, crashed, `os._exit`), a *guard* does: a shell of a few lines that waits on a pipe
+whose other end only we hold. The kernel closes that end when we die, however we die; the guard then
+stops the server and removes its temporary directory.
+
+Some servers refuse to run as root (PostgreSQL). As root we run them as an ordinary account
+(`Account.ordinary`) that owns the temporary directory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltaforge_dagster.errors import SettingsError
+
+_GUARD = """
+cat >/dev/null
+kill -s "$2" "$1" 2>/dev/null
+tries=0
+while kill -0 "$1" 2>/dev/null && [ "$tries" -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -s KILL "$1" 2>/dev/null
+if [ -n "$3" ]; then rm -rf "$3"; fi
+"""
+"""Arguments: pid, name of the quick stop signal, directory to remove or nothing."""
+
+_LOG_TAIL = 5
+_DAEMON_UMASK = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user that programs run as."""
+
+    uid: int
+    gid: int
+
+    @classmethod
+    def ordinary(cls) -> Account | None:
+        """Return the account to run a server as that refuses root, None to run it as ourselves."""
+        if os.geteuid() != 0:
+            return None
+        for name in ("postgres", "nobody"):
+            with contextlib.suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return cls(entry.pw_uid, entry.pw_gid)
+        return cls(65534, 65534)
+
+
+def temporary_directory(name: str, account: Account | None) -> Path:
+    """Create an empty directory, mode 0700, that belongs to `account` and can be reached by it."""
+    parents: list[str | None] = [None, "/tmp", "/var/tmp"]  # noqa: S108 - mkdtemp makes names safe
+    for parent in parents if account else parents[:1]:
+        directory = Path(tempfile.mkdtemp(prefix=f"deltaforge-{name}-", dir=parent))
+        if account is None:
+            return directory
+        os.chown(directory, account.uid, account.gid)
+        if run_as(["true"], account, directory).returncode == 0:
+            return directory
+        directory.rmdir()
+    raise SettingsError(
+        f"{name}: no temporary directory that user {account and account.uid} can enter; "
+        "set TMPDIR to one"
+    )
+
+
+def run_as(
+    command: Sequence[str], account: Account | None, directory: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a short command in `directory`; a program that cannot be started gives code 126."""
+    try:
+        return subprocess.run(
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+        )
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 126, "", str(error))
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """A running server program.
+
+    Args:
+        name: What messages call it.
+        command: Program and arguments.
+        directory: Its working directory; `server.log` is written there.
+        account: Whom to run it as; None for ourselves.
+        quick_signal: Ends the program at once and whole, its own children included.
+        remove: Directory the guard removes when we die; None to keep everything.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        account: Account | None = None,
+        quick_signal: signal.Signals = signal.SIGKILL,
+        remove: Path | None = None,
+    ) -> None:
+        self._name = name
+        self._quick_signal = quick_signal
+        self._log = directory / "server.log"
+        with self._log.open("ab") as log:
+            try:
+                self._child = subprocess.Popen(
+                    command,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    user=account.uid if account else None,
+                    group=account.gid if account else None,
+                    extra_groups=[] if account else None,
+                    umask=_DAEMON_UMASK,
+                )
+            except OSError as error:
+                raise SettingsError(f"{name} cannot be started: {error}") from error
+        self._guard = subprocess.Popen(
+            [
+                "/bin/sh", "-c", _GUARD, "guard",
+                str(self._child.pid), quick_signal.name.removeprefix("SIG"), str(remove or ""),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self.stop, quick_signal, 5)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the program has not ended."""
+        return self._child.poll() is None
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until `ready()` is true.
+
+        Raises:
+            SettingsError: The program ended, or `seconds` passed; with its last log lines.
+        """
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.running or time.monotonic() > deadline:
+                what = "is not ready in time" if self.running else "ended at once"
+                self.stop(self._quick_signal, 5)
+                raise SettingsError(f"{self._name} {what}: {self._log_tail()}")
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program, if it still runs."""
+        if self.running:
+            self._child.send_signal(number)
+
+    def stop(self, number: signal.Signals, seconds: float) -> None:
+        """End the program with a signal, after `seconds` by force; nothing of it is left running.
+
+        Safe to call twice.
+        """
+        atexit.unregister(self.stop)
+        for step, patience in ((number, seconds), (self._quick_signal, 5.0)):
+            self.send(step)
+            self.send(signal.SIGCONT)  # a paused program would never see the other signal
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(patience)
+                break
+        else:
+            self._child.kill()
+            self._child.wait()
+        self._guard.kill()
+        self._guard.wait()
+        if self._guard.stdin:
+            self._guard.stdin.close()
+
+    def _log_tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
+        return " / ".join(line.strip() for line in lines if line.strip()) or "it wrote no log"
+
+
+def package_directory(package: str) -> Path | None:
+    """Return where an installed package's files are, without importing it; None if it is not."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).resolve().parent if spec and spec.origin else None
+
+
+def remove_directory(directory: Path) -> None:
+    """Delete a directory with everything in it; what is gone already is no error."""
+    shutil.rmtree(directory, ignore_errors=True)

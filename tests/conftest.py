@@ -1,0 +1,43 @@
+"""What every test gets: servers as fixtures (one plugin per service) and strict endings.
+
+Nothing is skipped silently: a test that needs a server and cannot have one fails, with one line
+that says how to get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = [
+    "tests.fix_postgres",
+    "tests.fix_redis",
+    "tests.fix_spark",
+    "tests.fix_store",
+]
+
+SERVICE_MARKS = {"postgres", "redis", "spark", "e2e"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped service test into a failed one."""
+    report = yield
+    marks = {mark.name for mark in item.iter_markers()}
+    if report.skipped and not hasattr(report, "wasxfail") and marks & SERVICE_MARKS:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"a test of a real server must run: {reason}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test settings of its own: no state or journal outside its temporary directory."""
+    for name in ("PIPELINES", "STATE_URL", "JOURNAL_URL", "SPARK_REMOTE", "SINK_FAULTS"):
+        monkeypatch.delenv(f"DELTAFORGE_{name}", raising=False)
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))

@@ -1,0 +1,67 @@
+"""PostgreSQL for tests: one server per session, databases of their own for each test.
+
+`DELTAFORGE_TEST_POSTGRES_DSN` names a running server to use instead (a superuser's DSN; it needs
+`wal_level=logical`). Otherwise an installed PostgreSQL is started, or the one of the extra
+`servers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.servers.postgres import PostgresServer, installed_version
+
+DSN_VARIABLE = "DELTAFORGE_TEST_POSTGRES_DSN"
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+"""Settings of servers whose data nobody keeps."""
+
+StartPostgres = Callable[..., PostgresServer]
+
+
+def pytest_report_header() -> str:
+    """Say which PostgreSQL the tests use."""
+    if os.environ.get(DSN_VARIABLE):
+        return f"postgres: the server of {DSN_VARIABLE}"
+    return f"postgres: {installed_version()}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server with `.dsn` (superuser) and `.create_database()`; not to be stopped or changed."""
+    dsn = os.environ.get(DSN_VARIABLE)
+    try:
+        server = PostgresServer.attach(dsn) if dsn else PostgresServer.start(settings=FAST)
+    except DeltaforgeError as error:
+        pytest.fail(str(error), pytrace=False)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def postgres_dsn(postgres_server: PostgresServer) -> str:
+    """DSN of an empty database, its superuser's."""
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def start_postgres() -> Iterator[StartPostgres]:
+    """Start a server of the test's own, to stop, restart and configure: `start_postgres(settings)`.
+
+    Always a new server, whatever `DELTAFORGE_TEST_POSTGRES_DSN` says.
+    """
+    started: list[PostgresServer] = []
+
+    def start(settings: Mapping[str, str] | None = None) -> PostgresServer:
+        try:
+            started.append(PostgresServer.start(settings={**FAST, **(settings or {})}))
+        except DeltaforgeError as error:
+            pytest.fail(str(error), pytrace=False)
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()

@@ -1,0 +1,105 @@
+"""Server programs end when we do, however we do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.process import ServerProcess, free_port, package_directory
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """Wait until a process has ended."""
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def test_stop_ends_a_program_that_ignores_the_signal(tmp_path: Path) -> None:
+    """A server that does not follow the polite signal is ended by force."""
+    process = ServerProcess(
+        "stubborn", ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"], directory=tmp_path
+    )
+    process.stop(signal.SIGTERM, 0.2)
+
+    assert not process.running
+    assert gone(process.pid)
+
+
+def test_a_program_that_ends_at_once_is_one_error_with_its_last_words(tmp_path: Path) -> None:
+    """The message carries the log, so that the reader knows why."""
+    process = ServerProcess(
+        "teapot", ["sh", "-c", "echo short and stout; exit 1"], directory=tmp_path
+    )
+
+    with pytest.raises(SettingsError, match="teapot ended at once: short and stout"):
+        process.wait_until(lambda: False, 5)
+
+
+def test_a_program_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
+    """Waiting ends with an error, and nothing is left running."""
+    process = ServerProcess("sleeper", ["sleep", "60"], directory=tmp_path)
+
+    with pytest.raises(SettingsError, match="sleeper is not ready in time"):
+        process.wait_until(lambda: False, 0.1)
+    assert gone(process.pid)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_ends_and_its_files_go_when_we_are_killed(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    """Even a process that cannot clean up leaves neither a server nor its directory."""
+    directory = tmp_path / "server"
+    directory.mkdir()
+    script = (
+        "import sys, time, pathlib\n"
+        "from deltaforge_dagster.servers.process import ServerProcess\n"
+        "d = pathlib.Path(sys.argv[1])\n"
+        "p = ServerProcess('sleeper', ['sleep', '60'], directory=d, remove=d)\n"
+        "print(p.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert parent.stdout
+    server = int(parent.stdout.readline())
+    parent.send_signal(ending)
+    parent.wait()
+    parent.stdout.close()
+
+    assert gone(server)
+    deadline = time.monotonic() + 5
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not directory.exists()
+
+
+def test_free_ports_differ_while_taken() -> None:
+    """A port is one that can be listened on."""
+    assert 1024 <= free_port() < 65536
+
+
+def test_a_package_that_is_not_installed_has_no_directory() -> None:
+    """The answer is None, not an exception."""
+    assert package_directory("no_such_package_of_ours") is None
