@@ -7,10 +7,18 @@ one of the extra `servers`.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import pytest
+
+from deltaforge_dagster.errors import DeltaforgeError
+
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql.connect.session import SparkSession
+
+    from deltaforge_dagster.resources.spark_server import SparkServer
 
 REMOTE_VARIABLE = "DELTAFORGE_TEST_SPARK_REMOTE"
 
