@@ -1,0 +1,67 @@
+"""Failpoints: named steps at which a test lets the process die, instead of sleeping and hoping.
+
+`failpoint(name)` stands after each durable step of a run. It does nothing unless the environment
+variable `DELTAFORGE_FAILPOINT` names that step:
+
+=================================  ==========================================================
+`segment-row-written`              the process ends itself with SIGKILL the first time
+`segment-row-written:3`            the third time
+`segment-row-written:3=stop`       the third time it stops itself (SIGSTOP) until SIGCONT
+=================================  ==========================================================
+
+Times are counted per process. SIGKILL runs no handler, flushes nothing and releases nothing,
+which is what a crash does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+
+from deltaforge_dagster.errors import SettingsError
+
+VARIABLE = "DELTAFORGE_FAILPOINT"
+
+FAILPOINTS = (
+    "segment-file-written",  # the journal file is durable, its row does not exist
+    "segment-row-written",  # the segment's row and the captured position are committed
+    "segment-prepared",  # Spark has written the messages, nothing is sent
+    "sink-sent",  # the sink acknowledged, its checkpoint has not moved
+    "checkpoint-written",  # the checkpoint moved, the source knows nothing of it
+    "source-confirmed",  # the source was told what it may forget
+    "range-closed",  # the range is closed, nothing of it is published
+    "range-published",  # its materialization is written, the `published` row is not
+)
+"""Every step, in the order of writes."""
+
+_SETTING = re.compile(r"^(?P<name>[a-z-]+)(?::(?P<time>[1-9][0-9]*))?(?P<stop>=stop)?$")
+
+_lock = threading.Lock()
+_passed = dict.fromkeys(FAILPOINTS, 0)
+
+
+def failpoint(name: str) -> None:
+    """Die here if the environment says so; otherwise do nothing.
+
+    Raises:
+        SettingsError: `DELTAFORGE_FAILPOINT` names no step, or cannot be read.
+        ValueError: `name` is not in `FAILPOINTS`.
+    """
+    if name not in FAILPOINTS:
+        raise ValueError(f"{name!r} is not a failpoint; add it to FAILPOINTS")
+    setting = os.environ.get(VARIABLE)
+    if not setting:
+        return
+    parsed = _SETTING.match(setting)
+    if parsed is None or parsed["name"] not in FAILPOINTS:
+        raise SettingsError(
+            f"{VARIABLE}={setting!r}: expected NAME, NAME:TIME or NAME:TIME=stop with a name of "
+            f"{', '.join(FAILPOINTS)}"
+        )
+    with _lock:
+        _passed[name] += 1
+        time = _passed[name]
+    if parsed["name"] == name and time == int(parsed["time"] or 1):
+        os.kill(os.getpid(), signal.SIGSTOP if parsed["stop"] else signal.SIGKILL)
