@@ -1,0 +1,173 @@
+"""YAML text as plain values that still know their lines.
+
+Scalars follow the YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), as DeltaForge
+reads them: `yes`, `on` and `12:30` are text, only `true` and `false` are booleans. Sequences become
+tuples, so that everything built from a document can be frozen. A key without a value counts as
+absent. What PyYAML would accept in silence and is most likely a mistake is a problem here: the
+same key twice, tags, merge keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+DocumentPath = tuple[str | int, ...]
+"""Keys and list indexes from the top of a document down: `("spec", "sinks", 0, "type")`."""
+
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]] = {}  # type: ignore[assignment]
+
+
+for _name, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong at one place of a document; `line` counts from 1, 0 is the whole file."""
+
+    path: DocumentPath
+    text: str
+    line: int = 0
+
+
+@dataclass(slots=True)
+class Document:
+    """A parsed file.
+
+    Attributes:
+        value: Dicts, tuples, text, numbers, booleans; None for an empty or unreadable file.
+        lines: The line of each key and list item.
+        problems: What is wrong with the YAML itself.
+    """
+
+    value: Any = None
+    lines: dict[DocumentPath, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: DocumentPath) -> int:
+        """Return the line of `path`, or of the nearest thing above it that is in the file."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+def format_path(path: DocumentPath) -> str:
+    """Return `spec.sinks[0].type`, the way problems name a place; empty for the whole document."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def parse(text: str) -> Document:
+    """Return the one YAML document in `text`; problems are collected, never raised."""
+    document = Document()
+    try:
+        root = _Loader(text).get_single_node()
+        if root is not None:
+            document.value = _convert(root, (), document, ())
+    except yaml.MarkedYAMLError as error:
+        document.problems.append(_syntax_problem(error))
+    except yaml.YAMLError:
+        document.problems.append(Problem((), "holds a character that YAML does not allow"))
+    except RecursionError:
+        document.problems.append(Problem((), "is nested too deeply"))
+    return document
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+    if error.problem == "but found another document":
+        text = "holds more than one YAML document (one file is one pipeline)"
+    else:
+        # PyYAML quotes pieces of the file, which may be pieces of a password; names of its own
+        # tokens and single characters are harmless and useful.
+        said = ", ".join(filter(None, (error.context, error.problem)))
+        said = re.sub(r"'(?!<[a-z ]+>'|.')[^']*'|\"(?!.\")[^\"]*\"", "'...'", said)
+        text = f"is not valid YAML: {said} (column {column})"
+    return Problem((), text, line)
+
+
+def _convert(
+    node: yaml.Node, path: DocumentPath, document: Document, above: tuple[yaml.Node, ...]
+) -> Any:
+    line = node.start_mark.line + 1
+    document.lines.setdefault(path, line)
+    if node in above:
+        document.problems.append(Problem(path, "contains itself through an alias", line))
+        return None
+    if isinstance(node, yaml.MappingNode):
+        return _convert_mapping(node, path, document, (*above, node))
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(
+            _convert(item, (*path, index), document, (*above, node))
+            for index, item in enumerate(node.value)
+        )
+    return _convert_scalar(node, path, document)
+
+
+def _convert_mapping(
+    node: yaml.MappingNode, path: DocumentPath, document: Document, above: tuple[yaml.Node, ...]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    first_lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            document.problems.append(Problem(path, "has a key that is not plain text", line))
+            continue
+        key: str = key_node.value
+        here = (*path, key)
+        if key == "<<":
+            text = "merge keys are not supported (write the fields out)"
+            document.problems.append(Problem(here, text, line))
+        elif key in first_lines:
+            text = f"is given twice, first in line {first_lines[key]} (keep one)"
+            document.problems.append(Problem(here, text, line))
+        else:
+            first_lines[key] = line
+            document.lines[here] = line
+            value = _convert(value_node, here, document, above)
+            if value is not None:
+                values[key] = value
+    return values
+
+
+def _convert_scalar(node: yaml.Node, path: DocumentPath, document: Document) -> Any:
+    text: str = node.value
+    kind = node.tag.removeprefix(_TAG)
+    line = node.start_mark.line + 1
+    try:
+        match kind:
+            case "str":
+                return text
+            case "null":
+                return None
+            case "bool":
+                return {"true": True, "false": False}[text.lower()]
+            case "int":
+                return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
+            case "float":
+                return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+            case _:
+                document.problems.append(Problem(path, "has a YAML tag (remove it)", line))
+    except (ValueError, KeyError):
+        document.problems.append(Problem(path, f"is tagged !!{kind} and is none", line))
+    return None

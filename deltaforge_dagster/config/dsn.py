@@ -1,0 +1,65 @@
+"""PostgreSQL connection strings as DeltaForge takes them, turned into what libpq takes.
+
+Both forms of the manual ("Connection Strings") are accepted: a URL, and `key=value` pairs. In the
+second, `database` is another word for `dbname`, missing keys have fixed defaults (libpq would look at
+environment variables and the system's user), and keys that libpq does not know are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+from psycopg import conninfo, pq
+
+from deltaforge_dagster.errors import SpecError
+
+_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|$)")
+
+
+def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return `text` as a connection string that libpq accepts, and the names of ignored keys.
+
+    Raises:
+        SpecError: The text is neither form. The message repeats nothing of the text.
+    """
+    ignored: tuple[str, ...] = ()
+    if not text.startswith(("postgres://", "postgresql://")):
+        text, ignored = _from_pairs(text)
+    try:
+        conninfo.conninfo_to_dict(text)
+    except psycopg.ProgrammingError:
+        valid = False  # libpq's message quotes the text, password included
+    else:
+        valid = True
+    if not valid:
+        raise SpecError(_WRONG)
+    return text, ignored
+
+
+_WRONG = (
+    "is not a PostgreSQL connection string (write postgres://user:password@host:port/database, "
+    "with special characters of the password percent-encoded, or host=... user=... password=...)"
+)
+
+
+def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    kept = dict(_DEFAULTS)
+    ignored: list[str] = []
+    at = 0
+    end = len(text.rstrip())
+    while at < end:
+        pair = _PAIR.match(text, at)
+        if pair is None:
+            raise SpecError(_WRONG)
+        key = "dbname" if pair[1] == "database" else pair[1]
+        if key in known:
+            kept[key] = re.sub(r"\\(.)", r"\1", pair[2].removeprefix("'").removesuffix("'"))
+        else:
+            ignored.append(pair[1])
+        at = pair.end()
+    if kept == _DEFAULTS and end == 0:
+        raise SpecError(_WRONG)
+    return conninfo.make_conninfo("", **kept), tuple(ignored)

@@ -1,0 +1,85 @@
+"""Environment variables in a pipeline file, expanded on the raw text before YAML is parsed.
+
+`${NAME}` and `$NAME` become the variable's value, `${NAME:-default}` becomes the default when the
+variable is unset or empty, `$$` becomes `$`. An unknown variable stays, as `${NAME}`: routing
+templates (`${source.table}`) are written the same way and are resolved per event, much later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_REFERENCE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+EVENT_FIELDS = frozenset(
+    {
+        "before",
+        "after",
+        "source",
+        "op",
+        "ts_ms",
+        "transaction",
+        "event_id",
+        "tenant_id",
+        "schema_version",
+        "schema_sequence",
+        "ddl",
+        "trace_id",
+        "tags",
+        "tx_end",
+    }
+)
+"""Top-level keys of the native event, which templates may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a person should know about the expansion; `line` counts from 1."""
+
+    line: int
+    text: str
+
+
+def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
+    """Return `text` with its variables expanded, and what is worth a warning.
+
+    Never fails: whatever is not a reference to a known variable stays for whoever reads the field.
+    The values of variables are never part of a note.
+    """
+    notes: list[Note] = []
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1]:
+            return "$"
+        body = match[2] if match[2] is not None else match[3]
+        name, colon, default = body.partition(":-")
+        value = environment.get(name)
+        line = text.count("\n", 0, match.start()) + 1
+        if value is not None and (value or not colon):
+            if name in EVENT_FIELDS:
+                notes.append(
+                    Note(
+                        line,
+                        f"${{{name}}} was replaced by the environment variable {name}, although "
+                        "events have a field of that name (unset the variable to route by the field)",
+                    )
+                )
+            return value
+        if colon and _NAME.fullmatch(name):
+            return default
+        if _NAME.fullmatch(name) and name not in EVENT_FIELDS:
+            notes.append(
+                Note(line, f"${{{name}}} stays as it is: no environment variable {name} is set")
+            )
+        return f"${{{body}}}"
+
+    return _REFERENCE.sub(replace, text), notes
+
+
+def unresolved(text: str) -> str | None:
+    """Return the first `${...}` that is left in `text`, without its braces, or None."""
+    match = re.search(r"\$\{([^{}]*)\}", text)
+    return match[1] if match else None

@@ -1,0 +1,52 @@
+"""The fields that the models know, by their path in the file.
+
+Suggestions for misspelt fields and the check of the reference documentation read this table, so that
+neither can differ from the models.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from deltaforge_dagster.config.model import PipelineSpec
+
+
+@functools.cache
+def field_table() -> dict[str, FieldInfo]:
+    """Return every field of a pipeline file; items of lists as in `spec.sinks[].config.id`.
+
+    Where a block has several forms (sinks of different types), the first form that has a field
+    describes it.
+    """
+    table: dict[str, FieldInfo] = {}
+    for path, info in _fields(PipelineSpec, ""):
+        table.setdefault(path, info)
+    return table
+
+
+def field_names(block: str) -> list[str]:
+    """Return the names of the fields in a block, given as in `field_table` ("" is the file)."""
+    prefix = f"{block}." if block else ""
+    below = (path.removeprefix(prefix) for path in field_table() if path.startswith(prefix))
+    return [name for name in below if "." not in name and "[" not in name]
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in model.model_fields.items():
+        yield prefix + name, info
+        for below, mark in _models(info.annotation):
+            yield from _fields(below, f"{prefix}{name}{mark}.")
+
+
+def _models(annotation: object) -> Iterator[tuple[type[BaseModel], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ""
+    mark = "[]" if typing.get_origin(annotation) is tuple else ""
+    for argument in typing.get_args(annotation):
+        for model, below in _models(argument):
+            yield model, mark + below

@@ -1,0 +1,38 @@
+"""Sentences for what the models find wrong, in words of the file instead of Python's."""
+
+from __future__ import annotations
+
+from pydantic_core import ErrorDetails
+
+_KINDS = {
+    "string_type": "must be text (put it in quotes if it looks like a number)",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "mapping_type": "must be a mapping of names to values",
+    "model_type": "must be a block of fields",
+    "model_attributes_type": "must be a block of fields",
+    "missing": "is required",
+    "union_tag_not_found": "needs a `type`",
+    "too_short": "must have at least one entry",
+}
+
+
+def sentence(error: ErrorDetails) -> str:
+    """Return what is wrong, without the value: it may be a secret."""
+    kind = error["type"]
+    context = error.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"must be {context['expected']}"
+    if kind == "union_tag_invalid":
+        return f"has an unknown type; it must be {context['expected_tags'].replace(', ', ' or ')}"
+    if kind == "greater_than":
+        return f"must be more than {context['gt']:g}"
+    if kind == "greater_than_equal":
+        return f"must be at least {context['ge']:g}"
+    return _KINDS.get(kind, error["msg"])

@@ -1,0 +1,100 @@
+"""Settings of an installation, from environment variables.
+
+=========================  =========================================  =======================
+variable                   meaning                                    default
+=========================  =========================================  =======================
+DELTAFORGE_PIPELINES       a pipeline file, or a directory of them    ./pipelines
+DELTAFORGE_HOME            state and journal of this machine          ./.deltaforge
+DELTAFORGE_STATE_URL       `sqlite:///FILE`, `postgresql://...`,      SQLite in the home
+                           or `memory` (one process only)
+DELTAFORGE_JOURNAL_URL     a folder as URL, or a plain path           journal in the home
+DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        our own local server
+                           server
+=========================  =========================================  =======================
+
+What one pipeline does is not here: that is its file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from deltaforge_dagster.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where an installation keeps things; URLs may hold passwords and are not in the repr.
+
+    Attributes:
+        pipelines: A pipeline file or a directory.
+        home: Directory for state, journal and caches; absolute.
+        state_url: SQLAlchemy URL of the state store, or `memory`.
+        journal_url: fsspec URL of the journal's folder.
+        spark_remote: Spark Connect URL; None for our own local server.
+    """
+
+    pipelines: Path
+    home: Path
+    state_url: str = field(repr=False)
+    journal_url: str = field(repr=False)
+    spark_remote: str | None = field(repr=False)
+
+    @classmethod
+    def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the settings of this process; an empty variable counts as unset.
+
+        Raises:
+            SettingsError: A variable cannot be used; the message names it, not its value.
+        """
+
+        def get(name: str) -> str | None:
+            return environment.get(f"DELTAFORGE_{name}", "").strip() or None
+
+        home = _absolute(get("HOME") or ".deltaforge")
+        remote = get("SPARK_REMOTE")
+        if remote is not None and not remote.startswith("sc://"):
+            raise SettingsError("DELTAFORGE_SPARK_REMOTE must start with sc:// (Spark Connect)")
+        return cls(
+            pipelines=_absolute(get("PIPELINES") or "pipelines"),
+            home=home,
+            state_url=_state_url(get("STATE_URL") or f"sqlite:///{home}/state.db"),
+            journal_url=_journal_url(get("JOURNAL_URL") or f"file://{home}/journal"),
+            spark_remote=remote,
+        )
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _state_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if url == "memory":
+        return url
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        return f"sqlite:///{_absolute(rest[1:])}"
+    if separator and re.fullmatch(r"postgres(ql)?(\+psycopg)?", scheme):
+        return f"postgresql+psycopg://{rest}"
+    raise SettingsError(
+        "DELTAFORGE_STATE_URL must be sqlite:///FILE, postgresql://user:password@host/database "
+        "or memory"
+    )
+
+
+def _journal_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return f"file://{_absolute(url)}"
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or not rest:
+        raise SettingsError(
+            "DELTAFORGE_JOURNAL_URL must be a path or a URL such as s3://bucket/dir"
+        )
+    if scheme == "file" and not rest.startswith("/"):
+        raise SettingsError("DELTAFORGE_JOURNAL_URL must have an absolute path: file:///DIR")
+    return url

@@ -1,0 +1,73 @@
+"""Routing templates: `${path}` in a stream name, a file path or a message key.
+
+A template is literal text with variables in it. A variable is a dotted path into the native event,
+of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. Templates are compiled
+once, when the pipeline file is loaded; what a variable becomes for one event is decided where the
+messages are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import SpecError
+
+MAX_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A place in the event: `("after", "id")` for `${after.id}`."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A compiled template.
+
+    Attributes:
+        text: The template as written.
+        parts: Literal pieces and variables, in order; never two literals side by side.
+    """
+
+    text: str
+    parts: tuple[str | Variable, ...]
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables in order of appearance; empty when every event gives the same text."""
+        return tuple(part for part in self.parts if isinstance(part, Variable))
+
+
+def compile_template(text: str) -> Template:
+    """Return the compiled form of `text`.
+
+    Raises:
+        SpecError: A variable is not closed, empty, or deeper than three segments. Positions in
+            the message count characters from 0.
+    """
+    parts: list[str | Variable] = []
+    at = 0
+    while (start := text.find("${", at)) >= 0:
+        end = text.find("}", start)
+        if end < 0:
+            raise SpecError(f"unclosed '${{' at position {start} in template: {text}")
+        if start > at:
+            parts.append(text[at:start])
+        parts.append(_variable(text[start + 2 : end], start, text))
+        at = end + 1
+    if at < len(text):
+        parts.append(text[at:])
+    return Template(text, tuple(parts))
+
+
+def _variable(path: str, position: int, text: str) -> Variable:
+    if not path.strip():
+        raise SpecError(f"empty variable '${{}}' at position {position} in template: {text}")
+    segments = tuple(path.split("."))
+    if len(segments) > MAX_DEPTH:
+        raise SpecError(f"path '{path}' exceeds max depth of 3 segments in template: {text}")
+    if not all(segments):
+        raise SpecError(f"path '{path}' has an empty segment in template: {text}")
+    return Variable(segments)
