@@ -40,5 +40,11 @@ def committed_position(
     return known[-needed] if len(known) >= needed else None
 
 
+def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:
+    """Return how many segments of the journal a sink does not have whole."""
+    whole = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
+    return max(0, pipeline.next_segment - 1 - whole)
+
+
 def _parse(position: str | None) -> Position | None:
     return None if position is None else parse_position(position)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import LeaseLost, SpecError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.committed import committed_position
+from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
 from deltaforge_dagster.pipeline.deliverer import Deliverer
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -38,10 +39,10 @@ from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.records import PipelineRow, Want
 from deltaforge_dagster.state.store import StateStore
 
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.2
 _SINK_GRACE_SECONDS = 10.0
 _IDLE_PROGRESS_SECONDS = 10.0
 
@@ -67,6 +68,7 @@ class Tools:
         journal: The journal.
         sessions: Makes the Spark sessions of a run from the session id stored with the lease
             (None at first) and a function that stores a new one.
+        replay_sessions: Lends Spark sessions of its own to a replay, and ends them.
         build_source: Makes a reader of the pipeline's source.
         build_sink: Makes the sink of the given id.
     """
@@ -74,6 +76,7 @@ class Tools:
     store: StateStore
     journal: Journal
     sessions: Callable[[str | None, Callable[[str], None]], SessionProvider]
+    replay_sessions: Callable[[], AbstractContextManager[SessionProvider]]
     build_source: Callable[[], Source]
     build_sink: Callable[[str], Sink]
 
@@ -136,6 +139,7 @@ class LiveRun:
         self._observer = observer
         self._until_caught_up = until_caught_up
         self._asked_to_end: str | None = None
+        self._want: Want = "running"
         self._lease: HeldLease
         self._capture: Capture | None = None
         self._deliverers: dict[str, Deliverer] = {}
@@ -151,6 +155,7 @@ class LiveRun:
             DeltaforgeError: The run could not begin: source, store or journal refuse.
         """
         pipeline = register(self._store, self._loaded)
+        self._want = pipeline.want
         run = self._engine.run
         lease = HeldLease.take(
             self._store,
@@ -258,9 +263,7 @@ class LiveRun:
     def _look_for_wishes(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""
         row = self._store.pipeline(self._loaded.name)
-        if row is not None and row.want != "running" and self._capture is not None:
-            self.request_end(row.want)
-        elif row is not None and row.want != "paused" and self._capture is None:
+        if row is not None and row.want != self._want:
             self.request_end(row.want)
         try:
             if load_pipeline(self._loaded.path).hash != self._loaded.hash:
@@ -282,13 +285,14 @@ class LiveRun:
             now = time.monotonic()
             if now - began >= run.max_seconds:
                 return "max_seconds"
+            reached = goal is not None and self._reached(goal)
             caught_up = self._all_delivered_or_failing()
-            if goal is not None and caught_up and self._reached(goal):
+            if reached and caught_up:
                 return "caught up"
             if now - max(began, self._moved_at()) >= run.idle_seconds and caught_up:
                 return "idle"
             ranges.close_if_due()
-            confirmer.confirm(self._capture, self._everything_delivered())
+            confirmer.confirm(self._capture)
             self._observer.publish()
             time.sleep(_LOOK_SECONDS)
 
@@ -307,10 +311,12 @@ class LiveRun:
         return max(moments)
 
     def _all_delivered_or_failing(self) -> bool:
-        return all(one.waiting or one.error is not None for one in self._deliverers.values())
-
-    def _everything_delivered(self) -> bool:
-        return all(one.waiting for one in self._deliverers.values())
+        pipeline = self._store.pipeline(self._loaded.name)
+        assert pipeline is not None
+        return all(
+            one.error is not None or segments_behind(pipeline, one.checkpoint) == 0
+            for one in self._deliverers.values()
+        )
 
     def _end(self, ranges: Ranges, preparations: Preparations, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""
@@ -336,16 +342,12 @@ class LiveRun:
     def _outcome(self, reason: str, ranges: Ranges) -> RunOutcome:
         capture = self._capture
         error = None if capture is None else capture.error
-        last = 0
         row = self._store.pipeline(self._loaded.name)
-        if row is not None:
-            last = row.next_segment - 1
-        behind = {}
-        for sink_id, deliverer in self._deliverers.items():
-            checkpoint = deliverer.checkpoint
-            done = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
-            if done < last:
-                behind[sink_id] = last - done
+        assert row is not None
+        lacking = {
+            sink_id: segments_behind(row, one.checkpoint)
+            for sink_id, one in self._deliverers.items()
+        }
         return RunOutcome(
             reason=reason,
             captured=0 if capture is None else capture.rows,
@@ -358,7 +360,7 @@ class LiveRun:
                 for sink_id, one in self._deliverers.items()
                 if one.error is not None
             },
-            behind=behind,
+            behind={sink_id: count for sink_id, count in lacking.items() if count},
         )
 
 
@@ -378,14 +380,16 @@ class _Confirmer:
         self._confirmed = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
 
-    def confirm(self, capture: Capture | None, everything_delivered: bool) -> None:
+    def confirm(self, capture: Capture | None) -> None:
+        # In this order: what was passed, then how far the sinks are. A segment sealed in between
+        # makes its sinks lag, and the idle progress is left for the next turn.
+        passed = None if capture is None else capture.passed
         row = self._store.pipeline(self._loaded.name)
         assert row is not None
-        position = committed_position(
-            self._loaded.spec, row, self._store.checkpoints(self._loaded.name)
-        )
-        passed = None if capture is None else capture.passed
-        if passed is not None and everything_delivered and self._idle_progress_due():
+        checkpoints = self._store.checkpoints(self._loaded.name)
+        position = committed_position(self._loaded.spec, row, checkpoints)
+        delivered = not any(segments_behind(row, one) for one in checkpoints.values())
+        if passed is not None and delivered and self._idle_progress_due():
             with self._lease.fenced() as writer:
                 writer.set_captured(passed.to_json())
             position = passed

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import PipelineRow
@@ -111,9 +112,8 @@ def _left_open(store: StateStore, pipeline: str) -> Work | None:
 
 
 def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
-    last = pipeline.next_segment - 1
     for sink, checkpoint in store.checkpoints(pipeline.name).items():
-        done = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
-        if done < last and checkpoint.next_attempt_at <= now:
-            return Work("sink behind", f"sink {sink} is {last - done} segments behind")
+        behind = segments_behind(pipeline, checkpoint)
+        if behind and checkpoint.next_attempt_at <= now:
+            return Work("sink behind", f"sink {sink} is {behind} segments behind")
     return None

@@ -1,0 +1,147 @@
+"""Checks of a pipeline, evaluated at the end of each run that works on it.
+
+- `contiguity`: ranges and their segments follow one another without a gap.
+- `agreement`: what Dagster was told about the newest ranges is what the store says.
+- `delivered`, one per sink: the sink has everything that was captured.
+
+They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
+step of its own is skipped when an asset yields nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import asset_key
+from deltaforge_dagster.assets.publish import recorded
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.publication import CHANGES, facts
+from deltaforge_dagster.state.records import RangeRow
+from deltaforge_dagster.state.store import StateStore
+
+AGREEMENT_RANGES = 50
+"""How many of the newest ranges `agreement` compares; older ones were compared before."""
+
+SOURCE_CHECK = "source"
+"""Fails while the source or the store cannot be asked; reported by the sensor."""
+
+
+def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
+    """Return the checks of a pipeline's assets."""
+    changes = asset_key(loaded.name, CHANGES)
+    return [
+        dg.AssetCheckSpec(
+            "contiguity", asset=changes, description="Ranges and segments follow without a gap."
+        ),
+        dg.AssetCheckSpec(
+            "agreement", asset=changes, description="Dagster's metadata is what the store says."
+        ),
+        dg.AssetCheckSpec(
+            SOURCE_CHECK, asset=changes, description="The source can be read."
+        ),
+        *(
+            dg.AssetCheckSpec(
+                "delivered",
+                asset=asset_key(loaded.name, sink.config.id),
+                description="The sink has everything that was captured.",
+            )
+            for sink in loaded.spec.spec.sinks
+        ),
+    ]
+
+
+def evaluate(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    source_error: str | None,
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the outcome of every check of a pipeline as it is now."""
+    changes = asset_key(loaded.name, CHANGES)
+    ranges = store.ranges(loaded.name)
+    gap = _gap(ranges)
+    yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
+    yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield _evaluation(changes, SOURCE_CHECK, source_error, {})
+    yield from _delivered(store, loaded, ranges)
+
+
+def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
+    """Return the outcome of the check `source`; `problem` is None when it can be read."""
+    return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, problem, {})
+
+
+def _delivered(
+    store: StateStore, loaded: LoadedPipeline, ranges: Sequence[RangeRow]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    row = store.pipeline(loaded.name)
+    if row is None:
+        return
+    for sink_id, checkpoint in store.checkpoints(loaded.name).items():
+        behind = segments_behind(row, checkpoint)
+        problem = None
+        if behind:
+            whole = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
+            lacking = [one.range for one in ranges if one.last_segment > whole]
+            because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
+            problem = f"{behind} segments behind, ranges {_listed(lacking)}{because}"
+        yield _evaluation(
+            asset_key(loaded.name, sink_id),
+            "delivered",
+            problem,
+            {"segments_behind": behind, "failures": checkpoint.failures},
+        )
+
+
+def _gap(ranges: Sequence[RangeRow]) -> str | None:
+    for before, after in pairwise(ranges):
+        if after.range != before.range + 1:
+            return f"range {before.range} is followed by range {after.range}"
+        if after.first_segment != before.last_segment + 1:
+            return (
+                f"range {before.range} ends with segment {before.last_segment}, "
+                f"range {after.range} begins with segment {after.first_segment}"
+            )
+    return None
+
+
+def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
+    ranges = store.ranges(
+        pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True
+    )
+    if not ranges:
+        return None
+    by_number = {row.range: row for row in ranges}
+    for number, asset in sorted(store.published(pipeline, min(by_number), max(by_number))):
+        event = recorded(instance, pipeline, asset, number)
+        if event is None:
+            return f"range {number} of {asset} is published, but Dagster has no record of it"
+        known = facts(by_number[number])
+        for name in ("events", "content_hash", "end_position"):
+            value = event.metadata.get(name)
+            if value is None or value.value != known[name]:
+                return f"range {number} of {asset}: Dagster has another {name} than the store"
+    return None
+
+
+def _evaluation(
+    key: dg.AssetKey, name: str, problem: str | None, metadata: dict[str, int]
+) -> dg.AssetCheckEvaluation:
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name=name,
+        passed=problem is None,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=problem,
+        metadata=metadata,
+    )
+
+
+def _listed(ranges: Sequence[int]) -> str:
+    if len(ranges) <= 5:
+        return ", ".join(map(str, ranges))
+    return f"{ranges[0]} to {ranges[-1]}"

@@ -1,0 +1,219 @@
+"""The asset of a pipeline: `changes` and one asset per sink, on the pipeline's ranges.
+
+The op behind them does one of two things. With the tag `deltaforge/run: live` it is the
+pipeline's run, which captures and delivers and publishes ranges as it goes. Every other run is a
+Materialize of the chosen ranges from the UI: `changes` is verified, a sink gets them replayed.
+The op yields nothing, since in a backfill a yielded result would overwrite the true metadata of
+every partition; it writes events itself (`publish`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from deltaforge_dagster.assets.checks import check_specs, evaluate
+from deltaforge_dagster.assets.names import (
+    PIPELINE_TAG,
+    RUN_TAG,
+    UNTIL_TAG,
+    asset_key,
+    dagster_name,
+    job_name,
+    range_number,
+    range_partitions,
+)
+from deltaforge_dagster.assets.publish import add_partition, materialization, publish
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
+from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.store import StateStore
+
+
+def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
+    """Return the multi-asset of a pipeline."""
+
+    @dg.multi_asset(
+        name=dagster_name(loaded.name),
+        specs=_asset_specs(loaded),
+        check_specs=check_specs(loaded),
+        partitions_def=range_partitions(loaded.name),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        can_subset=True,
+        op_tags={PIPELINE_TAG: loaded.name},
+    )
+    def pipeline(
+        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
+    ) -> Iterator[dg.MaterializeResult]:
+        try:
+            with platform.open() as opened:
+                tools = opened.tools(loaded)
+                if context.run.tags.get(RUN_TAG) == "live":
+                    _run_live(context, loaded, tools)
+                else:
+                    _materialize(context, loaded, tools)
+        except DeltaforgeError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        yield from ()
+
+    return pipeline
+
+
+def build_pipeline_job(loaded: LoadedPipeline) -> dg.UnresolvedAssetJobDefinition:
+    """Return the job of a pipeline's live runs."""
+    return dg.define_asset_job(
+        job_name(loaded.name),
+        selection=dg.AssetSelection.assets(*(spec.key for spec in _asset_specs(loaded))),
+        executor_def=dg.in_process_executor,
+        tags={PIPELINE_TAG: loaded.name},
+        description=f"Captures and delivers pipeline {loaded.name}, until it has been idle.",
+    )
+
+
+def _asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
+    group = loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name)
+    changes = asset_key(loaded.name, CHANGES)
+    source = loaded.spec.spec.source
+    return [
+        dg.AssetSpec(
+            changes,
+            group_name=group,
+            kinds={source.type},
+            description=(
+                f"Changes captured from {', '.join(source.config.tables)}; one partition is one "
+                "range of the log, kept in the journal."
+            ),
+        ),
+        *(
+            dg.AssetSpec(
+                asset_key(loaded.name, sink.config.id),
+                deps=[changes],
+                group_name=group,
+                kinds={sink.type},
+                description=(
+                    f"Ranges that sink {sink.config.id} has acknowledged. Materialize a "
+                    "partition to deliver it again, marked as a replay."
+                ),
+            )
+            for sink in loaded.spec.spec.sinks
+        ),
+    ]
+
+
+class _RunObserver:
+    """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._pipeline = pipeline
+
+    def range_opened(self, number: int) -> None:
+        add_partition(self._context.instance, self._pipeline, number)
+        self._context.log.info("range %s opened", number)
+
+    def publish(self) -> None:
+        publish(self._context.instance, self._store, self._pipeline, self._context.log_event)
+
+
+def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
+    observer = _RunObserver(context, tools.store, loaded.name)
+    run = LiveRun(
+        loaded,
+        tools,
+        context.run.run_id,
+        observer,
+        until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
+    )
+    outcome = run.execute()
+    if not outcome.held:
+        context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
+        return
+    context.log.info(_summary(outcome))
+    for evaluation in evaluate(context.instance, tools.store, loaded, outcome.capture_error):
+        context.log_event(evaluation)
+    problem = failure_of(outcome)
+    if problem is not None:
+        raise dg.Failure(problem, allow_retries=False)
+
+
+def failure_of(outcome: RunOutcome) -> str | None:
+    """Return why a run failed: capture failed, or every sink is down; None otherwise."""
+    if outcome.reason == "capture failed":
+        return f"capture failed: {outcome.capture_error}"
+    if outcome.delivered and outcome.delivered.keys() == outcome.sink_errors.keys():
+        problems = [f"{sink}: {error}" for sink, error in sorted(outcome.sink_errors.items())]
+        return "every sink is down: " + "; ".join(problems)
+    return None
+
+
+def _summary(outcome: RunOutcome) -> str:
+    sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
+    return (
+        f"run ended ({outcome.reason}): {outcome.captured} changes captured in "
+        f"{outcome.segments} segments and {outcome.ranges} ranges; sent {sent or 'nothing'}"
+    )
+
+
+def _materialize(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise NotAllowed(
+            f"{loaded.name}: choose the ranges to materialize; live runs are started by the "
+            "pipeline's sensor, its schedule, or `deltaforge run`"
+        )
+    ranges = sorted(range_number(key) for key in context.partition_keys)
+    assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
+    for asset in assets:
+        if asset_key(loaded.name, asset) not in context.selected_asset_keys:
+            continue
+        if asset == CHANGES:
+            for number in ranges:
+                events = verify(tools.store, tools.journal, loaded.name, number)
+                _log_again(context, tools.store, loaded.name, CHANGES, number, verified=events)
+        else:
+            _replay(context, loaded, tools, asset, ranges)
+
+
+def _replay(
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    tools: Tools,
+    sink_id: str,
+    ranges: list[int],
+) -> None:
+    def log(done: ReplayedRange) -> None:
+        _log_again(
+            context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages
+        )
+
+    with tools.replay_sessions() as sessions:
+        replay(
+        tools.store,
+        loaded.name,
+        sink_id,
+        ranges,
+        preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
+        build_sink=lambda: tools.build_sink(sink_id),
+        run_id=context.run.run_id,
+        progress=log,
+    )
+
+
+def _log_again(
+    context: dg.AssetExecutionContext,
+    store: StateStore,
+    pipeline: str,
+    asset: str,
+    number: int,
+    **done: int,
+) -> None:
+    """Write the range's true metadata once more, with what this run did to it."""
+    publication = Publication(number, asset, metadata_of(store, pipeline, number, asset))
+    context.log_event(materialization(pipeline, publication, done))

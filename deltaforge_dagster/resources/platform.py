@@ -1,0 +1,80 @@
+"""The installation as a resource: state store, journal, Spark, for as long as they are used.
+
+A plain object on purpose: Dagster's UI shows the configuration of configurable resources, and
+the state URL may hold a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run import Tools
+from deltaforge_dagster.resources.spark import SparkSessions
+from deltaforge_dagster.sinks.build import build_sink
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open state store and journal, and what is built upon them."""
+
+    settings: Settings
+    store: StateStore
+    journal: Journal
+
+    def tools(self, loaded: LoadedPipeline) -> Tools:
+        """Return what a run of this pipeline works with; nothing is connected yet."""
+        return Tools(
+            store=self.store,
+            journal=self.journal,
+            sessions=lambda session_id, remember: SparkSessions(
+                self.settings, session_id, remember
+            ),
+            build_source=self.source_builder(loaded),
+            build_sink=lambda sink_id: build_sink(loaded.spec, sink_id),
+        )
+
+    def source_builder(self, loaded: LoadedPipeline) -> Callable[[], Source]:
+        """Return a function that makes a reader of the pipeline's source."""
+        return lambda: build_source(loaded.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Where state, journal and Spark are.
+
+    Attributes:
+        settings: The installation's settings.
+        single_process: Everything happens in this one process, as in `deltaforge run`; only
+            then may the state live in memory.
+    """
+
+    settings: Settings
+    single_process: bool = False
+
+    @contextmanager
+    def open(self) -> Iterator[Opened]:
+        """Open store and journal for one tick, run or command.
+
+        Raises:
+            SettingsError: The state is in memory although several processes need it.
+            StoreUnavailable: The store or the journal cannot be reached.
+        """
+        if self.settings.state_url == "memory" and not self.single_process:
+            raise SettingsError(
+                "DELTAFORGE_STATE_URL=memory works only for `deltaforge run`: under Dagster "
+                "several processes share the state; use sqlite:///path or postgresql://..."
+            )
+        store = StateStore.open(self.settings.state_url)
+        try:
+            yield Opened(self.settings, store, Journal(self.settings.journal_url))
+        finally:
+            store.close()

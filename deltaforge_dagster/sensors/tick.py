@@ -1,0 +1,99 @@
+"""One tick: tidy up what died, publish what is due, and say whether a run should start.
+
+The sensor and the schedule of a pipeline are both this function. It reads no data: it asks the
+source for its head and the store for the rest. Problems are shown as a failing check `source` of
+the pipeline's `changes`, and as the tick's message; the next tick tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import dagster as dg
+
+from deltaforge_dagster.assets.checks import source_evaluation
+from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG
+from deltaforge_dagster.assets.publish import publish
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.work import NoWork, find_work
+from deltaforge_dagster.sensors.report import report_change
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.store import StateStore
+
+LOST_SECONDS = 30.0
+"""A run that held the lease and lost it this long ago is dead."""
+
+NEVER_HELD_SECONDS = 180.0
+"""A run that has started this long ago and never held the lease is dead."""
+
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+
+def tick(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+) -> dg.RunRequest | dg.SkipReason:
+    """Return the run to start for a pipeline, or why none is needed now."""
+    live = _unfinished_runs(instance, loaded.name)
+    ended = _report_dead(instance, store, loaded.name, live)
+    if not _lease_is_held(store, loaded.name):
+        publish(instance, store, loaded.name, instance.report_runless_asset_event)
+    remaining = [record for record in live if record.dagster_run.run_id not in ended]
+    if remaining:
+        return dg.SkipReason(f"run {remaining[0].dagster_run.run_id[:8]} is working on it")
+    try:
+        work = find_work(store, loaded, build_source)
+    except DeltaforgeError as error:
+        report_change(instance, source_evaluation(loaded.name, str(error)))
+        return dg.SkipReason(str(error))
+    report_change(instance, source_evaluation(loaded.name, None))
+    if isinstance(work, NoWork):
+        return dg.SkipReason(work.detail)
+    return dg.RunRequest(tags={RUN_TAG: "live", REASON_TAG: work.reason})
+
+
+def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg.RunRecord]:
+    return instance.get_run_records(
+        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "live"}, statuses=_UNFINISHED)
+    )
+
+
+def _lease_is_held(store: StateStore, pipeline: str) -> bool:
+    lease = store.lease(pipeline)
+    return lease is not None and lease.run_id is not None and lease.expires_at > store.now()
+
+
+def _report_dead(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    pipeline: str,
+    records: Sequence[dg.RunRecord],
+) -> set[str]:
+    """Report runs failed that nothing else would end, as after a crash of the host."""
+    lease = store.lease(pipeline)
+    ended = set()
+    for record in records:
+        run = record.dagster_run
+        if run.status in (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED):
+            continue
+        if lease is not None and lease.run_id == run.run_id:
+            dead = store.now() - lease.expires_at > LOST_SECONDS
+            why = "it lost its lease"
+        else:
+            begun = record.start_time or record.update_timestamp.timestamp()
+            dead = time.time() - begun > NEVER_HELD_SECONDS
+            why = "it never took the lease"
+        if dead:
+            instance.report_run_failed(run, f"the run's process is gone: {why}")
+            ended.add(run.run_id)
+    return ended
