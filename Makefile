@@ -9,6 +9,7 @@ MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 STAMP := $(VENV)/.complete
 RUN := $(VENV)/bin
+PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # The first of these that is supported; `make PYTHON=...` chooses another.
 PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
@@ -30,16 +31,15 @@ venv: $(STAMP)  ## Make the environment .venv from requirements.lock
 $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(PIP) --no-deps --require-hashes -r requirements.lock
 	@if $(RUN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
 		for name in $(BINARY_WHEELS); do \
-			$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-				--only-binary :all: --python-version 3.12 \
+			$(PIP) --no-deps --only-binary :all: --python-version 3.12 \
 				--target "$$($(RUN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 				"$$(sed -nE "s/^($$name==[^ ]+).*/\1/p" requirements.lock)"; \
 		done; \
 	fi
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
 .PHONY: check
