@@ -1,0 +1,413 @@
+"""The journal: one immutable Parquet file per segment, durable before anything knows of it.
+
+A file lies at `<pipeline>/<uid>/<segment>-<epoch>-<random>.parquet`. Its name is final from the
+first byte, since nobody can know the random part before the segment's row is in the state
+store; a file without a row is an orphan of a killed run, and swept later. Nothing is ever
+replaced.
+
+Rows are numbered here (`segment`, `ordinal`), and written in row groups of about 16 MiB of Arrow
+memory, which bounds what a writer holds however large the segment grows. The format is plain
+Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary columns of the change frame are
+dictionary-encoded pages of ordinary strings there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
+from deltaforge_dagster.frame import CAPTURED, FRAME
+from deltaforge_dagster.journal.hashing import ContentHash
+from deltaforge_dagster.journal.storage import NewFile, Storage, open_storage
+from deltaforge_dagster.journal.summary import Summary
+
+ROW_GROUP_BYTES = 16 << 20
+"""Arrow memory of a row group. Large enough to compress well, small enough to split a segment."""
+
+_READ_BYTES = 4 << 20
+_NAME = re.compile(r"^[0-9]+-(?P<epoch>[0-9]+)-[0-9a-f]{32}\.parquet$")
+# Typed loosely: the stubs of pyarrow do not know settings per column.
+_DICTIONARIES: Any = ["segment", *(f.name for f in FRAME if pa.types.is_dictionary(f.type))]
+# Event ids are random: LZ4 spends a seventh of the whole writing time on them and gains nothing.
+_COMPRESSION: Any = {field.name: "none" if field.name == "event_id" else "lz4" for field in FRAME}
+
+
+class SegmentFile(Protocol):
+    """What the journal needs to know of a segment to read it: its row in the state store."""
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Where the file lies, below the journal's root."""
+        ...
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the file."""
+        ...
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of its rows."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSegment:
+    """A durable segment file; fields as in `state.records.NewSegment`.
+
+    Attributes:
+        segment_id: Random, 32 hexadecimal digits; also part of the file's name.
+        path: Relative to the journal's root.
+        checksum: SHA-256 of the file's bytes.
+        content_hash: Hash of the rows, see `journal.hashing`.
+        bytes: Size of the file.
+        counts: Changes per table and op.
+        schema_versions: The newest table version per table, by its fingerprint.
+        first_ts_us: Earliest event time.
+        last_ts_us: Latest event time.
+    """
+
+    segment_id: str
+    path: str
+    checksum: str
+    content_hash: str
+    rows: int
+    bytes: int
+    counts: Mapping[str, Mapping[str, int]]
+    schema_versions: Mapping[str, str]
+    first_ts_us: int
+    last_ts_us: int
+
+
+class Journal:
+    """The segment files of every pipeline below one URL.
+
+    Safe to use from several threads. A path is relative to the URL, as in the segment's row.
+
+    Args:
+        url: `file:///absolute/path`, `memory://name`, or any URL that fsspec knows.
+
+    Raises:
+        SettingsError: The URL is not usable.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._storage = open_storage(url)
+        # The content hash takes as long as the Parquet encoding, and both release the GIL.
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="journal-hash")
+
+    def writer(self, pipeline: str, uid: str, segment: int, epoch: int) -> SegmentWriter:
+        """Begin the file of a segment.
+
+        Raises:
+            StoreUnavailable: The file cannot be created.
+        """
+        return SegmentWriter(self._storage, self._hasher, f"{pipeline}/{uid}", segment, epoch)
+
+    def open(self, path: str) -> pq.ParquetFile:
+        """Open a segment file for reading; use it as a context manager.
+
+        Raises:
+            JournalDamaged: Missing, or not Parquet.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        with _readable(path):
+            return pq.ParquetFile(self._storage.open(path))
+
+    def batches(
+        self, row: SegmentFile, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield a segment's rows in order, a row group in memory at a time.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        with self.open(row.path) as file:
+            names = None if columns is None else list(columns)
+            for group in range(file.num_row_groups):
+                with _readable(row.path):
+                    rows = file.read_row_group(group, columns=names)
+                yield from rows.to_batches()
+
+    def verify(self, row: SegmentFile) -> None:
+        """Prove that a segment's file is what was written: size, checksum, rows, content hash.
+
+        Raises:
+            JournalDamaged: The file is missing or differs; the message names it and what differs.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        checksum, size = self._checksum(row.path)
+        _compare(row, "bytes", size, row.bytes)
+        _compare(row, "checksum", checksum, row.checksum)
+        content = ContentHash(CAPTURED)
+        rows = 0
+        for batch in self.batches(row):
+            ordinals = np.arange(rows, rows + batch.num_rows)
+            if not np.array_equal(batch.column("ordinal").to_numpy(), ordinals):
+                raise _damaged(row, f"ordinals are not contiguous in rows from {rows} on")
+            if not (batch.column("segment").to_numpy() == row.segment).all():
+                raise _damaged(row, f"rows of another segment from row {rows} on")
+            content.update(pa.Table.from_batches([batch]))
+            rows += batch.num_rows
+        _compare(row, "rows", rows, row.rows)
+        _compare(row, "content hash", content.hexdigest(), row.content_hash)
+
+    def exists(self, path: str) -> bool:
+        """Say whether a file is there."""
+        return self._storage.exists(path)
+
+    def delete(self, path: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        self._storage.delete(path)
+
+    def sweep(
+        self, pipeline: str, uid: str, known: Collection[str], *, epoch: int, older_than: float
+    ) -> list[str]:
+        """Remove the orphans of killed runs and return their paths.
+
+        Read the lease's epoch first and the known paths after it: then every file of an older
+        epoch that will ever have a row has it, since the store refuses rows of older epochs.
+
+        Args:
+            pipeline: Name of the pipeline.
+            uid: Its uid.
+            known: Paths that have a row.
+            epoch: The lease's epoch; files of this epoch or a newer one may be in the making.
+            older_than: Seconds since the last write below which a file stays, too.
+        """
+        swept = []
+        for path in self._storage.list(f"{pipeline}/{uid}"):
+            name = _NAME.match(path.rpartition("/")[2])
+            if name is None or path in known or int(name["epoch"]) >= epoch:
+                continue
+            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
+                if self._storage.age(path) > older_than:
+                    self._storage.delete(path)
+                    swept.append(path)
+        return swept
+
+    def spark_path(self, path: str) -> str:
+        """Return where Spark reads the file: an absolute path, or a URL in Hadoop's words."""
+        return self._storage.locate(path)
+
+    def prepared_dir(self, pipeline: str) -> str:
+        """Create the folder for prepared messages; return its absolute path, or its URL."""
+        return self._storage.folder(f"{pipeline}/prepared")
+
+    def _checksum(self, path: str) -> tuple[str, int]:
+        digest = hashlib.sha256()
+        size = 0
+        with _readable(path), self._storage.open(path) as file:
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+                size += len(piece)
+        return digest.hexdigest(), size
+
+
+class SegmentWriter:
+    """Writes one segment's file; ends with `close`, or with `abort` when it shall not be.
+
+    After an error of `write` or `close` the partial file is gone and the writer is done. Not for
+    use by two threads at a time.
+
+    Attributes:
+        rows: Rows written so far.
+        bytes: Arrow memory of these rows, before compression.
+    """
+
+    def __init__(
+        self, storage: Storage, hasher: ThreadPoolExecutor, folder: str, segment: int, epoch: int
+    ) -> None:
+        self.rows = 0
+        self.bytes = 0
+        self._segment = segment
+        self._segment_id = uuid.uuid4().hex
+        self._path = f"{folder}/{segment:010d}-{epoch:06d}-{self._segment_id}.parquet"
+        self._hasher = hasher
+        self._content = ContentHash(CAPTURED)
+        self._summary = Summary()
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._numbered = 0
+        self._file = _Checksummed(storage.create(self._path))
+        self._parquet = pq.ParquetWriter(
+            cast("IO[bytes]", self._file),  # Arrow calls write and tell, nothing else
+            FRAME,
+            version="2.6",
+            compression=_COMPRESSION,
+            use_dictionary=_DICTIONARIES,
+            write_statistics=["ordinal"],  # the only column that readers select by
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append changes, columns of `frame.CAPTURED`, in log order.
+
+        Raises:
+            StoreUnavailable: The storage refuses; a full disk is named as such.
+        """
+        if not batch.schema.equals(CAPTURED):
+            raise ValueError(f"not the change frame: {batch.schema}")
+        if not batch.num_rows:
+            return
+        with self._aborting():
+            for piece in _pieces(batch):
+                self._waiting.append(piece)
+                self._waiting_bytes += piece.nbytes
+                if self._waiting_bytes >= ROW_GROUP_BYTES:
+                    self._write_row_group()
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+
+    def close(self) -> WrittenSegment:
+        """Finish the file; it is durable under its name when this returns.
+
+        Raises:
+            StoreUnavailable: The storage refuses; a full disk is named as such.
+            ValueError: No row was written.
+        """
+        with self._aborting():
+            if not self.rows:
+                raise ValueError(f"segment {self._segment} has no rows")
+            if self._waiting:
+                self._write_row_group()
+            self._parquet.close()
+            self._file.commit()
+        return WrittenSegment(
+            segment_id=self._segment_id,
+            path=self._path,
+            checksum=self._file.checksum(),
+            content_hash=self._content.hexdigest(),
+            rows=self.rows,
+            bytes=self._file.tell(),
+            counts=self._summary.counts,
+            schema_versions=self._summary.schema_versions,
+            first_ts_us=self._summary.first_ts_us,
+            last_ts_us=self._summary.last_ts_us,
+        )
+
+    def abort(self) -> None:
+        """Remove what was written; does nothing after `close` or a second time."""
+        self._waiting.clear()
+        self._file.discard()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._parquet.close()
+
+    def _write_row_group(self) -> None:
+        # One dictionary per row group: Parquet falls back to plain pages when it changes inside.
+        rows = pa.Table.from_batches(self._waiting, CAPTURED).unify_dictionaries()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        hashed = self._hasher.submit(self._content.update, rows)
+        segment = pa.array(np.full(rows.num_rows, self._segment))
+        ordinal = pa.array(np.arange(self._numbered, self._numbered + rows.num_rows))
+        numbered = pa.Table.from_arrays([segment, ordinal, *rows.columns], schema=FRAME)
+        try:
+            self._parquet.write_table(numbered, row_group_size=rows.num_rows)
+            self._summary.add(numbered)
+        finally:
+            hashed.result()
+        self._numbered += rows.num_rows
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+
+class _Checksummed:
+    """What the Parquet writer writes into: hashes the bytes on their way to the file."""
+
+    def __init__(self, file: NewFile) -> None:
+        self.closed = False
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        # The Parquet writer writes its footer whatever happened: after the end it goes nowhere.
+        if not self.closed:
+            self._digest.update(data)
+            self._size += len(data)
+            self._file.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing: `commit` makes everything durable at once."""
+
+    def close(self) -> None:
+        """Do nothing: `commit` or `discard` ends the file."""
+
+    def commit(self) -> None:
+        self._file.commit()
+        self.closed = True
+
+    def discard(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._file.discard()
+
+    def checksum(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that no piece is much larger than a row group."""
+    parts = -(-batch.nbytes // ROW_GROUP_BYTES)
+    rows = -(-batch.num_rows // parts)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _damaged(row: SegmentFile, what: str) -> JournalDamaged:
+    return JournalDamaged(f"journal file {row.path} (segment {row.segment}): {what}")
+
+
+def _compare(row: SegmentFile, what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise _damaged(row, f"{what} {found}, but {expected} when it was written")
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Tell a file that cannot be decoded from storage that cannot be read."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
+    except OSError as error:
+        if error.errno is None:  # Arrow's own: the bytes do not follow the format
+            raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
+        raise StoreUnavailable(f"journal file {path}: {error.strerror}") from error

@@ -1,0 +1,48 @@
+"""What a segment holds, in numbers: changes per table and op, table versions, event times."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_GROUPED = ["db", "schema", "table", "op", "schema_version"]
+
+
+class Summary:
+    """Adds up row groups; what a person sees of a segment without reading it.
+
+    A table's full name is `schema.table`, or `db.table` where a source has no schemas.
+
+    Attributes:
+        counts: Changes per full table name and op.
+        schema_versions: Full table name to the fingerprint of its newest version in the rows.
+        first_ts_us: Earliest event time, microseconds since 1970 UTC.
+        last_ts_us: Latest event time.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {}
+        self.schema_versions: dict[str, str] = {}
+        self.first_ts_us = 0
+        self.last_ts_us = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add the next rows of the change frame; each column has one dictionary."""
+        groups = rows.group_by(_GROUPED, use_threads=False).aggregate(
+            [("ordinal", "count"), ("ordinal", "max")]
+        )
+        found = cast("list[dict[str, Any]]", groups.sort_by("ordinal_max").to_pylist())
+        for group in found:
+            name = f"{group['schema'] or group['db']}.{group['table']}"
+            ops = self.counts.setdefault(name, {})
+            ops[group["op"]] = ops.get(group["op"], 0) + group["ordinal_count"]
+            if group["schema_version"] is not None:
+                self.schema_versions[name] = group["schema_version"]
+        times = pc.min_max(rows.column("ts_us")).as_py()
+        if rows.column("ordinal")[0].as_py() == 0:
+            self.first_ts_us, self.last_ts_us = times["min"], times["max"]
+        else:
+            self.first_ts_us = min(self.first_ts_us, times["min"])
+            self.last_ts_us = max(self.last_ts_us, times["max"])
