@@ -114,7 +114,8 @@ class CheckpointRow:
 
     Every row of the journal up to and including (`segment`, `ordinal`) has arrived. `complete`
     says that the segment has no further row; the next one to send is then in `segment + 1`.
-    `source_position` is the end of the last complete segment.
+    `source_position` is the end of the last complete segment. The sink was given every segment
+    from `first_segment` on (a sink added later, or reset forward, lacks what lies before).
     """
 
     sink: str
@@ -126,3 +127,4 @@ class CheckpointRow:
     next_attempt_at: float
     last_error: str | None
     updated_at: float
+    first_segment: int

@@ -1,0 +1,300 @@
+"""One database under the state store: connections, transactions, clock, and errors of the one tree.
+
+========== ===========================================================================
+SQLite     one file, WAL, `synchronous=FULL`: a commit is on disk when it returns. Writes
+           start with `BEGIN IMMEDIATE`, so what a transaction read is still true when
+           it writes (SQLite manual, "Transactions" and "Write-Ahead Logging")
+PostgreSQL psycopg; a dead connection is replaced at the next call. The server ends a
+           transaction that its client left idle, so a stalled process cannot keep a
+           lock for ever
+memory     SQLite in memory: one connection that the threads of one process take in turn
+========== ===========================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Double,
+    Engine,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError as SqlIntegrityError
+from sqlalchemy.exc import ProgrammingError as SqlProgrammingError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import QueuePool
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    DeltaforgeError,
+    PermissionMissing,
+    SettingsError,
+    StoreUnavailable,
+    Terminal,
+)
+
+_BUSY_SECONDS = 10
+"""How long a call waits for another writer; well below a lease."""
+
+_POSTGRES_OPTIONS = {
+    "application_name": "deltaforge",
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+
+_POSTGRES_SESSION = (
+    f"SET lock_timeout = '{_BUSY_SECONDS}s'; "
+    "SET statement_timeout = '60s'; "
+    "SET idle_in_transaction_session_timeout = '15s'"
+)
+
+
+class clock(FunctionElement[float]):  # noqa: N801, it reads as the SQL function it stands for
+    """The database's own time, seconds since 1970; its value when evaluated, not at `BEGIN`."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(clock, "sqlite")
+def _sqlite_clock(_element: clock, _compiler: SQLCompiler, **_: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(clock, "postgresql")
+def _postgresql_clock(_element: clock, _compiler: SQLCompiler, **_: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+
+def upsert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Return an `INSERT` that takes `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+class Database:
+    """The engine of one state store. Thread-safe; belongs to the process that opened it.
+
+    Attributes:
+        where: What messages call the database: its file or URL, without a password.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Prepare the engine for `url`, without connecting.
+
+        Args:
+            url: `memory`, `sqlite:///path` or `postgresql://...`.
+
+        Raises:
+            SettingsError: The URL is of no such form.
+            StoreUnavailable: The directory of the SQLite file cannot be made.
+        """
+        self._password: str | None = None
+        if url == "memory":
+            self.where = "memory"
+            self._engine = _memory_engine()
+            return
+        parsed = _parse(url)
+        if parsed.get_backend_name() == "sqlite":
+            path = Path(parsed.database or "").absolute()
+            self.where = str(path)
+            _make_file(path)
+            self._engine = _sqlite_engine(path)
+        else:
+            self.where = mask(parsed.render_as_string(hide_password=True))
+            self._password = parsed.password
+            self._engine = _postgres_engine(parsed)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Yield a connection for reading only."""
+        with self._translated(), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Yield a connection in a transaction: committed at the end, rolled back on any error.
+
+        After `StoreUnavailable` the transaction may or may not have been committed (the answer
+        to a COMMIT can get lost), so what runs inside is best written to be repeatable. Do not
+        open a second transaction of the same database inside the block.
+        """
+        with self._translated(), self._engine.connect() as connection:
+            connection.execution_options(immediate=True)
+            with connection.begin():
+                yield connection
+
+    def now(self) -> float:
+        """Return the database's time, seconds since 1970."""
+        with self.read() as connection:
+            return float(connection.execute(select(clock())).scalar_one())
+
+    def close(self) -> None:
+        """Close every connection that is not in use; a memory database is gone afterwards."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._translate(error) from error
+        except SQLAlchemyError as error:  # no free connection in the pool
+            raise StoreUnavailable(f"state store {self.where}: {_reason(error)}") from error
+
+    def _translate(self, error: DBAPIError) -> DeltaforgeError:
+        reason = _reason(error.orig or error)
+        if self._password:
+            reason = reason.replace(self._password, "***")
+        kind, remedy = _diagnosis(error, reason)
+        return kind(f"state store {self.where}: {mask(reason)}{remedy}")
+
+
+def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], str]:
+    """Return which error of the tree a foreign one is, and what its message adds."""
+    # SQLSTATEs: PostgreSQL manual, appendix A. The server refuses a connection without one.
+    if getattr(error.orig, "sqlstate", None) == "42501":
+        return (
+            PermissionMissing,
+            "; the role must own the store's tables, or may CREATE in the schema",
+        )
+    # Words of SQLite and libpq, which have no finer codes in Python 3.11 or before a connection.
+    words: dict[str, tuple[type[DeltaforgeError], str]] = {
+        "password authentication failed": (AuthFailed, "; check DELTAFORGE_STATE_URL"),
+        "no password supplied": (AuthFailed, "; check DELTAFORGE_STATE_URL"),
+        "is not a database": (SettingsError, "; DELTAFORGE_STATE_URL names another kind of file"),
+        "malformed": (Terminal, "; the file is damaged: restore it from a backup"),
+        "is locked": (
+            StoreUnavailable,
+            f": another process has been writing for {_BUSY_SECONDS} s",
+        ),
+    }
+    for word, diagnosis in words.items():
+        if word in reason:
+            return diagnosis
+    if isinstance(error, SqlIntegrityError | SqlProgrammingError):
+        return Terminal, "; the tables are not as this release made them"
+    return StoreUnavailable, ""
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url.replace("postgres://", "postgresql://", 1))
+    except ArgumentError:
+        parsed = None
+    if parsed is not None and parsed.get_backend_name() == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed is not None and parsed.drivername == "sqlite":
+        if parsed.database and parsed.database != ":memory:":
+            return parsed
+        raise SettingsError("the state URL names no SQLite file; write `memory` for one in memory")
+    # The text itself may hold a password, so it is not repeated.
+    raise SettingsError(
+        "the state URL is none of `memory`, `sqlite:///path` and `postgresql://user:password@host/db`"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _make_file(path: Path) -> None:
+    # Later tables hold row values (dead letters): only the owner reads them. SQLite gives its
+    # -wal and -shm files the mode of the main file.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(f"state store {path}: {error.strerror}") from error
+
+
+def _begin(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get("immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves (`_begin`)
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
+    connection.execute("PRAGMA synchronous = FULL")
+    # Two processes that switch a new file to WAL at once do not wait for each other by themselves.
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _sqlite_engine(path: Path) -> Engine:
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        poolclass=QueuePool,
+        pool_timeout=_BUSY_SECONDS,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", _configure_sqlite)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _memory_engine() -> Engine:
+    # The pool of one is the lock: a thread that finds the connection taken waits for it.
+    engine = create_engine(
+        "sqlite://",
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=_BUSY_SECONDS,
+        connect_args={"check_same_thread": False},
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", _configure_sqlite)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _configure_postgres(connection: Any, _record: object) -> None:
+    connection.execute(_POSTGRES_SESSION)
+    connection.commit()
+
+
+def _postgres_engine(url: URL) -> Engine:
+    options = {key: value for key, value in _POSTGRES_OPTIONS.items() if key not in url.query}
+    engine = create_engine(
+        url,
+        pool_pre_ping=True,
+        pool_timeout=_BUSY_SECONDS,
+        connect_args=options,
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", _configure_postgres)
+    return engine

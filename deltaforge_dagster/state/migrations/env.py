@@ -1,0 +1,15 @@
+"""Runs the versions on the connection that `state.migrate` hands over, in its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from deltaforge_dagster.state.migrate import VERSION_TABLE
+from deltaforge_dagster.state.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+)
+context.run_migrations()

@@ -1,0 +1,186 @@
+"""The state store's tables, for SQLite and PostgreSQL alike.
+
+Six tables hold how far each pipeline has come; four hold the primitives (`primitives`). Columns
+carry the names of the fields in `records`, where they are explained. `migrations` makes these
+tables; a test proves that both say the same, so a change here needs a new migration.
+
+Times are seconds since 1970 by the database's clock (`database.clock`), positions JSON text.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only in a column of exactly this type.
+_SERIAL = BigInteger().with_variant(Integer(), "sqlite")
+
+pipelines = Table(
+    "pipeline",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("uid", Text, nullable=False),
+    Column("spec_hash", Text, nullable=False),
+    Column("start_position", Text),
+    Column("captured_position", Text),
+    Column("confirmed_position", Text),
+    Column("next_segment", BigInteger, nullable=False),
+    Column("next_range", BigInteger, nullable=False),
+    Column("want", Text, nullable=False),
+    Column("probe_after", Double, nullable=False),
+    Column("probe_wait", Double, nullable=False),
+)
+
+leases = Table(
+    "lease",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("run_id", Text),
+    Column("expires_at", Double, nullable=False),
+    Column("session_id", Text),
+)
+
+ranges = Table(
+    "range",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("range", BigInteger, primary_key=True, autoincrement=False),
+    Column("state", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("spec_hash", Text, nullable=False),
+    Column("first_segment", BigInteger, nullable=False),
+    Column("last_segment", BigInteger, nullable=False),
+    Column("start_position", Text, nullable=False),
+    Column("end_position", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("counts", JSON, nullable=False),
+    Column("schema_versions", JSON, nullable=False),
+    Column("first_ts_us", BigInteger, nullable=False),
+    Column("last_ts_us", BigInteger, nullable=False),
+    Column("content_hash", Text),
+    Column("close_reason", Text),
+    Column("opened_at", Double, nullable=False),
+    Column("closed_at", Double),
+)
+# At most one range of a pipeline is open, whatever the code above believes.
+Index(
+    "range_one_open",
+    ranges.c.pipeline,
+    unique=True,
+    sqlite_where=text("state = 'open'"),
+    postgresql_where=text("state = 'open'"),
+)
+
+segments = Table(
+    "segment",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("segment", BigInteger, primary_key=True, autoincrement=False),
+    Column("segment_id", Text, nullable=False),
+    Column("range", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("checksum", Text, nullable=False),
+    Column("content_hash", Text, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("start_position", Text, nullable=False),
+    Column("end_position", Text, nullable=False),
+    Column("counts", JSON, nullable=False),
+    Column("schema_versions", JSON, nullable=False),
+    Column("first_ts_us", BigInteger, nullable=False),
+    Column("last_ts_us", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # What a chain of processors made of the segment; null without processors.
+    Column("processed_path", Text),
+    Column("processed_checksum", Text),
+    Column("processed_rows", BigInteger),
+    Column("chain_hash", Text),
+)
+Index("segment_of_range", segments.c.pipeline, segments.c.range)
+
+checkpoints = Table(
+    "checkpoint",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    Column("segment", BigInteger, nullable=False),
+    Column("ordinal", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False),
+    Column("source_position", Text),
+    Column("first_segment", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),  # `attached`: its segments are kept for it
+    Column("failures", BigInteger, nullable=False),
+    Column("next_attempt_at", Double, nullable=False),
+    Column("last_error", Text),
+    Column("updated_at", Double, nullable=False),
+)
+
+published = Table(
+    "published",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("range", BigInteger, primary_key=True, autoincrement=False),
+    Column("asset", Text, primary_key=True),
+    Column("published_at", Double, nullable=False),
+)
+
+kv = Table(
+    "df_kv",
+    metadata,
+    Column("ns", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("val", LargeBinary, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("expires_at", Double),
+)
+
+log = Table(
+    "df_log",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True),
+    Column("ns", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("val", LargeBinary, nullable=False),
+    Column("ts", Double, nullable=False),
+    sqlite_autoincrement=True,  # a number is never used again, even after its row is gone
+)
+Index("df_log_of_key", log.c.ns, log.c.key, log.c.seq)
+
+slot = Table(
+    "df_slot",
+    metadata,
+    Column("ns", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+queue = Table(
+    "df_queue",
+    metadata,
+    Column("id", _SERIAL, primary_key=True),
+    Column("ns", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("val", LargeBinary, nullable=False),
+    Column("ts", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index("df_queue_of_key", queue.c.ns, queue.c.key, queue.c.id)
