@@ -1,0 +1,357 @@
+"""Redis Streams: each message becomes one entry of the stream its row names.
+
+An entry has the fields `event_id`, `idempotency_key`, `df-event` (the envelope), `df-key` (the
+message key, else the event id), `df-headers` where there are any, and `df-replay` in a replay.
+Streams are never trimmed. Delivery is at least once: consumers may drop an `idempotency_key` that
+they have seen.
+
+Messages leave in blocks (`resp`): transactions of at most 5,000 entries, the next one sent only
+after the server has acknowledged the one before, and packed while the server works on that. So
+after any error the server holds whole blocks from the batch's start, and nothing after a gap.
+
+A block sent again must not be overtaken by its first try: bytes of a broken connection can still
+lie unread in a paused server. So the socket is reset instead of closed, and the next connection
+ends the old one on the server (`CLIENT KILL ID`) before it sends anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import redis
+
+from deltaforge_dagster.errors import DeltaforgeError, SinkRejected, SinkUnavailable
+from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
+from deltaforge_dagster.sinks.redis_endpoint import (
+    Endpoint,
+    TimedOut,
+    address,
+    refusal,
+    translated,
+)
+
+_CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
+_BLOCK_WAITS = (0.1, 0.2)
+"""Seconds between attempts; there is one attempt more than waits."""
+
+_PIECE = 1 << 18
+"""Bytes handed to the socket at once: small enough that the timeout is about progress."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_DRAIN_SECONDS = 1.0
+
+
+class RedisSink:
+    """Sends to the streams of one Redis server, standalone or found through Sentinel.
+
+    Args:
+        sink_id: Names the sink in messages.
+        uri: See `redis_endpoint.Endpoint`.
+        connect_timeout: Seconds for one try to connect.
+        send_timeout: Seconds in which the server may neither take nor send a byte.
+        batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
+
+    Raises:
+        SpecError: The URI is none.
+    """
+
+    def __init__(
+        self,
+        sink_id: str,
+        uri: str,
+        connect_timeout: float = 10.0,
+        send_timeout: float = 5.0,
+        batch_timeout: float = 30.0,
+    ) -> None:
+        self._sink_id = sink_id
+        self._endpoint = Endpoint(sink_id, uri, connect_timeout, send_timeout)
+        self._send_timeout = send_timeout
+        self._batch_timeout = batch_timeout
+        self._link: _Link | None = None
+        self._old: list[_Identity] = []
+        self._use = threading.RLock()  # held while connecting and sending
+        self._closed = threading.Event()
+        self._closed.set()
+
+    def open(self) -> None:
+        """Connect, tried five times; may be called again after `close`.
+
+        Raises:
+            SinkUnavailable: Not reachable, still loading, or a replica.
+            AuthFailed: User or password refused.
+            PermissionMissing: The user may not use transactions.
+            SinkRejected: The server is a Redis Cluster, or has no such database.
+        """
+        with self._use:
+            self._closed.clear()
+            for wait in (*_CONNECT_WAITS, None):
+                try:
+                    self._connected()
+                    break
+                except SinkUnavailable as error:
+                    self._wait_or_raise(wait, error)
+
+    def position(self) -> SinkPosition | None:
+        """Return None: the sink keeps no position, the checkpoint counts."""
+        return None
+
+    def send(self, batch: SinkBatch, guard: SendGuard) -> int:
+        """Append the batch's messages to their streams and return the last ordinal.
+
+        A block that did not arrive for a reason that may pass is tried three times in all.
+
+        Raises:
+            SinkUnavailable: Connection lost, timeout, out of memory, read-only, loading, closed.
+            AuthFailed: The server wants other credentials by now.
+            PermissionMissing: The user may not run a command, or not write a stream.
+            SinkRejected: A stream's name belongs to a key of another type, or the server refuses
+                a message for another lasting reason.
+        """
+        with self._use:
+            blocks = resp.pack_blocks(batch.messages, batch.replay)
+            block = next(blocks, None)
+            while block is not None:
+                block = self._deliver(block, blocks, batch, guard)
+            return cast("int", batch.messages.column("ordinal")[-1].as_py())
+
+    def close(self) -> None:
+        """End the connection, also under a thread that is sending: its `send` then fails."""
+        self._closed.set()
+        if (link := self._link) is not None:
+            link.interrupt()
+        if self._use.acquire(timeout=1):  # a thread that is just connecting gives up by itself
+            try:
+                self._drop()
+            finally:
+                self._use.release()
+
+    def _deliver(
+        self, block: resp.Block, blocks: Iterator[resp.Block], batch: SinkBatch, guard: SendGuard
+    ) -> resp.Block | None:
+        """Deliver one block, and return the next one, packed while the server worked."""
+        following: list[resp.Block | None] = []
+        for wait in (*_BLOCK_WAITS, None):
+            guard()
+            try:
+                link = self._connected()
+                deadline = time.monotonic() + self._batch_timeout
+                link.transmit(block, deadline)
+                if not following:
+                    following.append(next(blocks, None))
+                verdict = link.receive(deadline)
+                if verdict.error is None and verdict.executed:
+                    break
+                raise self._refused(verdict, block, batch)
+            except SinkUnavailable as error:
+                self._wait_or_raise(wait, error)
+        return following[0]
+
+    def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:
+        if wait is None or isinstance(error, TimedOut) or self._closed.wait(wait):
+            raise error
+
+    def _refused(
+        self, verdict: resp.Verdict, block: resp.Block, batch: SinkBatch
+    ) -> DeltaforgeError:
+        stream = None
+        if verdict.row is not None:
+            stream = batch.messages.column("destination")[block.start + verdict.row].as_py()
+        return refusal(self._sink_id, verdict.error or "EXECABORT", stream)
+
+    def _connected(self) -> _Link:
+        """Return a link that is ready for a block; makes a new one when there is none."""
+        if self._link is None or not self._link.clean:
+            self._drop()
+            self._raise_when_closed()
+            try:
+                link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
+                self._link = link
+                link.connect()
+                self._end_old_connections(link)
+            except redis.RedisError as error:
+                self._drop()
+                raise translated(self._sink_id, error) from error
+            except DeltaforgeError:
+                self._drop()
+                raise
+            self._raise_when_closed()  # `close` may have come before there was a socket to end
+        return self._link
+
+    def _raise_when_closed(self) -> None:
+        if self._closed.is_set():
+            self._drop()
+            raise SinkUnavailable(f"sink {self._sink_id}: closed")
+
+    def _end_old_connections(self, link: _Link) -> None:
+        """Make sure that nothing sent on a broken connection runs after what comes next."""
+        for old in self._old:
+            known = old.server and link.identity.server
+            if known and old.server != link.identity.server:
+                continue  # that server process is gone, with everything it had not read
+            if not (known and link.kill(old.client_id)):
+                self._closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what it has
+        self._old.clear()
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            if link.sending:
+                self._old.append(link.identity)
+            link.close()
+
+
+class _Identity(NamedTuple):
+    """A connection as its server knows it; ids start again when the server does."""
+
+    server: str = ""
+    client_id: int = 0
+
+
+class _Link:
+    """One connection: redis-py makes and authenticates it, then blocks go through its socket.
+
+    Attributes:
+        identity: Known once connected; the server's part is empty when it may not be asked.
+        clean: Connected, and nothing sent that was not answered.
+        sending: Connected, and a block was sent that was not answered.
+    """
+
+    def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
+        self.identity = _Identity()
+        self.clean = False
+        self.sending = False
+        self._sink_id = sink_id
+        self._address = address(connection)
+        self._connection = connection
+        self._send_timeout = send_timeout
+        self._replies = resp.Replies()
+
+    def connect(self) -> None:
+        """Connect and refuse a server that cannot take blocks.
+
+        Raises:
+            redis.RedisError: As redis-py has it.
+        """
+        self._connection.connect()
+        answer = self._ask("HELLO", 2)  # names and values in turn
+        hello = dict(zip(answer[::2], answer[1::2], strict=True))
+        if hello[b"mode"] == b"cluster":
+            raise SinkRejected(
+                f"sink {self._sink_id}: {self._address} is a Redis Cluster, whose streams cannot "
+                "share a transaction; use a standalone server, or one behind Sentinel"
+            )
+        if hello[b"role"] != b"master":
+            raise SinkUnavailable(
+                f"sink {self._sink_id}: {self._address} is a replica, which takes no writes"
+            )
+        # While nothing is at stake: after a refused MULTI the commands behind it run one by one.
+        self._ask("MULTI")
+        self._ask("EXEC")
+        self.identity = _Identity(self._server_process(), hello[b"id"])
+        self.clean = True
+
+    def kill(self, client_id: int) -> bool:
+        """End another connection on the server; false when we are not permitted to."""
+        try:
+            self._ask("CLIENT", "KILL", "ID", client_id)
+        except redis.ResponseError:
+            return False
+        return True
+
+    def transmit(self, block: resp.Block, deadline: float) -> None:
+        """Send a block; `deadline` is a monotonic time."""
+        self._replies.expect(block.rows)
+        self.clean, self.sending = False, True
+        with self._socket(deadline) as next_socket:
+            sent = 0
+            while sent < len(block.data):
+                sent += next_socket().send(block.data[sent : sent + _PIECE])
+
+    def receive(self, deadline: float) -> resp.Verdict:
+        """Wait for the answer to the block that was sent."""
+        with self._socket(deadline) as next_socket:
+            verdict = None
+            while verdict is None:
+                size = next_socket().recv_into(self._replies.space())
+                if size == 0:
+                    raise ConnectionResetError("the server closed it")
+                verdict = self._replies.received(size)
+        self.clean, self.sending = True, False
+        return verdict
+
+    def interrupt(self) -> None:
+        """Make calls fail that wait for the server in another thread."""
+        with contextlib.suppress(OSError):
+            # Not the TLS socket's own method, which takes its state away from the other thread.
+            socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection; what of a block has not left yet never will."""
+        with contextlib.suppress(OSError):
+            sock = self._raw()
+            if self.sending:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                sock.close()
+        self._connection.disconnect()
+
+    def _ask(self, *command: str | int) -> Any:
+        self._connection.send_command(*command)
+        return self._connection.read_response()
+
+    def _server_process(self) -> str:
+        """Return the random id of the server's process, empty when we may not ask."""
+        try:
+            info: bytes = self._ask("INFO", "server")
+        except redis.ResponseError:
+            return ""
+        return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
+
+    def _raw(self) -> socket.socket:
+        # redis-py has no public way to the socket of a connection.
+        sock: socket.socket | None = self._connection._sock  # noqa: SLF001
+        if sock is None:
+            raise ConnectionResetError("not connected")
+        return sock
+
+    @contextlib.contextmanager
+    def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
+        """Give a function that returns the socket with its next timeout; translate failures."""
+        sock = self._raw()
+
+        def next_socket() -> socket.socket:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            sock.settimeout(min(left, self._send_timeout))
+            return sock
+
+        where = f"sink {self._sink_id}: {self._address}"
+        try:
+            yield next_socket
+        except TimeoutError as error:
+            raise TimedOut(
+                f"{where} neither took nor sent a byte for {self._send_timeout:g} s "
+                "(send_timeout_secs), or did not acknowledge in time (batch_timeout_secs)"
+            ) from error
+        except OSError as error:
+            if (said := self._last_words()) is not None:
+                raise refusal(self._sink_id, said, None) from error
+            raise SinkUnavailable(f"{where}: connection lost: {error}") from error
+        except SinkUnavailable as error:
+            raise SinkUnavailable(f"{where}: {error}") from error
+
+    def _last_words(self) -> str | None:
+        """Return the error that the server gave before it closed the connection, if it did."""
+        with contextlib.suppress(OSError, SinkUnavailable):
+            sock = self._raw()
+            sock.settimeout(0)
+            while (size := sock.recv_into(self._replies.space())) > 0:
+                self._replies.received(size)
+        return self._replies.so_far().error
