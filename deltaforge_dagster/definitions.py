@@ -18,10 +18,11 @@ from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 
 
-def build_definitions(settings: Settings) -> dg.Definitions:
+def build_definitions(settings: Settings, *, single_process: bool = False) -> dg.Definitions:
     """Return the definitions of all pipelines that `settings.pipelines` holds.
 
     A file that cannot be loaded becomes an asset with a failing check, beside the others.
+    `single_process` says that nothing but this process will use the state.
     """
     files = load_pipelines(settings.pipelines)
     good = [one for one in files if isinstance(one, LoadedPipeline)]
@@ -45,7 +46,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
         jobs=[*(build_pipeline_job(one) for one in good), retention],
         sensors=sensors,
         schedules=[*schedules, hourly],
-        resources={"platform": Platform(settings)},
+        resources={"platform": Platform(settings, single_process=single_process)},
         executor=dg.in_process_executor,
     )
 

@@ -40,9 +40,7 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "agreement", asset=changes, description="Dagster's metadata is what the store says."
         ),
-        dg.AssetCheckSpec(
-            SOURCE_CHECK, asset=changes, description="The source can be read."
-        ),
+        dg.AssetCheckSpec(SOURCE_CHECK, asset=changes, description="The source can be read."),
         *(
             dg.AssetCheckSpec(
                 "delivered",
@@ -110,9 +108,7 @@ def _gap(ranges: Sequence[RangeRow]) -> str | None:
 
 
 def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
-    ranges = store.ranges(
-        pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True
-    )
+    ranges = store.ranges(pipeline, state="closed", limit=AGREEMENT_RANGES, newest_first=True)
     if not ranges:
         return None
     by_number = {row.range: row for row in ranges}

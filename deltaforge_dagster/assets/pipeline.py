@@ -9,6 +9,7 @@ every partition; it writes events itself (`publish`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import dagster as dg
@@ -33,6 +34,9 @@ from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
+
+OUTCOME_METADATA = "outcome"
+"""Each live run leaves an observation of `changes` with how it ended, under this name."""
 
 
 def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
@@ -108,9 +112,7 @@ def _asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
 class _RunObserver:
     """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
 
-    def __init__(
-        self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str
-    ) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
         self._context = context
         self._store = store
         self._pipeline = pipeline
@@ -137,6 +139,17 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
     context.log.info(_summary(outcome))
+    context.log_event(
+        dg.AssetObservation(
+            asset_key(loaded.name, CHANGES),
+            description=_summary(outcome),
+            metadata={
+                "captured": outcome.captured,
+                **{f"delivered/{sink}": count for sink, count in outcome.delivered.items()},
+                OUTCOME_METADATA: dg.MetadataValue.json(dataclasses.asdict(outcome)),
+            },
+        )
+    )
     for evaluation in evaluate(context.instance, tools.store, loaded, outcome.capture_error):
         context.log_event(evaluation)
     problem = failure_of(outcome)
@@ -189,21 +202,19 @@ def _replay(
     ranges: list[int],
 ) -> None:
     def log(done: ReplayedRange) -> None:
-        _log_again(
-            context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages
-        )
+        _log_again(context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages)
 
     with tools.replay_sessions() as sessions:
         replay(
-        tools.store,
-        loaded.name,
-        sink_id,
-        ranges,
-        preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
-        build_sink=lambda: tools.build_sink(sink_id),
-        run_id=context.run.run_id,
-        progress=log,
-    )
+            tools.store,
+            loaded.name,
+            sink_id,
+            ranges,
+            preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
+            build_sink=lambda: tools.build_sink(sink_id),
+            run_id=context.run.run_id,
+            progress=log,
+        )
 
 
 def _log_again(

@@ -21,6 +21,7 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, SchemaRegistry, Source
 
+
 class Capture:
     """The capture thread of a run.
 
@@ -72,9 +73,7 @@ class Capture:
         self._stop = threading.Event()
         self._source: Source | None = None
         self._source_lock = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._run, name=f"capture {pipeline}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"capture {pipeline}", daemon=True)
         self._thread.start()
 
     @property

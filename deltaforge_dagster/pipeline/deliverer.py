@@ -7,12 +7,14 @@ attempt, so that the wait survives the run; then the same rows are sent again, i
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from deltaforge_dagster.config.model import DeliverLimits
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -31,7 +33,7 @@ class Deliverer:
 
     Attributes:
         sink_id: The sink.
-        checkpoint: How far the sink has acknowledged, as last written to the store.
+        checkpoint: How far the sink has acknowledged; its place is as last written to the store.
         error: Why the last attempt failed, None once one succeeded.
         waiting: Idle at the journal's end.
         moved_at: Monotonic time of the last acknowledgement.
@@ -132,9 +134,7 @@ class Deliverer:
         return self._store.segment(self._pipeline, number)
 
     def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
-        rows = self._store.segments(
-            self._pipeline, first=first.segment, last=prepared.last_segment
-        )
+        rows = self._store.segments(self._pipeline, first=first.segment, last=prepared.last_segment)
         for row in rows:
             if not self._send_segment(prepared, row):
                 return
@@ -165,14 +165,15 @@ class Deliverer:
     def _advance(self, row: SegmentRow, ordinal: int, *, complete: bool) -> None:
         if ordinal < 0:
             return
-        with self._lease.fenced() as writer:
-            self.checkpoint = writer.advance(
-                self.sink_id,
-                row.segment,
-                ordinal,
-                complete=complete,
-                source_position=row.end_position if complete else None,
+        position = row.end_position if complete else None
+        self._lease.write(
+            lambda writer: writer.advance(
+                self.sink_id, row.segment, ordinal, complete=complete, source_position=position
             )
+        )
+        self.checkpoint = replace(
+            self.checkpoint, segment=row.segment, ordinal=ordinal, complete=complete
+        )
         failpoint("checkpoint-written")
         self._moved()
 
@@ -196,9 +197,9 @@ class Deliverer:
         delay = backoff.next_delay()
         if not isinstance(error, Retryable):
             delay = self._limits.backoff_max_seconds  # nothing changes until a person acts
-        try:
-            with self._lease.fenced() as writer:
-                writer.sink_failed(self.sink_id, str(error), self._store.now() + delay)
-        except DeltaforgeError:
-            pass  # the next attempt meets the same store, or the lease's end
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
+            next_attempt_at = self._store.now() + delay
+            self._lease.write(
+                lambda writer: writer.sink_failed(self.sink_id, str(error), next_attempt_at)
+            )
         self._stop.wait(delay)

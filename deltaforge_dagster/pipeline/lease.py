@@ -8,21 +8,26 @@ store's: a process that was stopped for longer than the lease finds it gone befo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
 
+T = TypeVar("T")
+
+_STORE_RETRY_SECONDS = 0.5
+
 
 class HeldLease:
     """The lease of one pipeline while a run holds it.
 
-    `lost` is set once the lease is gone; every later `guard` and `fenced` raises `LeaseLost`.
+    `lost` is set once the lease is gone; every later `guard` and `write` raises `LeaseLost`.
     """
 
     def __init__(
@@ -87,29 +92,39 @@ class HeldLease:
                 "this run stops, the next one goes on"
             )
 
-    def fenced(self) -> AbstractContextManager[FencedWriter]:
-        """Open the one transaction in which a run may write to the store."""
-        self.guard()
-        return self._store.fenced(self._lease)
+    def write(self, block: Callable[[FencedWriter], T]) -> T:
+        """Run `block` in one fenced transaction and return what it returns.
+
+        While the store cannot be reached the block is run again, as the writer allows, until the
+        lease's deadline: an acknowledged segment or checkpoint is not given up for a hiccup.
+
+        Raises:
+            LeaseLost: The lease is gone; nothing was written.
+        """
+        while True:
+            self.guard()
+            try:
+                with self._store.fenced(self._lease) as writer:
+                    return block(writer)
+            except StoreUnavailable:
+                time.sleep(_STORE_RETRY_SECONDS)
+            except LeaseLost:
+                self.lost.set()
+                raise
 
     def release(self) -> None:
         """Stop renewing and give the lease back, so that the next run need not wait."""
         self._released.set()
         self._thread.join()
-        if not self.lost.is_set():
-            with self.fenced() as writer:
-                writer.release()
+        with contextlib.suppress(LeaseLost):
+            self.write(lambda writer: writer.release())
 
     def _renew_until_released(self) -> None:
         while not self._released.wait(self._renew_seconds):
             asked_at = time.monotonic()
             try:
-                with self.fenced() as writer:
-                    writer.renew(self._seconds)
+                self.write(lambda writer: writer.renew(self._seconds))
             except LeaseLost:
-                self.lost.set()
                 return
-            except StoreUnavailable:
-                continue  # until the local deadline; `guard` then says it is lost
             self._deadline = asked_at + self._seconds
             self._on_renewal()

@@ -36,7 +36,9 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     if not due:
         return []
     numbers = [number for number, _ in due]
-    ranges = {row.range: row for row in store.ranges(pipeline, first=min(numbers), last=max(numbers))}
+    ranges = {
+        row.range: row for row in store.ranges(pipeline, first=min(numbers), last=max(numbers))
+    }
     checkpoints = store.checkpoints(pipeline)
     return [
         Publication(number, asset, _metadata(ranges[number], asset, checkpoints))

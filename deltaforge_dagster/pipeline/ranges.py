@@ -16,6 +16,7 @@ from deltaforge_dagster.journal.hashing import range_hash
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import NewSegment
 from deltaforge_dagster.state.store import StateStore
 
@@ -36,6 +37,7 @@ class Ranges:
         self,
         store: StateStore,
         lease: HeldLease,
+        *,
         pipeline: str,
         spec_hash: str,
         limits: RangeLimits,
@@ -57,9 +59,7 @@ class Ranges:
             for row in self._store.ranges(self._pipeline, state="open"):
                 self._close_row(row.range, "recovered")
 
-    def add(
-        self, number: int, segment: WrittenSegment, start: Position, end: Position
-    ) -> None:
+    def add(self, number: int, segment: WrittenSegment, start: Position, end: Position) -> None:
         """Record a segment whose file is durable; the captured position becomes `end`."""
         row = NewSegment(
             segment=number,
@@ -78,16 +78,14 @@ class Ranges:
         )
         with self._lock:
             is_new = self._open is None
-            with self._lease.fenced() as writer:
-                if self._open is None:
-                    opened = writer.open_range(row.start_position, self._spec_hash, number)
-                    self._open = _OpenRange(opened)
-                writer.add_segment(row, self._open.number)
+            entered = self._lease.write(lambda writer: self._enter(writer, row))
             failpoint("segment-row-written")
+            if self._open is None:
+                self._open = _OpenRange(entered)
             self._open.events += row.rows
             self._open.bytes += row.bytes
             if is_new:
-                self._opened(self._open.number)
+                self._opened(entered)
         self.close_if_due()
 
     def close_if_due(self) -> None:
@@ -105,6 +103,15 @@ class Ranges:
             if self._open is not None:
                 self._close_open(reason)
 
+    def _enter(self, writer: FencedWriter, row: NewSegment) -> int:
+        """Add a segment to the open range, opening one if need be; return its number."""
+        if self._open is None:
+            number = writer.open_range(row.start_position, self._spec_hash, row.segment)
+        else:
+            number = self._open.number
+        writer.add_segment(row, number)
+        return number
+
     def _close_open(self, reason: str) -> None:
         assert self._open is not None
         self._close_row(self._open.number, reason)
@@ -117,8 +124,7 @@ class Ranges:
             self._pipeline, first=row.first_segment, last=row.last_segment
         )
         content_hash = range_hash([segment.content_hash for segment in segments])
-        with self._lease.fenced() as writer:
-            writer.close_range(number, reason, content_hash)
+        self._lease.write(lambda writer: writer.close_range(number, reason, content_hash))
         failpoint("range-closed")
         self.closed += 1
 

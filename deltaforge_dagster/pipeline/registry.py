@@ -16,5 +16,6 @@ class FencedRegistry:
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Register `table` as it holds from `position` on, and return its stamp."""
-        with self._lease.fenced() as writer:
-            return writer.register_schema(self._tenant, table, position.to_json())
+        return self._lease.write(
+            lambda writer: writer.register_schema(self._tenant, table, position.to_json())
+        )

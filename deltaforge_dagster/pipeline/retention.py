@@ -2,8 +2,8 @@
 
 A segment goes when its range is closed and published, it is older than
 `engine.journal.retention_hours`, and every sink has it: never one that a sink still needs. The
-file goes first, then its row; a crash in between leaves a row without a file, which the next
-turn removes. Files without a row (a killed run's) are orphans and go after an hour.
+row goes first, then its file; a crash in between leaves a file without a row. Such files, also a
+killed run's, are orphans and go after an hour.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ class Expired:
 def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expired:
     """Remove what is old and delivered; returns the ranges whose partitions may go too."""
     row = store.pipeline(loaded.name)
-    if row is None:
+    lease = store.lease(loaded.name)
+    if row is None or lease is None:
         return Expired(0, [], 0)
     hours = loaded.spec.spec.engine.journal.retention_hours
-    segments = store.expirable_segments(loaded.name, before=store.now() - hours * 3600)
-    for segment in segments:
+    old = store.expirable_segments(loaded.name, before=store.now() - hours * 3600)
+    gone = store.expire_segments(loaded.name, [segment.segment for segment in old])
+    for segment in gone:
         journal.delete(segment.path)
-    store.expire_segments(loaded.name, [segment.segment for segment in segments])
-    ranges = store.expire_ranges(loaded.name)
+    closed = [one.range for one in store.ranges(loaded.name, state="closed")]
+    ranges = store.expire_ranges(loaded.name, closed)
     known = {segment.path for segment in store.segments(loaded.name)}
-    orphans = journal.sweep(loaded.name, row.uid, known, older_than=ORPHAN_SECONDS)
-    return Expired(len(segments), ranges, len(orphans))
+    orphans = journal.sweep(
+        loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
+    )
+    return Expired(len(gone), ranges, len(orphans))

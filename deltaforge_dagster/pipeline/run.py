@@ -16,7 +16,6 @@ lost. Then the open range is closed, so that the next run begins with a new one.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -177,10 +176,10 @@ class LiveRun:
         ranges = Ranges(
             self._store,
             self._lease,
-            self._loaded.name,
-            self._loaded.hash,
-            self._engine.range,
-            self._observer.range_opened,
+            pipeline=self._loaded.name,
+            spec_hash=self._loaded.hash,
+            limits=self._engine.range,
+            opened=self._observer.range_opened,
         )
         ranges.close_left_open()
         self._observer.publish()
@@ -257,8 +256,7 @@ class LiveRun:
             deliverer.segment_added()
 
     def _remember_session(self, session_id: str) -> None:
-        with self._lease.fenced() as writer:
-            writer.set_session(session_id)
+        self._lease.write(lambda writer: writer.set_session(session_id))
 
     def _look_for_wishes(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""
@@ -390,13 +388,13 @@ class _Confirmer:
         position = committed_position(self._loaded.spec, row, checkpoints)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
         if passed is not None and delivered and self._idle_progress_due():
-            with self._lease.fenced() as writer:
-                writer.set_captured(passed.to_json())
+            reached = passed.to_json()
+            self._lease.write(lambda writer: writer.set_captured(reached))
             position = passed
         if position is None or (self._confirmed is not None and position <= self._confirmed):
             return
-        with self._lease.fenced() as writer:
-            writer.set_confirmed(position.to_json())
+        confirmed = position.to_json()
+        self._lease.write(lambda writer: writer.set_confirmed(confirmed))
         self._confirmed = position
         if capture is not None:
             capture.confirm(position)
@@ -408,5 +406,3 @@ class _Confirmer:
             return False
         self._passed_at = now
         return True
-
-

@@ -83,14 +83,18 @@ def find_work(
         return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
     source = build_source()
     try:
-        if pipeline.start_position is None:
-            ensure_start(store, pipeline, source)
-            return NoWork("start position fixed")
-        after = parse_position(pipeline.captured_position or pipeline.start_position)
-        if source.has_changes(after):
-            return Work("changes", "the source has changes beyond the captured position")
+        return _ask(store, pipeline, source)
     finally:
         source.close()
+
+
+def _ask(store: StateStore, pipeline: PipelineRow, source: Source) -> Work | NoWork:
+    if pipeline.start_position is None:
+        ensure_start(store, pipeline, source)
+        return NoWork("start position fixed")
+    after = parse_position(pipeline.captured_position or pipeline.start_position)
+    if source.has_changes(after):
+        return Work("changes", "the source has changes beyond the captured position")
     return NoWork("no changes in the source, every sink has what was captured")
 
 

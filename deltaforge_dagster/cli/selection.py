@@ -1,0 +1,35 @@
+"""Finding the pipeline that a command was given, by name or by file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline, load_pipelines
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import NotAllowed
+
+
+def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, LoadedPipeline]:
+    """Return the pipeline named `pipeline`, or of the file at that path.
+
+    The settings come back with `pipelines` pointing at that file alone when a path was given.
+
+    Raises:
+        NotAllowed: There is no such pipeline; the message lists those that exist.
+        SpecError: Its file is broken.
+    """
+    if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
+        settings = replace(settings, pipelines=Path(pipeline).absolute())
+        (only,) = load_pipelines(settings.pipelines)
+    else:
+        found = {one.name: one for one in load_pipelines(settings.pipelines)}
+        if pipeline not in found:
+            names = ", ".join(sorted(found)) or "none"
+            raise NotAllowed(
+                f"no pipeline {pipeline!r} in {settings.pipelines} (there is: {names})"
+            )
+        only = found[pipeline]
+    if isinstance(only, BrokenPipeline):
+        raise only.error
+    return settings, only
