@@ -15,7 +15,9 @@ from psycopg import conninfo, pq
 from deltaforge_dagster.errors import SpecError
 
 _DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
-_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|$)")
+_PAIR = re.compile(
+    r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"
+)
 
 
 def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
@@ -56,7 +58,8 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
             raise SpecError(_WRONG)
         key = "dbname" if pair[1] == "database" else pair[1]
         if key in known:
-            kept[key] = re.sub(r"\\(.)", r"\1", pair[2].removeprefix("'").removesuffix("'"))
+            value = pair[2][1:-1] if pair[2].startswith("'") else pair[2]
+            kept[key] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
         else:
             ignored.append(pair[1])
         at = pair.end()

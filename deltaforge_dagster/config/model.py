@@ -43,11 +43,14 @@ def _resolved(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
     name = unresolved(text)
-    if name is not None:
-        raise ValueError(
-            f"needs the environment variable {name}, which is not set (this field is no template)"
-        )
-    return text
+    if name is None:
+        return text
+    if "." in name:
+        raise ValueError(f"holds ${{{name}}}, but this field is not a template (write it out)")
+    raise ValueError(
+        f"needs the environment variable {name}, which is not set (set it for every process that "
+        "loads this file)"
+    )
 
 
 def _name(text: str) -> str:

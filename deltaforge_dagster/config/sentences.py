@@ -12,7 +12,7 @@ _KINDS = {
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
     "tuple_type": "must be a list",
-    "mapping_type": "must be a mapping of names to values",
+    "dict_type": "must be a mapping of names to values",
     "model_type": "must be a block of fields",
     "model_attributes_type": "must be a block of fields",
     "missing": "is required",

@@ -1,0 +1,88 @@
+"""`deltaforge validate`: what is wrong with pipeline files, without connecting to anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deltaforge_dagster.config.load import (
+    BrokenPipeline,
+    LoadedPipeline,
+    load_files,
+    pipeline_files,
+)
+from deltaforge_dagster.errors import SpecError
+
+
+def validate(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Pipeline files, or directories of them."),
+    ],
+    *,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of lines.")
+    ] = False,
+) -> None:
+    """Check pipeline files and print every problem and warning, each with its line.
+
+    Nothing is connected to and nothing is written. The exit code is 0 when every file can run, warnings
+    or not, and 1 otherwise.
+    """
+    files: dict[Path, None] = {}
+    missing: list[str] = []
+    for path in paths:
+        try:
+            files |= dict.fromkeys(pipeline_files(path))
+        except SpecError as error:
+            missing += error.problems
+    pipelines = load_files(files)
+    valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
+    if json_output:
+        typer.echo(
+            json.dumps(
+                {
+                    "valid": valid,
+                    "problems": missing,
+                    "pipelines": [_as_json(pipeline) for pipeline in pipelines],
+                }
+            )
+        )
+    else:
+        _print(pipelines, missing)
+    raise typer.Exit(0 if valid else 1)
+
+
+def _problems(pipeline: LoadedPipeline | BrokenPipeline) -> list[str]:
+    return list(pipeline.error.problems) if isinstance(pipeline, BrokenPipeline) else []
+
+
+def _as_json(pipeline: LoadedPipeline | BrokenPipeline) -> dict[str, object]:
+    return {
+        "path": str(pipeline.path),
+        "name": pipeline.name,
+        "valid": isinstance(pipeline, LoadedPipeline),
+        "problems": _problems(pipeline),
+        "warnings": list(pipeline.warnings),
+    }
+
+
+def _print(pipelines: list[LoadedPipeline | BrokenPipeline], missing: list[str]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for problem in missing:
+        console.print(Text.assemble(("error   ", "bold red"), problem))
+    for pipeline in pipelines:
+        for problem in _problems(pipeline):
+            console.print(Text.assemble(("error   ", "bold red"), problem))
+        for warning in pipeline.warnings:
+            console.print(Text.assemble(("warning ", "yellow"), warning))
+        if isinstance(pipeline, LoadedPipeline):
+            spec = pipeline.spec.spec
+            sinks = ", ".join(sink.config.id for sink in spec.sinks)
+            text = f"{pipeline.path}: pipeline {pipeline.name}, {spec.source.type} to {sinks}"
+            console.print(Text.assemble(("ok      ", "green"), text))

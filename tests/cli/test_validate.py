@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from deltaforge_dagster.cli.validate import validate
+from tests.config.conftest import Write, write
+
+__all__ = ["write"]
+
+
+def run(*arguments: object) -> Result:
+    """Run the command alone, as `deltaforge validate` runs it."""
+    app = typer.Typer()
+    app.command()(validate)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_good_files_are_named(write: Write) -> None:
+    """A good file ends with 0 and one line that says what it does."""
+    path = write()
+
+    result = run(path)
+
+    assert result.exit_code == 0
+    assert result.output == f"ok      {path}: pipeline orders, postgres to cache, lines\n"
+
+
+def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> None:
+    """Problems of all files come out in one go, brackets and all, and the exit code is 1."""
+    good = write({"metadata.name": "good", "spec.colour": "red"}, file="a.yaml")
+    bad = write({"spec.sinks.0.config.uri": "geheim", "metadata.tenant": None}, file="b.yaml")
+
+    result = run(tmp_path)
+
+    assert result.exit_code == 1
+    assert result.output.splitlines() == [
+        f"warning {good}:24: spec.colour: is not a known field, it is ignored",
+        f"ok      {good}: pipeline good, postgres to cache, lines",
+        f"error   {bad}:1: metadata.tenant: is required",
+        (
+            f"error   {bad}:17: spec.sinks[0].config.uri: is not a Redis address (write "
+            "redis://user:password@host:port/database, or rediss:// for TLS, with special "
+            "characters of the password percent-encoded)"
+        ),
+    ]
+
+
+def test_missing_files_are_problems(tmp_path: Path, write: Write) -> None:
+    """A path without a pipeline file fails the command and hides nothing of the others."""
+    path = write()
+
+    result = run(tmp_path / "none", path)
+
+    assert result.exit_code == 1
+    assert f"error   {tmp_path}/none: does not exist" in result.output
+    assert f"ok      {path}" in result.output
+
+
+def test_names_are_unique_across_arguments(write: Write) -> None:
+    """Two files with one name are a mistake, also when they are given one by one."""
+    assert run(write(file="a.yaml"), write(file="b/b.yaml")).exit_code == 1
+
+
+def test_a_file_given_twice_is_one(write: Write, tmp_path: Path) -> None:
+    """A file that a directory argument already covers is no duplicate."""
+    assert run(write(), tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize("tenant", ["acme", None])
+def test_json(write: Write, tenant: str | None) -> None:
+    """With --json the output is one object for programs."""
+    path = write({"metadata.tenant": tenant, "spec.colour": "red"})
+
+    result = run("--json", path)
+
+    valid = tenant is not None
+    assert result.exit_code == (0 if valid else 1)
+    assert json.loads(result.output) == {
+        "valid": valid,
+        "problems": [],
+        "pipelines": [
+            {
+                "path": str(path),
+                "name": "orders",
+                "valid": valid,
+                "problems": [] if valid else [f"{path}:1: metadata.tenant: is required"],
+                "warnings": [
+                    f"{path}:{24 if valid else 23}: spec.colour: is not a known field, it is ignored"
+                ],
+            }
+        ],
+    }

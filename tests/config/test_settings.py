@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SettingsError
+
+
+def test_defaults_are_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any variable everything is in the working directory, as absolute paths."""
+    monkeypatch.chdir(tmp_path)
+
+    settings = Settings.from_env({})
+
+    assert settings == Settings(
+        pipelines=tmp_path / "pipelines",
+        home=tmp_path / ".deltaforge",
+        state_url=f"sqlite:///{tmp_path}/.deltaforge/state.db",
+        journal_url=f"file://{tmp_path}/.deltaforge/journal",
+        spark_remote=None,
+    )
+
+
+def test_state_and_journal_follow_the_home(tmp_path: Path) -> None:
+    """DELTAFORGE_HOME moves state and journal together."""
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})
+
+    assert settings.state_url == f"sqlite:///{tmp_path}/state.db"
+    assert settings.journal_url == f"file://{tmp_path}/journal"
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("memory", "memory"),
+        ("sqlite:////var/lib/state.db", "sqlite:////var/lib/state.db"),
+        ("postgres://u:p@h/db", "postgresql+psycopg://u:p@h/db"),
+        ("postgresql://u:p@h/db", "postgresql+psycopg://u:p@h/db"),
+        ("postgresql+psycopg://u:p@h/db", "postgresql+psycopg://u:p@h/db"),
+    ],
+)
+def test_state_urls(given: str, url: str) -> None:
+    """PostgreSQL URLs name the driver we use; the others stay."""
+    assert Settings.from_env({"DELTAFORGE_STATE_URL": given}).state_url == url
+
+
+def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes with another working directory still find the same files."""
+    monkeypatch.chdir(tmp_path)
+
+    settings = Settings.from_env(
+        {"DELTAFORGE_STATE_URL": "sqlite:///a.db", "DELTAFORGE_JOURNAL_URL": "files/journal"}
+    )
+
+    assert settings.state_url == f"sqlite:///{tmp_path}/a.db"
+    assert settings.journal_url == f"file://{tmp_path}/files/journal"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("STATE_URL", "mysql://u:geheim@h/db"),
+        ("STATE_URL", "sqlite://"),
+        ("STATE_URL", "geheim"),
+        ("JOURNAL_URL", "file://geheim"),
+        ("JOURNAL_URL", "s3://"),
+        ("SPARK_REMOTE", "spark://geheim:7077"),
+    ],
+)
+def test_wrong_values_name_the_variable(name: str, value: str) -> None:
+    """The error names the variable and never shows its value."""
+    with pytest.raises(SettingsError, match=f"^DELTAFORGE_{name} must ") as caught:
+        Settings.from_env({f"DELTAFORGE_{name}": value})
+
+    assert "geheim" not in str(caught.value)
+
+
+def test_repr_hides_urls() -> None:
+    """Settings can be logged: their URLs may hold passwords and are left out."""
+    settings = Settings.from_env(
+        {
+            "DELTAFORGE_STATE_URL": "postgresql://u:geheim@h/db",
+            "DELTAFORGE_SPARK_REMOTE": "sc://h/;token=geheim",
+        }
+    )
+
+    assert "geheim" not in repr(settings)
