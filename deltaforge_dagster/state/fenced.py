@@ -18,6 +18,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Counts, Lease, NewSegment
@@ -250,6 +251,15 @@ class FencedWriter:
                 "updated_at": clock(),
             },
         )
+
+    def set_captured(self, position: str) -> None:
+        """Move the captured position over log that held nothing for the pipeline.
+
+        Never backwards: when a segment has meanwhile been added that ends later, its end stays.
+        """
+        captured = self._pipeline()["captured_position"]
+        if captured is None or parse_position(captured) < parse_position(position):
+            self._update_pipeline({"captured_position": position})
 
     def set_confirmed(self, position: str) -> None:
         """Remember the committed position, before the source is told that it may forget."""
