@@ -18,7 +18,6 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import parse_position
-from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Counts, Lease, NewSegment
@@ -264,12 +263,6 @@ class FencedWriter:
     def set_confirmed(self, position: str) -> None:
         """Remember the committed position, before the source is told that it may forget."""
         self._update_pipeline({"confirmed_position": position})
-
-    def set_captured(self, position: str) -> None:
-        """Move the captured position past log that holds no change for us; never backwards."""
-        captured = self._pipeline()["captured_position"]
-        if captured is None or parse_position(captured) < parse_position(position):
-            self._update_pipeline({"captured_position": position})
 
     def register_schema(self, tenant: str, table: TableSchema, position_json: str) -> SchemaStamp:
         """Return the stamp of a table version: an earlier one's, or a new one (see `schemas`)."""
