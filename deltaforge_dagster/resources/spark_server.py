@@ -1,0 +1,363 @@
+"""Our own Spark Connect server: one per home directory, shared by every process that uses it.
+
+`SparkServer.ensure(home)` attaches to the running server or starts one, under a file lock. The
+server is a child of a *watcher*, a small detached Python process, which ends it when told to, or
+when no client has been there for a while. Below `home/spark`:
+
+=============  ================================================================================
+server.json    pid of the watcher, port and token of the server; mode 0600
+start.lock     held while somebody starts or stops the server
+watcher.lock   held by the watcher for as long as it lives: proof of life that no kill can fake
+clients.lock   held shared by every client process; free means that nobody needs the server
+server.log     what Spark logs: warnings and errors
+conf, work     Spark's configuration, and its working directory; both made anew at each start
+=============  ================================================================================
+
+The kernel releases the locks of a process that dies, so nothing is left to guess or clean up. The
+server listens on 127.0.0.1 and asks for a random token. Clients reach it as `sc://localhost`,
+since PySpark sends a token without TLS to that name only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pyspark
+
+from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
+from deltaforge_dagster.resources.spark_java import find_java
+from deltaforge_dagster.servers.process import ServerProcess, free_port
+
+IDLE_SECONDS = 900.0
+HEAP = "1g"
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
+_START_SECONDS = 120.0
+_STOP_SECONDS = 20.0
+_SPARK_HOME = Path(pyspark.__file__).parent
+
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex{10}
+"""
+
+_POOLS = """\
+<?xml version="1.0"?>
+<allocations>
+  <pool name="default">
+    <schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare>
+  </pool>
+</allocations>
+"""
+"""Jobs of one pool take turns only when the pool says so (Spark manual, "Job Scheduling")."""
+
+
+class SparkServer:
+    """A running server, in use by this process until `release`, `stop` or the process's end.
+
+    Attributes:
+        remote: Connect URL with the token in it; not to be logged.
+    """
+
+    def __init__(self, folder: Path, remote: str, client: int) -> None:
+        self.remote = remote
+        self._folder = folder
+        self._client: int | None = client
+
+    @classmethod
+    def ensure(cls, home: Path, *, heap: str = HEAP, idle_seconds: float = IDLE_SECONDS) -> Self:
+        """Return the server of `home`, started if none runs; takes seconds then.
+
+        Args:
+            home: Directory of the installation, created if missing.
+            heap: Java heap of a server that is started now.
+            idle_seconds: A server that is started now ends after so long without a client.
+
+        Raises:
+            SettingsError: There is no Java.
+            SparkUnavailable: The server does not start; the message names its log.
+        """
+        folder = home.absolute() / "spark"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        client = _lock(folder / "clients.lock", fcntl.LOCK_SH)
+        assert client is not None
+        try:
+            with _locked(folder / "start.lock"):
+                remote = _running(folder)
+                if remote is None:
+                    _end(folder)
+                    _start(folder, heap, idle_seconds)
+                    remote = _running(folder)
+        except BaseException:
+            os.close(client)
+            raise
+        if remote is None:
+            os.close(client)
+            raise SparkUnavailable(f"the Spark server ended at once (log: {folder}/server.log)")
+        return cls(folder, remote, client)
+
+    def release(self) -> None:
+        """Say that this process needs the server no more; safe to call twice."""
+        client, self._client = self._client, None
+        if client is not None:
+            os.close(client)
+
+    def stop(self) -> None:
+        """End the server, whoever uses it; its sessions are gone. Safe to call twice."""
+        self.release()
+        with _locked(self._folder / "start.lock"):
+            _end(self._folder)
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """Return a descriptor that holds a lock, None when `kind` does not wait and another has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, kind)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = _lock(path, fcntl.LOCK_EX)
+    assert descriptor is not None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _watched(folder: Path) -> bool:
+    descriptor = _lock(folder / "watcher.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+def _running(folder: Path) -> str | None:
+    """Return the URL of the server that answers now, if one does."""
+    if not _watched(folder):
+        return None
+    try:
+        state = json.loads((folder / "server.json").read_bytes())
+        remote = f"sc://localhost:{state['port']}/;token={state['token']}"
+        return remote if _listens(state["port"]) else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 2):
+        return True
+    return False
+
+
+def _start(folder: Path, heap: str, idle_seconds: float) -> None:
+    """Start a watcher, detached from us, and wait until it reports on its pipe.
+
+    The shell between us ends at once, so that the watcher is nobody's child: no zombie when it
+    ends, no signal when our terminal closes.
+    """
+    java = find_java()
+    reading, writing = os.pipe()
+    try:
+        with (folder / "server.log").open("wb") as log:  # the server appends to it
+            subprocess.run(  # noqa: S603 - our own interpreter and module
+                ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__]
+                + [str(folder), str(java), heap, str(idle_seconds), str(writing)],
+                env=_environment(java),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[writing],
+                start_new_session=True,
+                check=True,
+            )
+        os.close(writing)
+        writing = -1
+        with os.fdopen(reading, encoding="utf-8") as pipe:
+            reading = -1
+            report = pipe.read()
+    finally:
+        for descriptor in (reading, writing):
+            if descriptor >= 0:
+                os.close(descriptor)
+    if report != "ready":
+        raise SparkUnavailable(
+            f"the Spark server did not start: {report or 'its watcher died'} "
+            f"(log: {folder}/server.log)"
+        )
+
+
+def _environment(java: Path) -> dict[str, str]:
+    """Return our environment without the settings of any other Spark."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK_", "PYSPARK_"))
+    }
+    package = str(Path(__file__).parents[2])
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
+    env["JAVA_HOME"] = str(java)
+    return env
+
+
+def _end(folder: Path) -> None:
+    """End the watcher, and with it the server, if there is one; called under the start lock."""
+    number = signal.SIGTERM
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _watched(folder):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            os.kill(json.loads((folder / "server.json").read_bytes())["pid"], number)
+        if time.monotonic() > deadline:
+            if number == signal.SIGKILL:
+                raise SparkUnavailable(f"the Spark server of {folder} cannot be stopped")
+            number = signal.SIGKILL  # the guard of `ServerProcess` ends Java then
+            deadline = time.monotonic() + _STOP_SECONDS
+        time.sleep(0.1)
+
+
+# From here on: the watcher.
+
+
+def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int) -> int:
+    """Run one server until it ends, is told to end, or nobody needs it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
+    assert alive is not None
+    state = folder / "server.json"
+    state.unlink(missing_ok=True)
+    try:
+        with os.fdopen(report, "w", encoding="utf-8") as pipe:
+            try:
+                server = _launch(folder, java, heap, state)
+            except (DeltaforgeError, OSError) as error:
+                pipe.write(str(error))
+                return 1
+            pipe.write("ready")
+        try:
+            return _wait(server, folder, idle_seconds)
+        finally:
+            server.stop(signal.SIGTERM, 10)
+    finally:
+        state.unlink(missing_ok=True)
+
+
+def _wait(server: ServerProcess, folder: Path, idle_seconds: float) -> int:
+    used = time.monotonic()
+    while server.running:
+        time.sleep(min(1.0, idle_seconds / 4))
+        # Under the start lock, so that nobody attaches to a server that is about to end.
+        start = _lock(folder / "start.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if start is None:
+            continue
+        client = _lock(folder / "clients.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if client is not None and time.monotonic() - used > idle_seconds:
+            return 0  # with both locks; they are released when this process is gone
+        if client is None:
+            used = time.monotonic()
+        else:
+            os.close(client)
+        os.close(start)
+    return 1
+
+
+def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
+    port, token = free_port(), secrets.token_urlsafe(32)
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    configuration = _configure(folder / "conf", work, heap, port)
+    os.environ.update(
+        {
+            "JAVA_HOME": str(java),
+            "SPARK_HOME": str(_SPARK_HOME),
+            "SPARK_CONF_DIR": str(configuration),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            _TOKEN: token,
+        }
+    )
+    server = ServerProcess(
+        "the Spark server",
+        [
+            str(_SPARK_HOME / "bin" / "spark-submit"),
+            "--class",
+            "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "spark-internal",
+        ],
+        directory=folder,
+        quick_signal=signal.SIGKILL,
+    )
+    server.wait_until(lambda: _listens(port), _START_SECONDS)
+    descriptor = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"pid": os.getpid(), "port": port, "token": token}, file)
+    return server
+
+
+def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
+    """Write Spark's configuration directory and return it."""
+    conf.mkdir(mode=0o700, exist_ok=True)
+    (conf / "log4j2.properties").write_text(_LOGGING)
+    (conf / "fairscheduler.xml").write_text(_POOLS)
+    settings = {
+        "spark.master": f"local[{min(8, max(2, os.cpu_count() or 2))}]",
+        "spark.app.name": "deltaforge",
+        "spark.driver.memory": heap,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        # A run finds the session of the run before it; Spark's default is one hour.
+        "spark.connect.session.manager.defaultSessionTimeout": "24h",
+        "spark.scheduler.mode": "FAIR",
+        "spark.scheduler.allocation.file": (conf / "fairscheduler.xml").as_uri(),
+        "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
+        # Nothing may land in the working directory of whoever starts the server.
+        "spark.local.dir": work,
+        "spark.sql.warehouse.dir": (work / "warehouse").as_uri(),
+        "spark.sql.catalogImplementation": "in-memory",
+        # The heap is small and the server lives long: keep no history of jobs.
+        "spark.ui.enabled": "false",
+        "spark.ui.retainedJobs": 20,
+        "spark.ui.retainedStages": 20,
+        "spark.ui.retainedTasks": 200,
+        "spark.sql.ui.retainedExecutions": 5,
+        "spark.connect.ui.retainedSessions": 5,
+        "spark.connect.ui.retainedStatements": 5,
+    }
+    lines = [f"{name} {value}\n" for name, value in settings.items()]
+    (conf / "spark-defaults.conf").write_text("".join(lines))
+    return conf
+
+
+if __name__ == "__main__":
+    sys.exit(
+        _watch(
+            Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]), int(sys.argv[5])
+        )
+    )
