@@ -38,9 +38,13 @@ def validate(
     missing: list[str] = []
     for path in paths:
         try:
-            files |= dict.fromkeys(pipeline_files(path))
+            found = pipeline_files(path)
         except SpecError as error:
             missing += error.problems
+            continue
+        if not found:
+            missing.append(f"{path}: holds no *.yaml or *.yml file")
+        files |= dict.fromkeys(found)
     pipelines = load_files(files)
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:

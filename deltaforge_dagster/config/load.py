@@ -117,10 +117,10 @@ def load_pipeline(path: Path) -> LoadedPipeline:
 
 
 def load_pipelines(path: Path) -> list[LoadedPipeline | BrokenPipeline]:
-    """Return the pipelines of a file, or of every file below a directory.
+    """Return the pipelines of a file, or of every file below a directory, which may have none.
 
     Raises:
-        SpecError: There is no pipeline file at `path`.
+        SpecError: There is nothing at `path`.
     """
     return load_files(pipeline_files(path))
 
@@ -131,11 +131,13 @@ def pipeline_files(path: Path) -> list[Path]:
     Names that start with a dot are left out: editors and mounted volumes keep copies there.
 
     Raises:
-        SpecError: There is none.
+        SpecError: There is nothing at `path`.
     """
     if path.is_file():
         return [path]
-    found = []
+    if not path.is_dir():
+        raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
+    found: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [
@@ -143,9 +145,6 @@ def pipeline_files(path: Path) -> list[Path]:
             for name in names
             if name.endswith((".yaml", ".yml")) and not name.startswith(".")
         ]
-    if not found:
-        what = "holds no *.yaml or *.yml file" if path.is_dir() else "does not exist"
-        raise SpecError(f"{path}: {what} (a pipeline is one YAML file)")
     return sorted(found)
 
 

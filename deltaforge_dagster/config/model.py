@@ -38,6 +38,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of pipelines and sinks: they become asset keys, file names and keys in sinks."""
 
+# `schema.table` or `table`; the first dot divides, and only a part's end may be a wildcard.
+_TABLE_PATTERN = re.compile(r"(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^*%]+[*%]?|[*%]) )?", re.VERBOSE)
+
 
 def _resolved(text: str) -> str:
     if not text.strip():
@@ -74,6 +77,15 @@ def _slot(text: str) -> str:
 def _publication(text: str) -> str:
     if len(text.encode()) > 63:
         raise ValueError("is longer than 63 bytes, the longest name that PostgreSQL has")
+    return text
+
+
+def _table_pattern(text: str) -> str:
+    if not _TABLE_PATTERN.fullmatch(text):
+        raise ValueError(
+            "is not a table pattern (write schema.table, where a part may end in `*` or `%` for "
+            "any rest, and has no other wildcard)"
+        )
     return text
 
 
@@ -141,7 +153,7 @@ class PostgresConfig(_Block):
     dsn: SecretStr
     slot: Annotated[Text, AfterValidator(_slot)]
     publication: Annotated[Text, AfterValidator(_publication)]
-    tables: tuple[Text, ...]
+    tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...]
     start_position: Annotated[
         Literal["earliest", "latest"] | StartLsn, BeforeValidator(_start_position)
     ] = "earliest"
@@ -202,11 +214,9 @@ class RedisConfig(SinkConfig):
     @classmethod
     def _check_uri(cls, uri: SecretStr) -> SecretStr:
         text = _resolved(uri.get_secret_value())
-        if "sentinel" in text.partition("://")[0]:
-            raise ValueError("is a Sentinel address, which is not supported yet (use redis://)")
         try:
             parts = urlsplit(text)
-            valid = parts.scheme == "unix" or (
+            valid = parts.scheme in {"unix", "redis+sentinel", "rediss+sentinel"} or (
                 parts.scheme in {"redis", "rediss"} and bool(parts.hostname) and parts.port != 0
             )
         except ValueError:
@@ -214,7 +224,8 @@ class RedisConfig(SinkConfig):
         if not valid:
             raise ValueError(
                 "is not a Redis address (write redis://user:password@host:port/database, or "
-                "rediss:// for TLS, with special characters of the password percent-encoded)"
+                "rediss:// for TLS, unix:// or redis+sentinel://, with special characters of the "
+                "password percent-encoded)"
             )
         return uri
 

@@ -42,8 +42,8 @@ def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> N
         f"error   {bad}:1: metadata.tenant: is required",
         (
             f"error   {bad}:17: spec.sinks[0].config.uri: is not a Redis address (write "
-            "redis://user:password@host:port/database, or rediss:// for TLS, with special "
-            "characters of the password percent-encoded)"
+            "redis://user:password@host:port/database, or rediss:// for TLS, unix:// or "
+            "redis+sentinel://, with special characters of the password percent-encoded)"
         ),
     ]
 
@@ -51,11 +51,13 @@ def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> N
 def test_missing_files_are_problems(tmp_path: Path, write: Write) -> None:
     """A path without a pipeline file fails the command and hides nothing of the others."""
     path = write()
+    (tmp_path / "empty").mkdir()
 
-    result = run(tmp_path / "none", path)
+    result = run(tmp_path / "none", tmp_path / "empty", path)
 
     assert result.exit_code == 1
     assert f"error   {tmp_path}/none: does not exist" in result.output
+    assert f"error   {tmp_path}/empty: holds no *.yaml or *.yml file" in result.output
     assert f"ok      {path}" in result.output
 
 

@@ -75,6 +75,8 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SOURCE}.tables": None}, "7: spec.source.config.tables: is required"),
         ({f"{SOURCE}.tables": "public.orders"}, "12: spec.source.config.tables: must be a list"),
         ({f"{SOURCE}.tables": ["a", ""]}, "14: spec.source.config.tables[1]: is empty"),
+        ({f"{SOURCE}.tables": ["public.a*b"]}, "13: spec.source.config.tables[0]: is not a table pattern (write schema.table, where a part may end in `*` or `%` for any rest, and has no other wildcard)"),
+        ({f"{SOURCE}.tables": [".orders"]}, "13: spec.source.config.tables[0]: is not a table pattern (write schema.table, where a part may end in `*` or `%` for any rest, and has no other wildcard)"),
         ({f"{SOURCE}.dsn": "mysql://u:geheim@h/d"}, "9: spec.source.config.dsn: is not a PostgreSQL connection string (write postgres://user:password@host:port/database, with special characters of the password percent-encoded, or host=... user=... password=...)"),
         ({f"{SOURCE}.dsn": "${NOT_SET_DSN}"}, "9: spec.source.config.dsn: needs the environment variable NOT_SET_DSN, which is not set (set it for every process that loads this file)"),
         ({f"{SOURCE}.slot": "a_${source.table}"}, "10: spec.source.config.slot: holds ${source.table}, but this field is not a template (write it out)"),
@@ -86,9 +88,8 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({"spec.sinks.0.type": None}, "15: spec.sinks[0]: needs a `type`"),
         ({"spec.sinks.0": "redis"}, "15: spec.sinks[0]: must be a block of fields"),
         ({f"{SINK}.uri": None}, "16: spec.sinks[0].config.uri: is required"),
-        ({f"{SINK}.uri": "http://u:geheim@h"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, with special characters of the password percent-encoded)"),
-        ({f"{SINK}.uri": "redis://:geheim@h:port"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, with special characters of the password percent-encoded)"),
-        ({f"{SINK}.uri": "redis-sentinel://:geheim@h"}, "18: spec.sinks[0].config.uri: is a Sentinel address, which is not supported yet (use redis://)"),
+        ({f"{SINK}.uri": "http://u:geheim@h"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, unix:// or redis+sentinel://, with special characters of the password percent-encoded)"),
+        ({f"{SINK}.uri": "redis://:geheim@h:port"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, unix:// or redis+sentinel://, with special characters of the password percent-encoded)"),
         ({f"{SINK}.stream": "a${}"}, "19: spec.sinks[0].config.stream: empty variable '${}' at position 1 in template: a${}"),
         ({f"{SINK}.key": ""}, "20: spec.sinks[0].config.key: is empty"),
         ({f"{SINK}.id": "a/b"}, "17: spec.sinks[0].config.id: must be 1 to 100 letters, digits, `-`, `_` or `.`, and start with a letter or digit (it becomes part of asset keys and file names)"),
@@ -161,6 +162,8 @@ def test_what_this_version_lacks_is_a_problem(
         {f"{SOURCE}.start_position": "latest", f"{SOURCE}.tables": []},
         {"spec.commit_policy": {"mode": "quorum", "quorum": 2}},
         {f"{SINK}.uri": "unix:///tmp/redis.sock"},
+        {f"{SINK}.uri": "redis+sentinel://u:geheim@one:26379,two/main/0"},
+        {f"{SOURCE}.tables": ["public.orders", "shop.*", "shop.order_%", "*.orders", "a", "*"]},
         {"spec.engine.dagster": {"schedule": "*/5 * * * *", "group": "cdc"}},
         {"spec.batch": {"max_events": 500, "max_ms": 50, "respect_source_tx": True}},
     ],
@@ -345,10 +348,9 @@ def test_one_name_in_two_files_breaks_both(write: Write, tmp_path: Path) -> None
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
-    """A missing path and an empty directory say so."""
-    with pytest.raises(SpecError, match=r"holds no .* file"):
-        load_pipelines(tmp_path)
-    with pytest.raises(SpecError, match="does not exist"):
+    """An empty directory is an installation without pipelines; a missing one is a mistake."""
+    assert load_pipelines(tmp_path) == []
+    with pytest.raises(SpecError, match="missing: does not exist"):
         load_pipelines(tmp_path / "missing")
 
 
