@@ -1,0 +1,228 @@
+"""What we ask PostgreSQL's system catalogs: tables, types, the publication, the slot.
+
+Rows are decoded with the Relation messages of the log, never with what stands here: the catalog
+is today's, the log may be yesterday's. It only answers what the log does not say: which tables
+exist now, which columns are a primary key, what an OID of a type means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.positions import parse_lsn
+from deltaforge_dagster.sources.postgres.values import CatalogType
+from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.tables import Column, TableSchema
+
+SYSTEM_SCHEMAS = ("pg_catalog", "information_schema", "pg_toast*", "pg_temp_*")
+
+Connect = Callable[[float], AbstractContextManager[psycopg.Connection]]
+"""Opens a query connection for some seconds: `Server.query`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that a publication can hold: permanent, ordinary or partitioned."""
+
+    oid: int
+    schema: str
+    name: str
+    root: int | None
+    """The topmost partitioned table above it, None when it is no partition."""
+
+    @property
+    def full_name(self) -> str:
+        """`schema.table`."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name, quoted for a statement."""
+        return sql.Identifier(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A row of `pg_replication_slots` (manual: that view). LSNs as integers."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    restart_lsn: int | None
+    confirmed_lsn: int | None
+    lost: bool
+    """The server has removed log that the slot needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server must be and have for us, as one query finds it."""
+
+    version: int
+    """As in `server_version_num`: 150004 is 15.4."""
+    wal_level: str
+    standby: bool
+    flushed_lsn: int
+    """End of the durable log, 0 on a standby."""
+    sender_timeout: float
+    """Seconds after which the server drops a silent reader; 0 is never."""
+
+
+def facts(connection: psycopg.Connection) -> Facts:
+    """Return the server's facts."""
+    row = connection.execute(
+        """
+        SELECT current_setting('server_version_num')::int, current_setting('wal_level'),
+               pg_is_in_recovery(),
+               CASE WHEN pg_is_in_recovery() THEN '0/0' ELSE pg_current_wal_flush_lsn() END::text,
+               (SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_sender_timeout')
+        """
+    ).fetchone()
+    assert row is not None
+    return Facts(row[0], row[1], row[2], parse_lsn(row[3]), row[4])
+
+
+def slot(connection: psycopg.Connection, name: str) -> Slot | None:
+    """Return the replication slot of that name, or None."""
+    row = connection.execute(
+        """
+        SELECT plugin, database, temporary, active_pid, restart_lsn::text,
+               confirmed_flush_lsn::text, to_jsonb(s)
+          FROM pg_replication_slots s WHERE slot_name = %s
+        """,
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    everything = row[
+        6
+    ]  # columns differ between versions: conflicting (16), invalidation_reason (17)
+    lost = (
+        everything.get("wal_status") == "lost"
+        or bool(everything.get("conflicting"))
+        or everything.get("invalidation_reason") is not None
+    )
+    return Slot(name, row[0], row[1], row[2], row[3], _lsn(row[4]), _lsn(row[5]), lost)
+
+
+def tables(connection: psycopg.Connection) -> list[Table]:
+    """Return every table of users, by schema and name."""
+    rows = connection.execute(
+        """
+        WITH RECURSIVE above(oid, root) AS (
+            SELECT inhrelid, inhparent FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+             WHERE c.relispartition
+            UNION ALL
+            SELECT above.oid, inhparent FROM above JOIN pg_inherits ON inhrelid = above.root
+              JOIN pg_class c ON c.oid = inhrelid WHERE c.relispartition
+        )
+        SELECT c.oid::int8, n.nspname, c.relname,
+               (SELECT a.root::int8 FROM above a
+                  JOIN pg_class r ON r.oid = a.root AND NOT r.relispartition
+                 WHERE a.oid = c.oid)
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+           AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+         ORDER BY 2, 3
+        """
+    ).fetchall()
+    return [Table(*row) for row in rows]
+
+
+def captured(found: Sequence[Table], patterns: TablePatterns) -> list[Table]:
+    """Return the tables that match; of a partitioned table that does, not its partitions too."""
+    matching = [table for table in found if patterns.matches(table.schema, table.name)]
+    chosen = {table.oid for table in matching}
+    return [table for table in matching if table.root not in chosen]
+
+
+def published(
+    connection: psycopg.Connection, publication: str
+) -> frozenset[tuple[str, str]] | None:
+    """Return (schema, table) of everything a publication sends, None when it does not exist."""
+    rows = connection.execute(
+        """
+        SELECT t.schemaname, t.tablename
+          FROM pg_publication p LEFT JOIN pg_publication_tables t USING (pubname)
+         WHERE p.pubname = %s
+        """,
+        (publication,),
+    ).fetchall()
+    sent = frozenset((row[0], row[1]) for row in rows if row[0] is not None)
+    return sent if rows else None
+
+
+def primary_key(connection: psycopg.Connection, oid: int) -> tuple[str, ...]:
+    """Return the columns of a table's primary key in the key's order; empty without one."""
+    rows = connection.execute(
+        """
+        SELECT a.attname
+          FROM pg_index i
+          CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+         WHERE i.indrelid = %s AND i.indisprimary AND k.place <= i.indnkeyatts
+         ORDER BY k.place
+        """,
+        (oid,),
+    ).fetchall()
+    return tuple(row[0] for row in rows)
+
+
+def table_schema(connection: psycopg.Connection, table: Table) -> TableSchema:
+    """Return a table as the catalog has it now."""
+    rows = connection.execute(
+        """
+        SELECT attname, format_type(atttypid, NULL), atttypid::int8, NOT attnotnull
+          FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+         ORDER BY attnum
+        """,
+        (table.oid,),
+    ).fetchall()
+    columns = (Column(row[0], row[1], row[2], row[3], at) for at, row in enumerate(rows, start=1))
+    return TableSchema(
+        connection.info.dbname,
+        table.schema,
+        table.name,
+        tuple(columns),
+        primary_key(connection, table.oid),
+    )
+
+
+class Catalog:
+    """The catalog as the decoder asks it; opens a connection for each question, which is rare."""
+
+    _SECONDS = 10.0
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+
+    def primary_key(self, relation: int) -> tuple[str, ...]:
+        """Return the primary key's columns now; empty when there is none, or no such table."""
+        with self._connect(self._SECONDS) as connection:
+            return primary_key(connection, relation)
+
+    def type(self, oid: int) -> CatalogType | None:
+        """Return what the catalog says of a type, None when it no longer exists."""
+        with self._connect(self._SECONDS) as connection:
+            row = connection.execute(
+                """
+                SELECT format_type(t.oid, NULL), t.typtype::text,
+                       CASE WHEN e.typarray = t.oid THEN e.oid::int8 ELSE 0 END,
+                       CASE WHEN e.typarray = t.oid THEN e.typdelim ELSE t.typdelim END::text
+                  FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
+                 WHERE t.oid = %s
+                """,
+                (oid,),
+            ).fetchone()
+        return None if row is None else CatalogType(*row)
+
+
+def _lsn(text: str | None) -> int | None:
+    return None if text is None else parse_lsn(text)

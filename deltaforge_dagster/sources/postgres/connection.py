@@ -1,0 +1,248 @@
+"""Connections to a PostgreSQL server: where it is, how to ask it something, and what it refused.
+
+Ordinary queries go through psycopg, one short-lived connection each, with an end in time that
+holds whatever the server or the network does. The replication connection is made in `handshake`,
+with the address, the password and the TLS that libpq arrived at for the query connection
+before it, so that both reach the same server in the same way.
+
+Every connection pins the settings that change how values look as text, over whatever the
+database or the role sets: options of the start-up packet win over `ALTER ROLE/DATABASE ... SET`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+
+from deltaforge_dagster.config.dsn import postgres_dsn
+from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
+from deltaforge_dagster.sources.postgres import handshake
+from deltaforge_dagster.sources.postgres.refusals import (
+    NOT_PERMITTED,
+    connection_error,
+    may_not_replicate,
+    translate,
+)
+
+SETTINGS = {
+    "client_encoding": "UTF8",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read\\ committed",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+"""Settings of every session of ours (manual: "Client Connection Defaults")."""
+
+NAME_BYTES = 63
+"""Longer application names are cut by the server (NAMEDATALEN - 1)."""
+
+_CONNECT_SECONDS = 2  # the least that libpq accepts
+_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server, database and role of one pipeline's source.
+
+    Attributes:
+        application_name: How our sessions show in `pg_stat_activity`.
+    """
+
+    application_name: str
+    _parameters: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dsn(cls, dsn: str, application_name: str) -> Server:
+        """Return the server that `dsn` names: a URL or `key=value` pairs.
+
+        Raises:
+            SpecError: `dsn` is neither; the message repeats nothing of it.
+        """
+        given = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
+        name = application_name.encode()[:NAME_BYTES].decode(errors="ignore")
+        return cls(name, {**_DEFAULTS, **given, "application_name": name})
+
+    @property
+    def where(self) -> str:
+        """`PostgreSQL host:port/database`, for messages."""
+        given = self._parameters
+        return f"PostgreSQL {given['host']}:{given['port']}/{given['dbname']}"
+
+    @property
+    def user(self) -> str:
+        """The role we log in as."""
+        return str(self._parameters["user"])
+
+    @property
+    def database(self) -> str:
+        """The database's name."""
+        return str(self._parameters["dbname"])
+
+    @contextmanager
+    def query(self, seconds: float) -> Generator[psycopg.Connection]:
+        """Open a connection for a few statements, each its own transaction.
+
+        A statement may take `seconds` less half a second, everything together `seconds` (but two
+        seconds for connecting alone): then the connection is cut, even if the server hangs.
+        Errors of psycopg that leave the block are translated to ours.
+
+        Raises:
+            DeltaforgeError: Whatever the server refused, as in `refusals`.
+        """
+        began = time.monotonic()
+        connection = self._connect(seconds)
+        cut = threading.Event()
+        with _Cutter(connection, seconds - (time.monotonic() - began), cut):
+            try:
+                yield connection
+            except psycopg.Error as error:
+                if cut.is_set():
+                    raise SourceUnavailable(
+                        f"{self.where}: no answer within {seconds:g} s"
+                    ) from error
+                raise translate(error.sqlstate, str(error), self.where, self.user) from error
+            finally:
+                connection.close()
+
+    def replicate(self, connection: psycopg.Connection, seconds: float) -> socket.socket:
+        """Open a replication connection to the server that `connection` has reached.
+
+        Returns its socket, blocking with a timeout of `seconds`, ready for a command.
+
+        Raises:
+            DeltaforgeError: Whatever the server refused.
+        """
+        info = connection.info
+        address = handshake.Address(
+            host=info.host,
+            port=info.port,
+            user=info.user,
+            password=info.password,
+            database=info.dbname,
+            options=_options(self._parameters),
+            application_name=self.application_name,
+            tls=self._tls(used=connection.pgconn.ssl_in_use),
+        )
+        return self._handshake(address, seconds, replication=True)
+
+    def _connect(self, seconds: float) -> psycopg.Connection:
+        statement_ms = max(int((seconds - 0.5) * 1000), 500)
+        problem: DeltaforgeError
+        try:
+            return psycopg.connect(
+                **{
+                    **self._parameters,
+                    "connect_timeout": _CONNECT_SECONDS,
+                    "options": f"{_options(self._parameters)} -c statement_timeout={statement_ms}",
+                },
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except psycopg.errors.ConnectionTimeout:
+            problem = SourceUnavailable(
+                f"{self.where}: no connection within {_CONNECT_SECONDS} s; is the address right, "
+                "and does a firewall stand between?"
+            )
+        except psycopg.Error as error:
+            problem = self._why(str(error))
+        raise problem
+
+    def _why(self, text: str) -> DeltaforgeError:
+        """Explain why libpq could not connect; it says so only in the server's language.
+
+        A second attempt by pg8000 gets the SQLSTATE. libpq's text decides only when that
+        attempt succeeds (certificates, Kerberos: things that pg8000 is not asked to check).
+        """
+        given = self._parameters
+        address = handshake.Address(
+            host=str(given["host"]).split(",")[0],
+            port=int(str(given["port"]).split(",")[0]),
+            user=self.user,
+            password=given.get("password") or os.environ.get("PGPASSWORD", ""),
+            database=self.database,
+            options="",
+            application_name=self.application_name,
+            tls=self._tls(
+                used=given.get("sslmode", "prefer") not in {"disable", "allow", "prefer"}
+            ),
+        )
+        try:
+            self._handshake(address, _CONNECT_SECONDS, replication=False).close()
+        except DeltaforgeError as error:
+            return error
+        return connection_error(text, self.where)
+
+    def _handshake(
+        self, address: handshake.Address, seconds: float, *, replication: bool
+    ) -> socket.socket:
+        problem: DeltaforgeError
+        try:
+            return handshake.connect(address, seconds, replication=replication)
+        except handshake.RefusedError as refused:
+            if replication and refused.sqlstate == NOT_PERMITTED:
+                problem = may_not_replicate(self.where, self.user)
+            else:
+                problem = translate(refused.sqlstate, refused.message, self.where, self.user)
+        except handshake.UnreachableError as unreachable:
+            problem = connection_error(str(unreachable), self.where)
+        raise problem
+
+    def _tls(self, *, used: bool) -> handshake.Tls | None:
+        given = self._parameters
+        if not used:
+            return None
+        return handshake.Tls(
+            mode=given.get("sslmode", "prefer"),
+            root=given.get("sslrootcert"),
+            certificate=given.get("sslcert"),
+            key=given.get("sslkey"),
+        )
+
+
+class _Cutter:
+    """Shuts a connection's socket down after some seconds, from a thread of its own."""
+
+    def __init__(
+        self, connection: psycopg.Connection, seconds: float, cut: threading.Event
+    ) -> None:
+        # A duplicate: the number of psycopg's descriptor may be reused once it has closed it.
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._cut = cut
+        self._timer = threading.Timer(max(seconds, 0), self._shutdown)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        self._socket.close()
+
+    def _shutdown(self) -> None:
+        self._cut.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _options(parameters: dict[str, Any]) -> str:
+    """Return start-up options: those of the DSN, then ours, which win."""
+    ours = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    return f"{parameters.get('options') or ''} {ours}".strip()

@@ -1,0 +1,164 @@
+"""The handshake of a connection whose socket we then use ourselves.
+
+libpq hands a replication stream over one message at a time; reading the socket in big pieces is
+faster. pg8000 does start-up and authentication (manual: "Frontend/Backend Protocol", "Start-up")
+over a socket that is opened, and wrapped in TLS, here. After it the socket holds no byte that was
+not asked for, and belongs to the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pg8000.dbapi
+from pg8000.exceptions import DatabaseError
+
+_SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+
+
+class RefusedError(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, sqlstate: str, message: str) -> None:
+        super().__init__(sqlstate, message)
+        self.sqlstate = sqlstate
+        self.message = message
+
+
+class UnreachableError(Exception):
+    """There was no conversation with a server; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What the DSN says about TLS (manual: "SSL Support" of libpq)."""
+
+    mode: str
+    root: str | None
+    certificate: str | None
+    key: str | None
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context that checks as much of the server as `mode` asks for."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.mode == "verify-full"
+        root = self.root or str(Path("~/.postgresql/root.crt").expanduser())
+        if self.root == "system":
+            context.check_hostname = True
+            context.load_default_certs()
+        elif self.mode.startswith("verify-") or (self.mode == "require" and Path(root).exists()):
+            context.load_verify_locations(root)
+        else:
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect, and as whom; `host` beginning with `/` is a directory of Unix sockets."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    options: str
+    application_name: str
+    tls: Tls | None
+
+
+def connect(address: Address, seconds: float, *, replication: bool) -> socket.socket:
+    """Return the socket of an authenticated session, with a timeout of `seconds`.
+
+    Args:
+        address: Where, and as whom.
+        seconds: How long each step may wait for the network.
+        replication: Whether the session takes replication commands (of `address.database`).
+
+    Raises:
+        RefusedError: The server said no.
+        UnreachableError: No server answered, or not as PostgreSQL does.
+    """
+    try:
+        connected = _open(address, seconds)
+    except OSError as error:
+        raise UnreachableError(_reason(error)) from error
+    try:
+        pg8000.dbapi.connect(
+            address.user,
+            database=address.database,
+            password=address.password,
+            application_name=address.application_name,
+            replication="database" if replication else None,
+            startup_params={"options": address.options} if address.options else None,
+            sock=connected,
+            ssl_context=False,  # done already: pg8000 would keep the wrapped socket to itself
+        )
+    except Exception as error:  # noqa: BLE001 - a foreign handshake; whatever it is, nobody is there
+        connected.close()
+        refusal = _refusal(error)
+        if refusal is not None:
+            raise refusal from None
+        raise UnreachableError(f"the handshake failed ({type(error).__name__})") from None
+    return connected
+
+
+def error_fields(body: bytes) -> dict[str, str]:
+    """Return the fields of an ErrorResponse by their letters (`C` is SQLSTATE, `M` the text)."""
+    fields = (field.decode(errors="replace") for field in body.split(b"\0") if field)
+    return {field[0]: field[1:] for field in fields}
+
+
+def _open(address: Address, seconds: float) -> socket.socket:
+    if address.host.startswith("/"):
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.settimeout(seconds)
+            connected.connect(os.path.join(address.host, f".s.PGSQL.{address.port}"))  # noqa: PTH118
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+    connected = socket.create_connection((address.host, address.port), seconds)
+    try:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected if address.tls is None else _wrap(connected, address.tls, address.host)
+    except BaseException:
+        connected.close()
+        raise
+
+
+def _wrap(connected: socket.socket, tls: Tls, host: str) -> socket.socket:
+    connected.sendall(_SSL_REQUEST)
+    if connected.recv(1) != b"S":
+        raise UnreachableError("the server does not support TLS, which the DSN demands")
+    return tls.context().wrap_socket(connected, server_hostname=host)
+
+
+def _refusal(error: BaseException) -> RefusedError | None:
+    """Return the server's error: pg8000 may hide it behind one of its own good-bye."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DatabaseError) and cause.args and isinstance(cause.args[0], dict):
+            fields = cause.args[0]
+            return RefusedError(fields.get("C", ""), fields.get("M", ""))
+        cause = cause.__context__
+    return None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the host's name is unknown"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or type(error).__name__})"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return (error.strerror or type(error).__name__).lower()

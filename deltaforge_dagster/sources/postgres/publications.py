@@ -1,0 +1,136 @@
+"""The publication: which tables' changes the server sends.
+
+A missing one is created, with the tables that match the pipeline's patterns, before the slot: the
+server looks a publication up as it was at the place in the log it decodes, and fails when it was
+not there yet. One that exists belongs to somebody: it is checked and never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.errors import PermissionMissing, SourceMisconfigured, SourceUnavailable
+from deltaforge_dagster.sources.postgres import catalog
+from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.tables import TablePatterns
+
+logger = logging.getLogger(__name__)
+
+_VIA_ROOT_VERSION = 130000
+
+
+def create(
+    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns, version: int
+) -> None:
+    """Create the publication with every table that matches now.
+
+    Raises:
+        SourceMisconfigured: No table matches, or one that is named does not exist.
+        PermissionMissing: The role may not; the message has the statement for somebody who may.
+        SourceUnavailable: A table stayed locked.
+    """
+    tables = _matching(connection, server, patterns)
+    statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(
+        sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
+    )
+    if version >= _VIA_ROOT_VERSION:
+        # Rows of a partition carry the name of the partitioned table that the patterns chose.
+        statement += sql.SQL(" WITH (publish_via_partition_root = true)")
+    try:
+        connection.execute(statement)
+    except psycopg.errors.DuplicateObject:
+        return  # somebody else was quicker, perhaps this pipeline's other process
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PermissionMissing(
+            f"{server.where}: role {server.user!r} may not create publication {name!r} (it must own "
+            f"the tables and have CREATE on the database); as superuser run: "
+            f"{statement.as_string(connection)}"
+        ) from error
+    except psycopg.errors.QueryCanceled as error:
+        raise SourceUnavailable(
+            f"{server.where}: publication {name!r} could not be created in time: a table to be "
+            "captured is locked by another session"
+        ) from error
+    logger.info("%s: created publication %s for %d tables", server.where, name, len(tables))
+
+
+def check(
+    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns
+) -> None:
+    """Check that the publication sends what the patterns ask for.
+
+    A table that is named and not sent is an error. One that only matches a wildcard was perhaps
+    created later: it is not captured, which is logged, and does not stop the others.
+
+    Raises:
+        SourceMisconfigured: The publication or a table is missing; the message has the remedy.
+    """
+    sent = catalog.published(connection, name)
+    if sent is None:
+        raise SourceMisconfigured(
+            f"{server.where}: publication {name!r} is gone; the log written without it cannot be "
+            "decoded"
+        )
+    tables = _matching(connection, server, patterns)
+    missing = [table for table in tables if (table.schema, table.name) not in sent]
+    named = [table for table in missing if (table.schema, table.name) in patterns.exact]
+    if named:
+        raise SourceMisconfigured(
+            f"{server.where}: publication {name!r} does not send {_names(named)}; run: "
+            f"{_add(connection, name, named)} (a partitioned table also needs "
+            "publish_via_partition_root = true)"
+        )
+    if missing:
+        logger.warning(
+            "%s: not captured, because publication %s does not send them: %s; run: %s",
+            server.where,
+            name,
+            _names(missing),
+            _add(connection, name, missing),
+        )
+
+
+def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) -> list[int]:
+    """Return the OIDs of tables that the publication sends and the pipeline does not capture."""
+    sent = catalog.published(connection, name) or frozenset()
+    return [
+        table.oid
+        for table in catalog.tables(connection)
+        if (table.schema, table.name) in sent and not patterns.matches(table.schema, table.name)
+    ]
+
+
+def _matching(
+    connection: psycopg.Connection, server: Server, patterns: TablePatterns
+) -> list[catalog.Table]:
+    found = catalog.tables(connection)
+    existing = {(table.schema, table.name) for table in found}
+    absent = [
+        f"{schema}.{table}" for schema, table in patterns.exact if (schema, table) not in existing
+    ]
+    if absent:
+        raise SourceMisconfigured(
+            f"{server.where}: source.config.tables names what is no table here: {', '.join(absent)}"
+        )
+    matching = catalog.captured(found, patterns)
+    if not matching:
+        raise SourceMisconfigured(
+            f"{server.where}: no table matches source.config.tables; views, temporary, unlogged "
+            "and system tables are never captured"
+        )
+    return matching
+
+
+def _names(tables: Sequence[catalog.Table]) -> str:
+    return ", ".join(table.full_name for table in tables)
+
+
+def _add(connection: psycopg.Connection, name: str, tables: Sequence[catalog.Table]) -> str:
+    statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
+        sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
+    )
+    return statement.as_string(connection)

@@ -1,0 +1,81 @@
+"""What PostgreSQL refused, as one error of our tree with one clear sentence.
+
+Decided by SQLSTATE (manual: appendix "PostgreSQL Error Codes"), never by text, which comes in
+the server's language. Server text is repeated only where it cannot hold a value of a row.
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    DeltaforgeError,
+    PermissionMissing,
+    SourceMisconfigured,
+    SourceUnavailable,
+    UnsupportedEvent,
+)
+
+_EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
+    "28P01": (AuthFailed, "wrong password for role {user!r}"),
+    "3D000": (SourceMisconfigured, "the database does not exist"),
+    "53300": (
+        SourceUnavailable,
+        "all connections are taken; raise max_connections or max_wal_senders",
+    ),
+    "57014": (SourceUnavailable, "the server did not answer in time"),
+}
+
+_CLASSES: dict[str, tuple[type[DeltaforgeError], str]] = {
+    # The text of a data exception would quote the value.
+    "22": (UnsupportedEvent, "the server could not convert a value, and its own log names it"),
+    "28": (AuthFailed, "login of role {user!r} refused: {text}"),
+    "42": (SourceMisconfigured, "{text}"),
+}
+"""By the first two characters; every other class (08, 53, 57, 58 ...) may pass: try again."""
+
+NOT_PERMITTED = "42501"
+UNKNOWN_OBJECT = "42704"
+IN_USE = "55006"
+NOT_IN_THIS_STATE = "55000"
+CANCELLED = "57014"
+LOCKED = "55P03"
+
+
+def translate(sqlstate: str | None, message: str, where: str, user: str) -> DeltaforgeError:
+    """Return the error for a refusal of the server.
+
+    Args:
+        sqlstate: Its code; None when the connection broke instead.
+        message: Its text; only the first line is used.
+        where: The server, as in `Server.where`.
+        user: The role we are logged in as.
+    """
+    text = one_line(message)
+    if not sqlstate:
+        return SourceUnavailable(f"{where}: connection lost ({text})")
+    if sqlstate == NOT_PERMITTED:
+        return PermissionMissing(f"{where}: role {user!r} may not do this: {text}")
+    default = (SourceUnavailable, "{text}")
+    kind, sentence = _EXACT.get(sqlstate) or _CLASSES.get(sqlstate[:2], default)
+    return kind(f"{where}: {sentence.format(user=user, text=text)} (SQLSTATE {sqlstate})")
+
+
+def may_not_replicate(where: str, user: str) -> DeltaforgeError:
+    """Return the error for a role that may neither make nor read a replication slot."""
+    return PermissionMissing(
+        f'{where}: role {user!r} may not replicate; run: ALTER ROLE "{user}" REPLICATION'
+    )
+
+
+def connection_error(text: str, where: str) -> DeltaforgeError:
+    """Return the error for a connection that failed on our side of it."""
+    reason = one_line(text)
+    if "TLS" in reason or "SSL" in reason or "certificate" in reason:
+        return SourceMisconfigured(f"{where}: {reason}; see sslmode and sslrootcert of the DSN")
+    return SourceUnavailable(f"{where}: {reason}")
+
+
+def one_line(text: str) -> str:
+    """Return the first line that says something, shortened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no reason given"

@@ -1,0 +1,195 @@
+"""The replication slot: the server's promise to keep the log from a position on.
+
+Created when missing, never dropped and never moved by hand: only confirmed positions move it. A
+slot that has moved past the position to read from has let go of changes that nobody captured, and
+reading on would lose them in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from deltaforge_dagster.errors import (
+    PositionLost,
+    SourceMisconfigured,
+    SourceUnavailable,
+)
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.postgres import catalog
+from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.refusals import may_not_replicate
+
+MAX_UNCONFIRMED_BYTES = 64 << 20
+"""Log behind a slot that is worth a run, so that its idle progress frees it."""
+
+_PLUGIN = "pgoutput"
+_SKIPS_EMPTY_VERSION = 150000
+_WAIT_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+
+
+def create(connection: psycopg.Connection, server: Server, name: str) -> None:
+    """Create the slot; the server first waits for the transactions that are open now.
+
+    Raises:
+        SourceUnavailable: They did not end in time; the message names the oldest.
+        SourceMisconfigured: The server has no free slot.
+        PermissionMissing: The role may not replicate.
+    """
+    try:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, %s)", (name, _PLUGIN))
+    except psycopg.errors.DuplicateObject:
+        return
+    except psycopg.errors.QueryCanceled as error:
+        raise SourceUnavailable(
+            f"{server.where}: replication slot {name!r} waits for transactions that are open"
+            f"{_oldest_transaction(connection)}; it will be tried again"
+        ) from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        raise SourceMisconfigured(
+            f"{server.where}: all replication slots are in use; drop one, or raise "
+            "max_replication_slots and restart the server"
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise may_not_replicate(server.where, server.user) from error
+
+
+def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot:
+    """Return the slot if it is there and ours to read.
+
+    Raises:
+        PositionLost: It is gone, or the server has removed log that it needed.
+        SourceMisconfigured: It belongs to something else.
+    """
+    if found is None:
+        raise lost(server, name, "is gone")
+    if found.lost:
+        raise lost(
+            server, name, "was invalidated (max_slot_wal_keep_size, or a standby's conflict)"
+        )
+    if found.plugin != _PLUGIN or found.database != server.database:
+        raise SourceMisconfigured(
+            f"{server.where}: replication slot {name!r} is of plugin {found.plugin!r} in database "
+            f"{found.database!r}; use another name"
+        )
+    return found
+
+
+def lost(server: Server, name: str, what: str) -> PositionLost:
+    """Return the error for a slot that no longer keeps what we need."""
+    return PositionLost(
+        f"{server.where}: replication slot {name!r} {what}: changes since the last captured "
+        "position cannot be read any more. Re-snapshot required."
+    )
+
+
+def check_start(found: catalog.Slot, server: Server, name: str, start: int) -> None:
+    """Check that reading from `start` finds every change after it.
+
+    Raises:
+        PositionLost: The slot has been confirmed beyond `start`.
+    """
+    confirmed = found.confirmed_lsn
+    if confirmed is not None and confirmed > start:
+        raise lost(
+            server,
+            name,
+            f"has moved to {format_lsn(confirmed)}, beyond {format_lsn(start)} (was it made anew, "
+            "or read by somebody else?)",
+        )
+
+
+def claim(connection: psycopg.Connection, server: Server, name: str) -> None:
+    """Wait until nobody reads the slot.
+
+    After a killed run the server may not have noticed yet. A reader of the same pipeline that is
+    still there after five seconds is ended: whoever calls this holds the pipeline now.
+
+    Raises:
+        SourceUnavailable: Somebody else reads the slot.
+    """
+    pid = _wait(connection, name)
+    if pid is None:
+        return
+    row = connection.execute(
+        """
+        SELECT backend_type = 'walsender' AND application_name = current_setting('application_name')
+               AND pg_terminate_backend(pid), application_name
+          FROM pg_stat_activity WHERE pid = %s
+        """,
+        (pid,),
+    ).fetchone()
+    if row is not None and not row[0]:
+        raise in_use(server, name, f"process {pid} ({row[1] or 'unnamed'})")
+    if _wait(connection, name) is not None:
+        raise in_use(server, name, f"process {pid}, which does not end")
+
+
+def in_use(server: Server, name: str, by: str) -> SourceUnavailable:
+    """Return the error for a slot that somebody else reads."""
+    return SourceUnavailable(f"{server.where}: replication slot {name!r} is in use by {by}")
+
+
+def has_changes(
+    connection: psycopg.Connection,
+    *,
+    found: catalog.Slot,
+    publication: str,
+    name: str,
+    after: int,
+    foreign: Sequence[int],
+    version: int,
+) -> bool:
+    """Say whether the slot holds a change of a table that is not in `foreign`, after `after`.
+
+    Peeks (manual: "Logical Decoding Functions"), which decodes from the slot's own position on.
+    A transaction counts by its commit, and only if it holds more than Begin and Commit (servers
+    before 15 send empty ones), Relation, Type or Origin messages, or rows of a foreign table.
+    """
+    # One transaction decides if the first that is sent can only be one that counts.
+    first_decides = (
+        version >= _SKIPS_EMPTY_VERSION and not foreign and (found.confirmed_lsn or 0) >= after
+    )
+    row = connection.execute(
+        """
+        SELECT count(*) FROM (
+            SELECT xid FROM pg_logical_slot_peek_binary_changes(
+                %s, NULL, %s, 'proto_version', '1', 'publication_names', quote_ident(%s))
+             GROUP BY xid
+            HAVING max(lsn) > %s::pg_lsn
+               AND bool_or(CASE
+                   WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
+                   WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
+                   THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%s)
+                   ELSE true END)
+             LIMIT 1) AS counting
+        """,
+        (name, 1 if first_decides else None, publication, format_lsn(after), list(foreign)),
+    ).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def _wait(connection: psycopg.Connection, name: str) -> int | None:
+    """Return the process that still reads the slot after some seconds, None once there is none."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        found = catalog.slot(connection, name)
+        if found is None or found.active_pid is None:
+            return None
+        if time.monotonic() > deadline:
+            return found.active_pid
+        time.sleep(_POLL_SECONDS)
+
+
+def _oldest_transaction(connection: psycopg.Connection) -> str:
+    row = connection.execute(
+        """
+        SELECT pid, extract(epoch FROM now() - xact_start)::int8 FROM pg_stat_activity
+         WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1
+        """
+    ).fetchone()
+    return "" if row is None else f" (the oldest: process {row[0]}, for {row[1]} s)"

@@ -1,0 +1,389 @@
+"""PostgreSQL as a source: logical replication with the built-in plugin `pgoutput`.
+
+One publication says which tables, one slot keeps the log, one stream per run reads it. A position
+is the `end_lsn` of a commit, or a place that the server says it has passed with nothing for us.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.config.model import PostgresConfig
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    DeltaforgeError,
+    PositionLost,
+    SourceMisconfigured,
+    SourceUnavailable,
+)
+from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.postgres import catalog, publications, slots
+from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
+from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
+from deltaforge_dagster.sources.postgres.refusals import may_not_replicate, translate
+from deltaforge_dagster.sources.postgres.stream import STATUS_SECONDS, ReplicationStream
+from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.tables import TableSchema
+
+PIECE_BYTES = 4 << 20
+"""The most that one call of the decoder gets, so that other threads run in between."""
+
+_LEAST_PIECE_BYTES = 64 << 10
+_HEAD_SECONDS = 2.0
+_START_SECONDS = 5.0
+_PEEK_SECONDS = 2.5  # the statement itself may take half a second less
+_OPEN_SECONDS = 30.0
+_HANDSHAKE_SECONDS = 10.0
+
+
+class PostgresSource:
+    """One database's log, as `sources.base.Source` promises.
+
+    Args:
+        config: `spec.source.config` of the pipeline file.
+        pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
+    """
+
+    def __init__(self, config: PostgresConfig, pipeline: str) -> None:
+        self._config = config
+        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
+        self._patterns = TablePatterns(
+            config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
+        )
+        self._lock = threading.Lock()
+        self._stream: ReplicationStream | None = None
+        self._closed = False
+
+    def head(self) -> LsnPosition:
+        """Return the end of the server's durable log, within 2 seconds.
+
+        Decoding goes as far as that and no further; it moves also without a change for us.
+        """
+        with self._server.query(_HEAD_SECONDS) as connection:
+            row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return LsnPosition(parse_lsn(row[0]))
+
+    def ensure_start(self) -> LsnPosition:
+        """Create publication and slot where missing; return where reading starts.
+
+        `start_position`: `earliest` is the oldest change that the slot still holds, `latest` is
+        now; both are now when the slot is made here. An LSN must lie within what the slot holds.
+        Every change committed after this returns is read by `read(start)`. Idempotent; 5 seconds
+        at most.
+
+        Raises:
+            SourceMisconfigured: `wal_level`, a table or the publication is not as needed.
+            PermissionMissing: The message has the statement that grants it.
+            PositionLost: The slot does not hold the LSN asked for.
+            SourceUnavailable: No connection, or open transactions delay the slot; try again.
+        """
+        config, server = self._config, self._server
+        with server.query(_START_SECONDS) as connection:
+            facts = self._facts(connection)
+            found = catalog.slot(connection, config.slot)
+            if found is None:
+                self._refuse_unreachable_start(facts.flushed_lsn)
+            if catalog.published(connection, config.publication) is not None:
+                publications.check(connection, server, config.publication, self._patterns)
+            elif found is None:
+                publications.create(
+                    connection, server, config.publication, self._patterns, facts.version
+                )
+            else:
+                raise SourceMisconfigured(
+                    f"{server.where}: replication slot {config.slot!r} exists, publication "
+                    f"{config.publication!r} does not, and the log written without it cannot be "
+                    f"decoded; run: {self._drop_slot(connection)}, then both are made anew"
+                )
+            if found is None:
+                slots.create(connection, server, config.slot)
+                found = catalog.slot(connection, config.slot)
+            return self._start(slots.check(found, server, config.slot), facts.flushed_lsn)
+
+    def has_changes(self, after: Position) -> bool:
+        """Say whether a run is worth starting, while none reads.
+
+        True when a peek into the slot finds a change of a captured table that was committed after
+        `after`, when it takes longer than 2 seconds, when the slot is in use, and when more
+        than 64 MiB of log lie behind: then a run lets the server forget them.
+
+        Raises:
+            PositionLost: The slot is gone or was invalidated.
+        """
+        config, server = self._config, self._server
+        with server.query(_PEEK_SECONDS) as connection:
+            facts = self._facts(connection)
+            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            begin = max(_lsn(after), found.confirmed_lsn or 0)
+            if facts.flushed_lsn <= begin:
+                return False
+            if facts.flushed_lsn - begin > slots.MAX_UNCONFIRMED_BYTES:
+                return True
+            try:
+                return slots.has_changes(
+                    connection,
+                    found=found,
+                    publication=config.publication,
+                    name=config.slot,
+                    after=_lsn(after),
+                    foreign=publications.foreign(connection, config.publication, self._patterns),
+                    version=facts.version,
+                )
+            except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
+                return True
+
+    def read(
+        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+    ) -> Iterator[ChangeBatch]:
+        """Yield every transaction committed after `start`, whole and once, in log order.
+
+        `start` is the newest position that is durable on our side, captured or confirmed: a slot
+        confirmed beyond it counts as lost changes. Server and decoder skip a transaction exactly
+        when its commit record begins before `start`; since a position is where a commit record
+        ends, or where the server says it stands between two records, that neither repeats nor
+        loses one, also when the slot has not moved since and all of it is sent again.
+
+        The stream ends only by an error, `close`, or closing the generator.
+
+        Raises:
+            PositionLost: The slot is gone, invalidated, or beyond `start`.
+            SourceUnavailable: The connection broke, or the slot is in use: read again from the
+                end of the last whole transaction.
+            SourceMisconfigured: The publication does not send a table that the pipeline names.
+            UnsupportedEvent: The log holds something this version does not decode.
+        """
+        assert isinstance(start, LsnPosition)
+        stream = self._open(start)
+        decoder = Decoder(
+            source_id=self._config.id,
+            db=self._server.database,
+            start=start,
+            registry=registry,
+            catalog=catalog.Catalog(self._server.query),
+            captures=self._patterns.matches,
+        )
+        try:
+            yield from self._batches(stream, decoder, limits)
+        finally:
+            stream.close()
+
+    def confirm(self, position: Position) -> None:
+        """Let the server forget the log up to `position`, told with the next status message.
+
+        A position that the stream has not passed yet is held back until it has.
+        """
+        with self._lock:
+            if self._stream is not None:
+                self._stream.confirm(_lsn(position))
+
+    def close(self) -> None:
+        """End the stream, telling the server the newest confirmed position; final."""
+        with self._lock:
+            self._closed = True
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def tables(self) -> list[str]:
+        """Return `schema.table` of every table that the patterns match now."""
+        with self._server.query(_OPEN_SECONDS) as connection:
+            found = catalog.captured(catalog.tables(connection), self._patterns)
+        return [table.full_name for table in found]
+
+    def schema(self, table: str) -> TableSchema:
+        """Return a table (`schema.table`) as the catalog has it now.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        with self._server.query(_OPEN_SECONDS) as connection:
+            for found in catalog.tables(connection):
+                if found.full_name == table:
+                    return catalog.table_schema(connection, found)
+        raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
+
+    def _open(self, start: LsnPosition) -> ReplicationStream:
+        config, server = self._config, self._server
+        with server.query(_OPEN_SECONDS) as connection:
+            facts = self._facts(connection)
+            found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            slots.check_start(found, server, config.slot, start.lsn)
+            publications.check(connection, server, config.publication, self._patterns)
+            slots.claim(connection, server, config.slot)
+            command = _start_command(connection, config, start)
+            connected = server.replicate(connection, _HANDSHAKE_SECONDS)
+        status_seconds = min(STATUS_SECONDS, facts.sender_timeout / 4 or STATUS_SECONDS)
+        stream = ReplicationStream(connected, server.where, status_seconds)
+        with self._lock:
+            self._stream = stream
+            closed = self._closed
+        try:
+            if closed:
+                stream.close()
+            stream.passed(start.lsn)
+            stream.start(command)
+        except RefusedError as refused:
+            stream.close()
+            raise self._refusal(refused, started=False) from None
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _batches(
+        self, stream: ReplicationStream, decoder: Decoder, limits: ReadLimits
+    ) -> Iterator[ChangeBatch]:
+        usual = min(PIECE_BYTES, max(limits.max_bytes, _LEAST_PIECE_BYTES))
+        buffer = bytearray(usual)
+        held = 0  # bytes at the buffer's start that the decoder has seen and not consumed
+        while True:
+            if held == len(buffer):
+                buffer.extend(bytes(len(buffer)))  # one row larger than the buffer
+            with memoryview(buffer) as view:
+                count = stream.receive(view[held:], limits.max_wait)
+            if not count:
+                yield ChangeBatch(None, None)
+                continue
+            filled = held + count
+            decoded = decoder.feed(buffer, filled)
+            if decoded.reply_requested:
+                stream.send_status()
+            yield from self._hand_on(stream, decoded, limits)
+            if decoded.foreign_at is not None:
+                raise self._ending(stream, bytes(buffer[decoded.foreign_at : filled]))
+            held = filled - decoded.consumed
+            if held < usual < len(buffer):
+                buffer = buffer[decoded.consumed : filled].ljust(usual, b"\0")
+            elif decoded.consumed:
+                buffer[:held] = buffer[decoded.consumed : filled]
+
+    def _hand_on(
+        self, stream: ReplicationStream, decoded: Decoded, limits: ReadLimits
+    ) -> Iterator[ChangeBatch]:
+        for batch in decoded.batches:
+            if batch.end is not None:
+                stream.passed(_lsn(batch.end))
+            yield from _split(batch, limits.max_events)
+        if decoded.error is not None:
+            raise decoded.error
+        if not decoded.batches:
+            yield ChangeBatch(None, None)
+
+    def _ending(self, stream: ReplicationStream, message: bytes) -> DeltaforgeError:
+        """Return the error for a message that ends the stream."""
+        where = self._server.where
+        if message[:1] in {b"c", b"C", b"Z"}:
+            return SourceUnavailable(f"{where}: the server ended the stream; is it shutting down?")
+        if message[:1] != b"E":
+            return CorruptLog(f"{where}: unexpected message {message[:1]!r} in the stream")
+        whole = message
+        while len(whole) < 5 or len(whole) < 1 + struct.unpack_from("!i", whole, 1)[0]:
+            piece = bytearray(4096)
+            whole += bytes(piece[: stream.receive(memoryview(piece), 1.0)])
+        fields = error_fields(whole[5:])
+        return self._refusal(RefusedError(fields.get("C", ""), fields.get("M", "")), started=True)
+
+    def _refusal(self, refused: RefusedError, *, started: bool) -> DeltaforgeError:
+        """Return the error for what the server said instead of, or inside, the stream."""
+        config, server = self._config, self._server
+        match refused.sqlstate:
+            case "58P01" | "55000":  # a WAL file was removed; the slot was invalidated meanwhile
+                return slots.lost(server, config.slot, "no longer has its log")
+            case "42704" if started:
+                return SourceMisconfigured(
+                    f"{server.where}: publication {config.publication!r} did not exist when this "
+                    "part of the log was written, which therefore cannot be decoded"
+                )
+            case "42704":
+                return slots.lost(server, config.slot, "is gone")
+            case "42501":
+                return may_not_replicate(server.where, server.user)
+            case "55006":
+                return slots.in_use(server, config.slot, "another process")
+        return translate(refused.sqlstate, refused.message, server.where, server.user)
+
+    def _facts(self, connection: psycopg.Connection) -> catalog.Facts:
+        facts, where = catalog.facts(connection), self._server.where
+        if facts.standby:
+            raise SourceUnavailable(
+                f"{where}: this is a standby; changes are read from the primary"
+            )
+        if facts.wal_level != "logical":
+            raise SourceMisconfigured(
+                f"{where}: wal_level is {facts.wal_level}; run: ALTER SYSTEM SET wal_level = "
+                "logical, and restart the server"
+            )
+        return facts
+
+    def _refuse_unreachable_start(self, flushed_lsn: int) -> None:
+        wanted = self._wanted_lsn()
+        if wanted is not None and wanted < flushed_lsn:
+            raise PositionLost(
+                f"{self._server.where}: start_position {format_lsn(wanted)} is in the past, and "
+                f"there is no replication slot {self._config.slot!r} that held the log from there; "
+                "use earliest or latest"
+            )
+
+    def _start(self, found: catalog.Slot, flushed_lsn: int) -> LsnPosition:
+        held = found.confirmed_lsn or found.restart_lsn or 0
+        wanted = self._wanted_lsn()
+        if wanted is not None:
+            if wanted < held:
+                raise PositionLost(
+                    f"{self._server.where}: start_position {format_lsn(wanted)} is before "
+                    f"{format_lsn(held)}, the oldest that replication slot {found.name!r} holds; "
+                    "use earliest or latest"
+                )
+            return LsnPosition(wanted)
+        if self._config.start_position == "latest":
+            return LsnPosition(max(held, flushed_lsn))
+        return LsnPosition(held)
+
+    def _wanted_lsn(self) -> int | None:
+        wanted = self._config.start_position
+        return None if isinstance(wanted, str) else parse_lsn(wanted.lsn)
+
+    def _drop_slot(self, connection: psycopg.Connection) -> str:
+        statement = sql.SQL("SELECT pg_drop_replication_slot({})").format(self._config.slot)
+        return statement.as_string(connection)
+
+
+def _start_command(
+    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition
+) -> str:
+    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters")."""
+    names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
+    return (
+        f"START_REPLICATION SLOT {sql.Identifier(config.slot).as_string(connection)} "
+        f"LOGICAL {format_lsn(start.lsn)} "
+        f"(proto_version '1', publication_names {names.as_string(connection)})"
+    )
+
+
+def _split(batch: ChangeBatch, max_events: int) -> Iterator[ChangeBatch]:
+    """Cut a batch that has too many rows; only its last part may end a segment."""
+    rows = batch.rows
+    if rows is None or rows.num_rows <= max_events:
+        yield batch
+        return
+    for at in range(0, rows.num_rows, max_events):
+        last = at + max_events >= rows.num_rows
+        yield ChangeBatch(
+            rows.slice(at, max_events),
+            batch.end if last else None,
+            batch.log_bytes if last else 0,
+        )
+
+
+def _lsn(position: Position) -> int:
+    if not isinstance(position, LsnPosition):
+        raise CorruptLog(f"not a PostgreSQL position: {position.to_json()}")
+    return position.lsn

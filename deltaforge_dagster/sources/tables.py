@@ -1,0 +1,86 @@
+"""Which tables a pipeline captures: the patterns of `source.config.tables`.
+
+====================  =====================================================================
+`shop.orders`         that table (the first part is a MySQL database or a PostgreSQL schema)
+`shop.*`, `shop.%`    every table of `shop`
+`shop.order_%`        every table of `shop` whose name begins with `order_`
+`*.orders`            `orders` in any database or schema
+`orders`              PostgreSQL: `public.orders`; MySQL: `orders` in any database
+no pattern at all     every table of users
+====================  =====================================================================
+
+Names compare case-sensitively, `_` is an ordinary character, and a wildcard stands only at the end
+of a part. System schemas are never captured, whatever the patterns say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import SpecError
+
+_WILDCARDS = ("*", "%")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One side of a pattern: an exact name, or the beginning of one."""
+
+    text: str
+    prefix: bool
+
+    @classmethod
+    def parse(cls, text: str, pattern: str) -> _Part:
+        prefix = text.endswith(_WILDCARDS)
+        literal = text[:-1] if prefix else text
+        if not text or any(wildcard in literal for wildcard in _WILDCARDS):
+            raise SpecError(
+                f"source.config.tables: {pattern!r} is not a table pattern; write schema.table, "
+                "where a part may end in * or % (any rest) and has no other wildcard"
+            )
+        return cls(literal, prefix)
+
+    def matches(self, name: str) -> bool:
+        return name.startswith(self.text) if self.prefix else name == self.text
+
+
+class TablePatterns:
+    """The patterns of one pipeline, and the one matcher for all of them.
+
+    Args:
+        patterns: As in the pipeline file; empty captures every table of users.
+        unqualified: The first part of a pattern that has none: a schema, or `*` for any.
+        system: Databases or schemas that are never captured; each may end in a wildcard.
+
+    Raises:
+        SpecError: A pattern does not follow the table above.
+    """
+
+    def __init__(self, patterns: Iterable[str], *, unqualified: str, system: Iterable[str]) -> None:
+        self._system = tuple(_Part.parse(name, name) for name in system)
+        self._patterns = tuple(_split(pattern, unqualified) for pattern in patterns) or (
+            _split("*.*", unqualified),
+        )
+
+    def matches(self, schema: str, table: str) -> bool:
+        """Say whether `schema.table` is captured (`schema` is MySQL's database)."""
+        return not any(part.matches(schema) for part in self._system) and any(
+            first.matches(schema) and second.matches(table) for first, second in self._patterns
+        )
+
+    @property
+    def exact(self) -> tuple[tuple[str, str], ...]:
+        """(schema, table) of every pattern without wildcards, in the file's order."""
+        return tuple(
+            (first.text, second.text)
+            for first, second in self._patterns
+            if not first.prefix and not second.prefix
+        )
+
+
+def _split(pattern: str, unqualified: str) -> tuple[_Part, _Part]:
+    first, dot, second = pattern.partition(".")
+    if not dot:
+        first, second = unqualified, pattern
+    return _Part.parse(first, pattern), _Part.parse(second, pattern)
