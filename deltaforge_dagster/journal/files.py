@@ -405,7 +405,7 @@ def _readable(path: str) -> Iterator[None]:
     """Tell a file that cannot be decoded from storage that cannot be read."""
     try:
         yield
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
     except OSError as error:
         if error.errno is None:  # Arrow's own: the bytes do not follow the format

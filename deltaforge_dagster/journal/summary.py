@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,14 +33,13 @@ class Summary:
         groups = rows.group_by(_GROUPED, use_threads=False).aggregate(
             [("ordinal", "count"), ("ordinal", "max")]
         )
-        found = cast("list[dict[str, Any]]", groups.sort_by("ordinal_max").to_pylist())
-        for group in found:
+        for group in groups.sort_by("ordinal_max").to_pylist():
             name = f"{group['schema'] or group['db']}.{group['table']}"
             ops = self.counts.setdefault(name, {})
             ops[group["op"]] = ops.get(group["op"], 0) + group["ordinal_count"]
             if group["schema_version"] is not None:
                 self.schema_versions[name] = group["schema_version"]
-        times = pc.min_max(rows.column("ts_us")).as_py()
+        times = cast("dict[str, int]", pc.min_max(rows.column("ts_us")).as_py())
         if rows.column("ordinal")[0].as_py() == 0:
             self.first_ts_us, self.last_ts_us = times["min"], times["max"]
         else:
