@@ -13,22 +13,38 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, 1)}),
     ("day of week", 0, 7, {name: number for number, name in enumerate(_DAYS)}),
 )
-_ITEM = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?")
+_ITEM = re.compile(r"(?a)(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>[0-9]+))?")
+
+
+_DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def cron_problem(text: str) -> str | None:
     """Return what is wrong with a schedule of five fields (crontab(5)), or None."""
-    fields = text.split()
+    fields = text.lower().split()
     if len(fields) != len(_FIELDS):
         return f"has {len(fields)} fields, a schedule has five (minute hour day month weekday)"
-    for value, (name, low, high, names) in zip(fields, _FIELDS, strict=True):
-        for item in value.lower().split(","):
-            match = _ITEM.fullmatch(item)
-            bounds = (
-                [names.get(bound, bound) for bound in match.groups()[:2] if bound] if match else []
-            )
-            numbers = [int(bound) for bound in bounds if str(bound).isdecimal()]
-            fits = len(numbers) == len(bounds) and all(low <= n <= high for n in numbers)
-            if not match or not fits or numbers != sorted(numbers) or match[3] == "0":
-                return f"has a wrong {name} field (numbers from {low} to {high}, `*`, `a-b`, `*/n`)"
+    values: list[set[int]] = []
+    for field, (name, low, high, names) in zip(fields, _FIELDS, strict=True):
+        items = [_numbers(item, low, high, names) for item in field.split(",")]
+        if not all(items):
+            return f"has a wrong {name} field (numbers from {low} to {high}, `*`, `a-b`, `*/n`)"
+        values.append(set().union(*items))
+    _, _, days, months, _ = values
+    if min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
+        return "names a day that none of its months has"
     return None
+
+
+def _numbers(item: str, low: int, high: int, names: dict[str, int]) -> range:
+    """Return the numbers that one item of a field stands for, none when it is wrong."""
+    match = _ITEM.fullmatch(item)
+    if match is None or match["step"] == "0":
+        return range(0)
+    first = names.get(match["first"], match["first"] or low)
+    last = names.get(match["last"], match["last"] or (first if match["first"] else high))
+    if not (str(first).isdecimal() and str(last).isdecimal()):
+        return range(0)
+    if not low <= int(first) <= int(last) <= high:
+        return range(0)
+    return range(int(first), int(last) + 1, int(match["step"] or 1))

@@ -1,6 +1,20 @@
+import dagster as dg
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from deltaforge_dagster.config.cron import cron_problem
+
+
+def field(low: int, high: int) -> st.SearchStrategy[str]:
+    """Draw fields of a schedule: numbers, ranges, steps and lists, some of them out of bounds."""
+    number = st.integers(low, high + 1).map(str)
+    piece = st.one_of(st.just("*"), number, st.tuples(number, number).map("-".join))
+    item = st.one_of(piece, st.tuples(piece, st.integers(0, 99).map(str)).map("/".join))
+    return st.lists(item, min_size=1, max_size=2).map(",".join)
+
+
+SCHEDULE = st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12), field(0, 7))
 
 
 @pytest.mark.parametrize(
@@ -24,8 +38,17 @@ def test_schedules_of_five_fields_are_accepted(schedule: str) -> None:
         ("5-1 * * * *", "has a wrong minute field"),
         ("*/0 * * * *", "has a wrong minute field"),
         ("1, * * * *", "has a wrong minute field"),
+        ("0 0 30 feb *", "names a day that none of its months has"),
     ],
 )
 def test_wrong_schedules_are_named(schedule: str, problem: str) -> None:
     """The sentence names the field that is wrong."""
     assert (cron_problem(schedule) or "").startswith(problem)
+
+
+@given(SCHEDULE.map(" ".join))
+def test_what_is_accepted_is_accepted_by_dagster(schedule: str) -> None:
+    """A schedule that passes here never keeps Dagster's definitions from loading."""
+    assume(cron_problem(schedule) is None)
+
+    dg.ScheduleDefinition(name="any", job_name="any", cron_schedule=schedule)
