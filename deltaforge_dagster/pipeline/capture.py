@@ -136,6 +136,11 @@ class Capture:
                 cutter.take(batch)
                 self.passed = cutter.passed
             cutter.cut()
+        except LeaseLost:
+            raise
+        except DeltaforgeError:
+            cutter.cut()  # the transactions before the error are whole
+            raise
         finally:
             self.reading.clear()
             cutter.abandon()

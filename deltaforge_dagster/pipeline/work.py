@@ -119,5 +119,5 @@ def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None
     for sink, checkpoint in store.checkpoints(pipeline.name).items():
         behind = segments_behind(pipeline, checkpoint)
         if behind and checkpoint.next_attempt_at <= now:
-            return Work("sink behind", f"sink {sink} is {behind} segments behind")
+            return Work("sink behind", f"sink {sink} lacks {behind} of the journal's segments")
     return None

@@ -1,0 +1,93 @@
+"""Which checkpoints the source has to wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+
+SPEC = """\
+metadata: {{name: p, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: src, dsn: "postgres://u@localhost/db", slot: s, publication: p, tables: [public.t]}}
+  sinks:
+    - {{type: file, config: {{id: a, path: /tmp/a, required: {a}}}}}
+    - {{type: file, config: {{id: b, path: /tmp/b, required: {b}}}}}
+    - {{type: file, config: {{id: c, path: /tmp/c, required: {c}}}}}
+  commit_policy: {policy}
+  engine: {{journal: {{confirm: {confirm}}}}}
+"""
+
+
+def spec(folder: Path, required: str, policy: str, confirm: str = "delivered") -> PipelineSpec:
+    """Return a pipeline of sinks a, b, c; `required` lists those that are."""
+    flags = {sink: str(sink in required).lower() for sink in "abc"}
+    path = folder / "p.yaml"
+    path.write_text(SPEC.format(**flags, policy=policy, confirm=confirm))
+    return load_pipeline(path).spec
+
+
+def row(next_segment: int = 4) -> PipelineRow:
+    """Return a pipeline whose journal ends at position 30."""
+    captured = LsnPosition(30).to_json()
+    return PipelineRow("p", "u", "h", None, captured, None, next_segment, 1, "running", 0, 0)
+
+
+def at(segment: int, *, complete: bool = True) -> CheckpointRow:
+    """Return a checkpoint whose last complete segment ends at ten times its number."""
+    whole = segment if complete else segment - 1
+    position = LsnPosition(10 * whole).to_json() if whole else None
+    return CheckpointRow("s", segment, 0, complete, position, 0, 0, None, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("required", "policy", "expected"),
+    [
+        ("abc", "{mode: required}", 10),
+        ("bc", "{mode: required}", 20),
+        ("c", "{mode: required}", 30),
+        ("", "{mode: required}", 30),
+        ("c", "{mode: all}", 10),
+        ("a", "{mode: quorum, quorum: 1}", 30),
+        ("a", "{mode: quorum, quorum: 2}", 20),
+        ("a", "{mode: quorum, quorum: 3}", 10),
+    ],
+)
+def test_the_policy_chooses_the_checkpoint(
+    tmp_path: Path, required: str, policy: str, expected: int
+) -> None:
+    """With sinks at 10, 20 and 30: required waits for its slowest, all for all, quorum for N."""
+    checkpoints = {"a": at(1), "b": at(2), "c": at(3)}
+
+    found = committed_position(spec(tmp_path, required, policy), row(), checkpoints)
+
+    assert found == LsnPosition(expected)
+
+
+def test_a_required_sink_that_has_nothing_commits_nothing(tmp_path: Path) -> None:
+    """Until a required sink has a whole segment the source forgets nothing."""
+    checkpoints = {"a": at(1, complete=False), "b": at(2), "c": at(3)}
+
+    assert committed_position(spec(tmp_path, "a", "{mode: required}"), row(), checkpoints) is None
+
+
+def test_confirm_captured_frees_the_source_at_the_journals_end(tmp_path: Path) -> None:
+    """`confirm: captured` lets the source forget what the journal holds."""
+    wanted = spec(tmp_path, "abc", "{mode: required}", confirm="captured")
+
+    assert committed_position(wanted, row(), {"a": at(1)}) == LsnPosition(30)
+
+
+def test_segments_behind_counts_the_segment_in_flight() -> None:
+    """A segment delivered in part is still lacking."""
+    assert [
+        segments_behind(row(), at(n, complete=c)) for n, c in [(3, True), (3, False), (1, True)]
+    ] == [0, 1, 2]

@@ -1,0 +1,110 @@
+"""The lease of a run: renewal, loss, and what a stalled holder may still do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.test_capture import eventually
+
+
+@pytest.fixture
+def registered(sqlite_store: StateStore) -> StateStore:
+    """A store with a pipeline."""
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    return sqlite_store
+
+
+def take(store: StateStore, *, seconds: float = 30, renew_seconds: float = 10) -> HeldLease | None:
+    """Take the lease as a new run."""
+    return HeldLease.take(
+        store, "p", "run", seconds=seconds, renew_seconds=renew_seconds, on_renewal=lambda: None
+    )
+
+
+def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
+    """A second run gets nothing until the first has released."""
+    first = take(registered)
+    assert first is not None
+    assert take(registered) is None
+    first.release()
+
+    second = take(registered)
+    assert second is not None
+    assert second.epoch == first.epoch + 1
+    second.release()
+
+
+def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore) -> None:
+    """Renewal keeps the holder, and each one looks for people's wishes."""
+    renewals = threading.Semaphore(0)
+    held = HeldLease.take(
+        registered, "p", "run", seconds=0.6, renew_seconds=0.1, on_renewal=renewals.release
+    )
+    assert held is not None
+    for _ in range(10):
+        assert renewals.acquire(timeout=5)
+
+    held.guard()
+    held.release()
+
+
+def test_a_holder_that_slept_past_its_lease_sends_and_writes_nothing(
+    registered: StateStore,
+) -> None:
+    """After the local deadline `guard` and `write` refuse, although nobody else took the lease."""
+    held = take(registered, seconds=0.2, renew_seconds=30)
+    assert held is not None
+    eventually(lambda: not _may_send(held))
+
+    with pytest.raises(LeaseLost):
+        held.write(lambda writer: writer.set_confirmed("{}"))
+    assert held.lost.is_set()
+    held.release()
+
+
+def test_a_write_under_an_older_epoch_is_refused_by_the_store(registered: StateStore) -> None:
+    """Even a holder that believes in its lease writes nothing once another one has it."""
+    held = take(registered, seconds=0.2, renew_seconds=30)
+    assert held is not None
+    eventually(lambda: registered.acquire_lease("p", "other", 30) is not None)
+    held._deadline += 60  # the holder's clock lies
+
+    with pytest.raises(LeaseLost):
+        held.write(lambda writer: writer.set_confirmed("{}"))
+    row = registered.pipeline("p")
+    assert row is not None
+    assert row.confirmed_position is None
+    held.release()
+
+
+def _may_send(held: HeldLease) -> bool:
+    try:
+        held.guard()
+    except LeaseLost:
+        return False
+    return True
+
+
+def test_a_lost_store_does_not_lose_a_write(tmp_path: Path) -> None:
+    """While the store cannot be reached the same block is tried again, and then written once."""
+    store = StateStore.open(f"sqlite:///{tmp_path}/state.db")
+    store.register_pipeline("p", "hash", ["s"])
+    held = take(store)
+    assert held is not None
+    tries = []
+
+    def block(writer: object) -> int:
+        tries.append(writer)
+        if len(tries) < 3:
+            raise StoreUnavailable("gone for a moment")
+        return len(tries)
+
+    assert held.write(block) == 3
+    held.release()
+    store.close()

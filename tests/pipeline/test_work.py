@@ -1,0 +1,186 @@
+"""The reasons to start a run, one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.work import MAX_PROBE_WAIT, NoWork, Work, find_work, next_probe
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.state.records import Lease, NewSegment
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.changes import PlayedSource, transaction
+
+PIPELINE = """\
+metadata: {name: p, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: src, dsn: "postgres://u:pw@localhost/db", slot: s, publication: p, tables: [public.t]}
+  sinks:
+    - {type: file, config: {id: one, path: /tmp/one.jsonl}}
+    - {type: file, config: {id: two, path: /tmp/two.jsonl}}
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedPipeline:
+    """A pipeline with two sinks."""
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE)
+    return load_pipeline(path)
+
+
+def segment(number: int) -> NewSegment:
+    """Return a segment of one change."""
+    return NewSegment(
+        segment=number,
+        segment_id=f"id{number}",
+        path=f"p/{number}",
+        checksum="c",
+        content_hash="h",
+        rows=1,
+        bytes=1,
+        start_position=LsnPosition(number - 1).to_json(),
+        end_position=LsnPosition(number).to_json(),
+        counts={"public.t": {"c": 1}},
+        schema_versions={"public.t": "v"},
+        first_ts_us=1,
+        last_ts_us=1,
+    )
+
+
+def capture_one(store: StateStore, lease: Lease, *, close: bool) -> None:
+    """Journal one segment in one range."""
+    with store.fenced(lease) as writer:
+        number = writer.open_range(LsnPosition(0).to_json(), "hash", 1)
+        writer.add_segment(segment(1), number)
+        if close:
+            writer.close_range(number, "test", "h")
+
+
+def held(store: StateStore) -> Lease:
+    """Take the lease."""
+    lease = store.acquire_lease("p", "run-1", 30)
+    assert lease is not None
+    return lease
+
+
+def test_the_first_look_fixes_the_start(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """A new pipeline's start position is fixed at once; nothing has happened yet."""
+    found = find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+
+    row = sqlite_store.pipeline("p")
+    assert isinstance(found, NoWork)
+    assert row is not None
+    assert row.start_position == LsnPosition(0).to_json()
+
+
+def test_changes_beyond_the_captured_position_are_work(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """The source has changes: a run starts."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+
+    found = find_work(sqlite_store, loaded, lambda: PlayedSource([transaction(5)]))
+
+    assert isinstance(found, Work)
+    assert found.reason == "changes"
+
+
+def test_an_idle_source_is_no_work(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Nothing new in the source and nothing behind: no run."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+
+    assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([])), NoWork)
+
+
+def test_a_held_lease_means_no_second_run(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """While a run holds the lease there is nothing to start, whatever the source has."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    held(sqlite_store)
+
+    found = find_work(sqlite_store, loaded, lambda: PlayedSource([transaction(5)]))
+
+    assert isinstance(found, NoWork)
+    assert "run-1" in found.detail
+
+
+def test_a_range_left_open_is_work_without_asking_the_source(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A killed run left a range open: a run starts even while the source is down."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    lease = held(sqlite_store)
+    capture_one(sqlite_store, lease, close=False)
+    with sqlite_store.fenced(lease) as writer:
+        writer.release()
+
+    found = find_work(sqlite_store, loaded, lambda: pytest.fail("the source was asked"))
+
+    assert isinstance(found, Work)
+    assert found.reason == "range open"
+
+
+def test_a_sink_behind_is_work_once_its_back_off_has_passed(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A sink that is behind starts a run on an idle source, but not before its next attempt."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    lease = held(sqlite_store)
+    capture_one(sqlite_store, lease, close=True)
+    now = sqlite_store.now()
+    with sqlite_store.fenced(lease) as writer:
+        writer.advance("one", 1, 0, complete=True, source_position=LsnPosition(1).to_json())
+        writer.sink_failed("two", "down", now + 60)
+        writer.release()
+    assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([])), NoWork)
+
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        writer.sink_failed("two", "down", now - 1)
+        writer.release()
+    found = find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+
+    assert isinstance(found, Work)
+    assert found == Work("sink behind", "sink two lacks 1 of the journal's segments")
+
+
+def test_a_paused_pipeline_captures_nothing_but_still_delivers(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """Paused: changes start no run, a sink that is behind does; stopped: neither does."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    sqlite_store.set_want("p", "paused")
+    busy = PlayedSource([transaction(5)])
+    assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
+
+    lease = held(sqlite_store)
+    capture_one(sqlite_store, lease, close=True)
+    with sqlite_store.fenced(lease) as writer:
+        writer.release()
+    assert isinstance(find_work(sqlite_store, loaded, lambda: busy), Work)
+
+    sqlite_store.set_want("p", "stopped")
+    assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
+
+
+def test_empty_runs_make_the_next_look_wait_longer(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """After each empty run the wait doubles, up to a minute; one capture ends it."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    waits = []
+    for _ in range(6):
+        next_probe(sqlite_store, "p", captured=False)
+        row = sqlite_store.pipeline("p")
+        assert row is not None
+        waits.append(row.probe_wait)
+    found = find_work(sqlite_store, loaded, lambda: pytest.fail("the source was asked"))
+    next_probe(sqlite_store, "p", captured=True)
+
+    assert waits == [5, 10, 20, 40, MAX_PROBE_WAIT, MAX_PROBE_WAIT]
+    assert isinstance(found, NoWork)
+    assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([transaction(5)])), Work)
