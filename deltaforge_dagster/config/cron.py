@@ -39,8 +39,8 @@ def cron_problem(text: str) -> str | None:
 def _numbers(item: str, low: int, high: int, names: dict[str, int]) -> range:
     """Return the numbers that one item of a field stands for, none when it is wrong."""
     match = _ITEM.fullmatch(item)
-    if match is None or match["step"] == "0":
-        return range(0)
+    if match is None or not 1 <= int(match["step"] or 1) <= high:
+        return range(0)  # `*/90` minutes would be once an hour
     first = names.get(match["first"], match["first"] or low)
     last = names.get(match["last"], match["last"] or (first if match["first"] else high))
     if not (str(first).isdecimal() and str(last).isdecimal()):

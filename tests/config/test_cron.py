@@ -37,6 +37,7 @@ def test_schedules_of_five_fields_are_accepted(schedule: str) -> None:
         ("* * * * funday", "has a wrong day of week field"),
         ("5-1 * * * *", "has a wrong minute field"),
         ("*/0 * * * *", "has a wrong minute field"),
+        ("*/90 * * * *", "has a wrong minute field"),
         ("1, * * * *", "has a wrong minute field"),
         ("0 0 30 feb *", "names a day that none of its months has"),
     ],
