@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,33 +19,37 @@ from deltaforge_dagster.errors import DeltaforgeError
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
-    from deltaforge_dagster.resources.spark_server import SparkServer
-
 REMOTE_VARIABLE = "DELTAFORGE_TEST_SPARK_REMOTE"
 
 
-@pytest.fixture(scope="session")
-def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
-    """A Connect server with `.remote`; not to be stopped."""
-    from deltaforge_dagster.resources.spark_server import SparkServer  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class SparkAddress:
+    """Where the session's Spark server is."""
 
-    remote = os.environ.get(REMOTE_VARIABLE)
+    remote: str
+
+
+@pytest.fixture(scope="session")
+def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddress]:
+    """A Connect server with `.remote`; not to be stopped."""
+    given = os.environ.get(REMOTE_VARIABLE)
+    if given:
+        yield SparkAddress(given)
+        return
+    from deltaforge_dagster.resources.spark_server import SparkServer  # noqa: PLC0415 - only here
+
     try:
-        server = (
-            SparkServer.attach(remote)
-            if remote
-            else SparkServer.start(tmp_path_factory.mktemp("spark"))
-        )
+        server = SparkServer.ensure(tmp_path_factory.mktemp("spark"))
     except DeltaforgeError as error:
         pytest.fail(str(error), pytrace=False)
-    yield server
+    yield SparkAddress(server.remote)
     server.stop()
 
 
 @pytest.fixture(scope="session")
-def spark(spark_server: SparkServer) -> Iterator[SparkSession]:
+def spark(spark_server: SparkAddress) -> Iterator[SparkSession]:
     """A session on the server."""
-    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
+    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - slow to import
 
     session = SparkSession.builder.remote(spark_server.remote).create()
     yield session
