@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from deltaforge_dagster.errors import (
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SPARK_SCHEMES = {"s3": "s3a", "gcs": "gs"}
 """Hadoop's names of the schemes that fsspec calls otherwise."""
+_SPARK_GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
 class NewFile(Protocol):
@@ -158,8 +160,8 @@ class LocalStorage:
             target.unlink(missing_ok=True)
 
     def locate(self, path: str) -> str:
-        """Return the absolute path."""
-        return str(self._root / path)
+        """Return the absolute path, in which Spark expands nothing."""
+        return _SPARK_GLOB.sub(r"\\\g<0>", str(self._root / path))
 
 
 class _LocalFile:
