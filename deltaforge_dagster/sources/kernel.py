@@ -1,0 +1,36 @@
+"""What a kernel is: a plain Python function that Numba compiles to machine code.
+
+Log bytes are decoded by kernels, because Python's own speed (10-20,000 rows a second) is not enough.
+The rules for writing one:
+
+- It takes NumPy arrays and integers and returns integers. It never raises: an error is a negative
+  number or a stop code, which the Python caller turns into an error of the one tree.
+- Numba checks no bounds. A kernel compares every length it reads with the end of what it may read,
+  and every write with the room that is left, before it touches a byte.
+- It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a
+  `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
+- It releases the GIL, so the threads that renew the lease and answer keepalives run meanwhile.
+
+Machine code is cached on disk (`NUMBA_CACHE_DIR`). Numba refreshes a cached kernel when the file of
+that kernel changes, not when a kernel that it calls changes in another file: delete the cache
+after such an edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Longs: TypeAlias = npt.NDArray[np.int64]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def kernel(function: _Function) -> _Function:
+    """Compile `function` at its first call; see the rules in this module's text."""
+    return cast("_Function", numba.njit(nogil=True, cache=True)(function))

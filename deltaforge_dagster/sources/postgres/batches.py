@@ -1,0 +1,247 @@
+"""Build record batches of the change frame out of scanned rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.json_text import MAX_DEPTH
+from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.postgres.event_ids import ID_SIZE, write_event_ids
+from deltaforge_dagster.sources.postgres.layout import (
+    OP_LETTERS,
+    ROW_INDEX,
+    ROW_LAST,
+    ROW_LSN,
+    ROW_OP,
+    ROW_TABLE,
+    ROW_TX,
+    TABLE_FIRST,
+    TX_TS_US,
+    TX_XID,
+)
+from deltaforge_dagster.sources.postgres.relations import TableVersions
+from deltaforge_dagster.sources.postgres.tuples import (
+    AFTER,
+    BAD_TUPLE,
+    BAD_VALUE,
+    BEFORE,
+    BINARY_VALUE,
+    CODE,
+    COLUMN,
+    KEY,
+    MAX_COLUMNS,
+    NO_KEY_VALUE,
+    NO_ROOM,
+    REPORT_WIDTH,
+    TOO_DEEP_VALUE,
+    write_changes,
+)
+
+_ROOM = 16 << 20
+"""Bytes of JSON per text column and batch; a single row may have more."""
+_MAX_ROOM = (1 << 31) - 1
+"""Arrow's string arrays end here."""
+
+_TX_END = CAPTURED.get_field_index("tx_end")
+_IMAGES = ("before", "after", "key")
+
+_UNSUPPORTED = {
+    TOO_DEEP_VALUE: f"a JSON document nested deeper than {MAX_DEPTH} levels",
+    BINARY_VALUE: "a value in binary form, which was not asked for",
+    NO_KEY_VALUE: "a change without the value of a key column",
+}
+_DAMAGED = {
+    BAD_VALUE: "a value that is not of its type's form",
+    BAD_TUPLE: "a row that does not follow its format",
+}
+
+
+def with_tx_end(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch of one row as the last change of its transaction."""
+    return batch.set_column(_TX_END, CAPTURED.field(_TX_END), pa.array([True]))
+
+
+class BatchWriter:
+    """Writes rows of one stream into record batches; its scratch memory is used again and again."""
+
+    def __init__(
+        self, db: str, versions: TableVersions, seed: npt.NDArray[np.uint64], max_rows: int
+    ) -> None:
+        self._versions = versions
+        self._seed = seed
+        self._db = pa.array([db])
+        self._ops = pa.array(OP_LETTERS)
+        self._texts = _texts(_ROOM)
+        self._ends = np.empty((3, max_rows), np.int64)
+        self._valid = np.empty((3, max_rows), np.uint8)
+        self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
+        self._stack = np.empty(MAX_DEPTH, np.uint8)
+        self._report = np.empty(REPORT_WIDTH, np.int64)
+        self._names = _Names(versions)
+
+    def write(
+        self, source: Bytes, rows: Longs, first: int, last: int, txs: Longs
+    ) -> tuple[pa.RecordBatch | None, int, DeltaforgeError | None]:
+        """Write `rows[first:last]`, or as many as fit, at least one.
+
+        Returns the batch, the row after it, and the error that this row makes, if any.
+        """
+        stop = first
+        error: DeltaforgeError | None = None
+        while True:
+            stop = write_changes(
+                source,
+                rows,
+                first,
+                last,
+                self._versions.tables,
+                self._versions.columns,
+                self._versions.names,
+                *self._texts,
+                self._ends,
+                self._valid,
+                self._spans,
+                self._stack,
+                self._report,
+            )
+            if stop == last:
+                break
+            if self._report[CODE] != NO_ROOM:
+                error = self._stopped_at(rows[stop], txs)
+                break
+            if stop > first:
+                break
+            room = self._texts[0].size
+            if room == _MAX_ROOM:
+                error = UnsupportedEvent(
+                    f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
+                )
+                break
+            self._texts = _texts(min(room * 2, _MAX_ROOM))
+        if stop == first:
+            return None, stop, error
+        batch = self._batch(rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
+        if self._texts[0].size > _ROOM:
+            self._texts = _texts(_ROOM)
+        try:
+            for name in _IMAGES:
+                batch.column(name).validate(full=True)
+        except pa.ArrowInvalid:
+            # Only a server that does not convert (SQL_ASCII) sends anything but UTF-8.
+            place = self._place(rows[first], txs)
+            return None, first, CorruptLog(f"text that is not UTF-8 at or after {place}")
+        return batch, stop, error
+
+    def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
+        """Return the error for what `write_changes` reported of `row`."""
+        code, column = int(self._report[CODE]), int(self._report[COLUMN])
+        place = self._place(row, txs)
+        if column >= 0:
+            version = int(row[ROW_TABLE])
+            ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
+            described = self._versions.schemas[version].columns[ordinal]
+            place = f"column {described.name} ({described.data_type}) of {place}"
+        if code in _UNSUPPORTED:
+            return UnsupportedEvent(f"{_UNSUPPORTED[code]}: {place}")
+        return CorruptLog(f"{_DAMAGED[code]}: {place}")
+
+    def _place(self, row: Longs, txs: Longs) -> str:
+        table = self._versions.version_name(int(row[ROW_TABLE]))
+        xid = int(txs[row[ROW_TX], TX_XID])
+        return f"table {table}, transaction {xid}, at {format_lsn(int(row[ROW_LSN]))}"
+
+    def _event_ids(self, rows: Longs, first: int, last: int, txs: Longs) -> pa.Array:
+        count = last - first
+        data = np.empty(count * ID_SIZE, np.uint8)
+        write_event_ids(rows, first, last, txs, self._seed, data)
+        ends = np.arange(0, count * ID_SIZE + 1, ID_SIZE, dtype=np.int32)
+        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data))
+
+    def _image(self, text: int, count: int) -> pa.Array:
+        """Copy one of the three texts out of the scratch memory."""
+        ends = np.zeros(count + 1, np.int32)
+        ends[1:] = self._ends[text, :count]
+        valid = self._valid[text, :count]
+        nulls = count - int(np.count_nonzero(valid))
+        if nulls == count:
+            return pa.nulls(count, pa.string())
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+        data = self._texts[text][: ends[-1]].copy()
+        return pa.StringArray.from_buffers(
+            count, pa.py_buffer(ends), pa.py_buffer(data), bitmap, nulls
+        )
+
+    def _batch(self, rows: Longs, txs: Longs, event_ids: pa.Array) -> pa.RecordBatch:
+        count = len(rows)
+        names = self._names
+        names.update()
+        table = rows[:, ROW_TABLE]
+        tx = rows[:, ROW_TX]
+        first_tx = int(tx[0])
+        xids = pc.cast(pa.array(txs[first_tx : int(tx[-1]) + 1, TX_XID]), pa.string())
+        columns = {
+            "op": _coded(rows[:, ROW_OP], self._ops),
+            "ts_us": pa.array(txs[tx, TX_TS_US]),
+            "db": _coded(np.zeros(count), self._db),
+            "schema": _coded(names.schema_codes[table], names.schemas),
+            "table": _coded(names.table_codes[table], names.tables),
+            "before": self._image(BEFORE, count),
+            "after": self._image(AFTER, count),
+            "key": self._image(KEY, count),
+            "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
+            "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
+            "tx_id": _coded(tx - first_tx, xids),
+            "tx_end": pa.array(rows[:, ROW_LAST] == 1),
+            "schema_version": _coded(names.version_codes[table], names.versions),
+            "schema_sequence": pa.array(names.sequences[table]),
+            "event_id": event_ids,
+            "raw_payload": pa.array(np.zeros(count, np.bool_)),
+        }
+        return pa.RecordBatch.from_arrays(
+            [
+                columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+                for field in CAPTURED
+            ],
+            schema=CAPTURED,
+        )
+
+
+class _Names:
+    """Arrow dictionaries of the names and stamps of table versions, and each version's codes."""
+
+    def __init__(self, versions: TableVersions) -> None:
+        self._versions = versions
+        self._count = -1
+        self.update()
+
+    def update(self) -> None:
+        """Take in the versions that have come since the last call."""
+        schemas, stamps = self._versions.schemas, self._versions.stamps
+        if len(schemas) == self._count:
+            return
+        self._count = len(schemas)
+        self.schemas, self.schema_codes = _dictionary([s.schema or "" for s in schemas])
+        self.tables, self.table_codes = _dictionary([s.table for s in schemas])
+        self.versions, self.version_codes = _dictionary([s.fingerprint for s in stamps])
+        self.sequences = np.array([s.sequence for s in stamps], np.int64)
+
+
+def _dictionary(values: list[str]) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+    """Return the different values, and for each value its place among them."""
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    return pa.array(list(codes), pa.string()), np.array([codes[v] for v in values], np.int32)
+
+
+def _coded(codes: npt.NDArray[np.generic], dictionary: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), dictionary)
+
+
+def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Return scratch memory for the three texts; pages that are never written cost nothing."""
+    return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)

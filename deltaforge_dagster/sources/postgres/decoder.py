@@ -1,0 +1,312 @@
+"""From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
+
+A `Decoder` is given the stream in pieces, as the socket hands them out, and returns record batches
+in the columns of `frame.CAPTURED`. A piece is handled in three steps: `scan` notes the changes and
+transactions in it, `write_changes` writes their row images, and the rest of the columns is put
+around them in bulk. Python acts once per piece and for rare messages, never per row. The decoder
+has no socket, no thread and no clock: what comes out depends on what went in, wherever it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.kernel import Bytes
+from deltaforge_dagster.sources.postgres.batches import BatchWriter, with_tx_end
+from deltaforge_dagster.sources.postgres.event_ids import id_seed
+from deltaforge_dagster.sources.postgres.layout import (
+    END,
+    IDLE_LSN,
+    IDLE_XID,
+    OFFSET,
+    OPEN,
+    REPLY,
+    ROW_END,
+    ROW_LAST,
+    ROW_TX,
+    ROW_WIDTH,
+    ROWS,
+    START_LSN,
+    STATE_WIDTH,
+    TX_END_LSN,
+    TX_FINAL_LSN,
+    TX_WIDTH,
+    TX_XID,
+    TXS,
+)
+from deltaforge_dagster.sources.postgres.pgoutput import (
+    MESSAGE_NAMES,
+    XLOG_HEADER,
+    truncated_relations,
+)
+from deltaforge_dagster.sources.postgres.relations import TableVersions
+from deltaforge_dagster.sources.postgres.samples import orders
+from deltaforge_dagster.sources.postgres.scan import (
+    BAD_COMMIT,
+    BAD_MESSAGE,
+    BAD_ORDER,
+    BAD_SIZE,
+    FOREIGN,
+    FULL,
+    NEED_MORE,
+    RELATION,
+    UNKNOWN_TABLE,
+    UNSUPPORTED,
+    scan,
+)
+from deltaforge_dagster.sources.postgres.values import Catalog, CatalogType
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+MAX_ROWS = 1 << 17
+"""Changes, and transactions, per round of the kernels: 4 MiB of the smallest rows fit."""
+
+_DAMAGE = {
+    BAD_SIZE: "a message of an impossible size",
+    BAD_MESSAGE: "a message that is shorter or longer than its kind",
+    BAD_ORDER: "a change or Commit outside a transaction, or a Begin inside one",
+    BAD_COMMIT: "a Commit that does not fit its Begin",
+    UNKNOWN_TABLE: "a change of a table that was never described",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a piece of the stream held.
+
+    Attributes:
+        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        batches: Changes and idle progress, in log order.
+        reply_requested: The server wants a status message at once.
+        foreign: Type letter of a message that ends the copy (error, end of copy ...), else "";
+            it stands at `consumed`.
+        error: Why decoding cannot go on, to be raised after `batches` were handed on.
+    """
+
+    consumed: int
+    batches: tuple[ChangeBatch, ...]
+    reply_requested: bool = False
+    foreign: str = ""
+    error: DeltaforgeError | None = None
+
+
+class Decoder:
+    """Decodes one replication stream, from `START_REPLICATION` to its end.
+
+    Transactions that committed before `start` are skipped whole: they were read before. Changes of
+    tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
+    do not depend on the choice of tables.
+    """
+
+    def __init__(
+        self,
+        *,
+        source_id: str,
+        db: str,
+        start: LsnPosition,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+    ) -> None:
+        self._versions = TableVersions(db=db, registry=registry, catalog=catalog, captures=captures)
+        self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS)
+        self._state = np.zeros(STATE_WIDTH, np.int64)
+        self._state[START_LSN] = start.lsn
+        self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
+        self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
+        # The last change of the open transaction; what follows tells whether it is its last.
+        self._held: pa.RecordBatch | None = None
+        self._told = start.lsn
+        self._unclaimed = 0
+        self._error: DeltaforgeError | None = None
+
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+
+        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
+        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        """
+        source = np.frombuffer(data, np.uint8)[:length]
+        state = self._state
+        state[OFFSET] = state[REPLY] = 0
+        batches: list[ChangeBatch] = []
+        foreign = ""
+        stop = FULL
+        # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
+        with np.errstate(over="ignore"):
+            while stop == FULL and self._error is None:
+                begun = int(state[OFFSET])
+                stop = self._scan(source)
+                batches += self._flush(source, begun)
+        if stop == FOREIGN and self._error is None:
+            foreign = chr(source[state[OFFSET]])
+        return Decoded(int(state[OFFSET]), tuple(batches), bool(state[REPLY]), foreign, self._error)
+
+    def _scan(self, source: Bytes) -> int:
+        """Fill rows and txs, acting on the messages that need Python; return why it ended."""
+        state, versions = self._state, self._versions
+        state[ROWS] = 0
+        # The open transaction, the last line so far, is the first line now.
+        state[TXS] = 1 if state[OPEN] else 0
+        while True:
+            stop = int(scan(source, source.size, state, versions.in_force, self._rows, self._txs))
+            if stop in (NEED_MORE, FULL, FOREIGN):
+                return stop
+            try:
+                self._act(stop, source)
+            except DeltaforgeError as error:
+                self._error = error
+                return stop
+            state[OFFSET] = state[END]
+
+    def _act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the message when this returns."""
+        state = self._state
+        at, end = int(state[OFFSET]), int(state[END])
+        if stop not in (RELATION, UNSUPPORTED):
+            raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
+        message = source[at + 5 + XLOG_HEADER : end].tobytes()
+        content = message[1:]
+        if stop == RELATION:
+            self._versions.describe(content, self._position())
+            return
+        kind = chr(message[0])
+        tables = ""
+        if kind == "T":
+            relations = truncated_relations(content)
+            captured = [r for r in relations if self._versions.is_captured(r)]
+            if not captured:
+                return
+            tables = " of " + ", ".join(self._versions.table_name(r) for r in captured)
+        raise UnsupportedEvent(
+            f"the log holds a {MESSAGE_NAMES.get(kind, repr(kind))} message{tables}, which this"
+            f" version does not decode, {self._where()}"
+        )
+
+    def _position(self) -> LsnPosition:
+        """Return the commit that what is read now belongs to; between commits, the last one."""
+        if not self._state[OPEN]:
+            return LsnPosition(max(self._told, int(self._state[IDLE_LSN])))
+        tx = self._txs[self._state[TXS] - 1]
+        return LsnPosition(int(tx[TX_FINAL_LSN]), int(tx[TX_XID]))
+
+    def _where(self) -> str:
+        """Say for an error message where the decoder stands."""
+        position = self._position()
+        if not self._state[OPEN]:
+            return f"after {format_lsn(position.lsn)}"
+        return f"in transaction {position.tx_id}, committed at {format_lsn(position.lsn)}"
+
+    def _flush(self, source: Bytes, begun: int) -> list[ChangeBatch]:
+        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
+
+        First come whole transactions, then how far the log has passed without a change since, then
+        the changes of the transaction that is still open, but for the last one, which is held.
+        """
+        rows, state = self._rows, self._state
+        count = int(state[ROWS])
+        batches = self._release_held(count)
+        committed = np.flatnonzero(rows[:count, ROW_LAST])
+        whole = int(committed[-1]) + 1 if committed.size else 0
+        written, cursor, error = self._write(source, 0, whole, begun)
+        batches += written
+        if error is not None:  # it stands before whatever else is wrong
+            self._error = error
+            return batches
+        if state[IDLE_LSN] > self._told:
+            xid = int(state[IDLE_XID])
+            batches.append(self._until(None, int(state[IDLE_LSN]), None if xid < 0 else xid))
+        if count > whole and self._error is None:
+            written, cursor, error = self._write(source, whole, count - 1, cursor)
+            batches += written
+            if error is None:
+                self._held, _, error = self._writer.write(source, rows, count - 1, count, self._txs)
+            self._error = error
+        self._unclaimed += int(state[OFFSET]) - cursor
+        return batches
+
+    def _release_held(self, count: int) -> list[ChangeBatch]:
+        """Return the held change, once it is known whether it is its transaction's last."""
+        held, tx = self._held, self._txs[0]
+        if held is None:
+            return []
+        if count and self._rows[0, ROW_TX] == 0:
+            self._held = None
+            return [ChangeBatch(held, None)]
+        if tx[TX_END_LSN]:
+            self._held = None
+            return [self._until(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
+        return []
+
+    def _write(
+        self, source: Bytes, first: int, last: int, cursor: int
+    ) -> tuple[list[ChangeBatch], int, DeltaforgeError | None]:
+        """Write `rows[first:last]`; return also where in the piece the last one ends."""
+        rows, txs = self._rows, self._txs
+        batches: list[ChangeBatch] = []
+        error: DeltaforgeError | None = None
+        while first < last and error is None:
+            batch, stop, error = self._writer.write(source, rows, first, last, txs)
+            if batch is None:
+                break
+            committed = np.flatnonzero(rows[first:stop, ROW_LAST])
+            cut = int(committed[-1]) + 1 if committed.size else 0
+            log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unclaimed
+            cursor, self._unclaimed = int(rows[stop - 1, ROW_END]), 0
+            if cut:
+                tx = txs[rows[first + cut - 1, ROW_TX]]
+                whole = batch.slice(0, cut)
+                batches.append(self._until(whole, int(tx[TX_END_LSN]), int(tx[TX_XID]), log_bytes))
+                log_bytes = 0
+            if cut < stop - first:
+                batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
+            first = stop
+        return batches, cursor, error
+
+    def _until(
+        self, rows: pa.RecordBatch | None, lsn: int, xid: int | None, log_bytes: int = 0
+    ) -> ChangeBatch:
+        """Return a batch after which everything up to `lsn` has been told."""
+        self._told = lsn
+        return ChangeBatch(rows, LsnPosition(lsn, xid), log_bytes)
+
+
+def warm() -> None:
+    """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
+    stream = orders(2)
+    Decoder(
+        source_id="warm",
+        db="warm",
+        start=LsnPosition(0),
+        registry=_NoRegistry(),
+        catalog=_NoCatalog(),
+        captures=lambda _schema, _table: True,
+    ).feed(stream, len(stream))
+
+
+class _NoRegistry:
+    """A registry that keeps nothing, for a stream that means nothing."""
+
+    def register(self, table: TableSchema, position: LsnPosition) -> SchemaStamp:
+        """Return a made-up stamp."""
+        del table, position
+        return SchemaStamp("sha256:", 1, 1)
+
+
+class _NoCatalog:
+    """A catalog that knows only the built-in types."""
+
+    def primary_key(self, relation: int) -> tuple[str, ...]:
+        """Know no key."""
+        del relation
+        return ()
+
+    def type(self, oid: int) -> CatalogType | None:
+        """Know no type."""
+        del oid

@@ -1,0 +1,147 @@
+"""The wire format of PostgreSQL's logical replication stream, and its rare messages in Python.
+
+Manual: "Message Formats", "Streaming Replication Protocol" and "Logical Replication Message
+Formats" (version 1 of pgoutput, values as text). Numbers are big-endian, a String ends with a zero
+byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
+
+    backend message    Byte1 type | Int32 size, itself included | content
+      'd' CopyData     one of
+        'w' XLogData     'w' | LSN start | LSN end | time clock | one pgoutput message
+        'k' keepalive    'k' | LSN end | time clock | Byte1 1: answer at once
+      'N' NoticeResponse, 'S' ParameterStatus: no part of the log, passed over
+      anything else ends the copy
+
+    pgoutput message
+      'B' Begin        LSN of the commit | time of the commit | Int32 xid
+      'C' Commit       Int8 0 | LSN of the commit | LSN after the commit | time of the commit
+      'O' Origin       LSN | String name                          no change: passed over
+      'Y' Type         Int32 oid | String schema | String name    no change: passed over
+      'R' Relation     Int32 oid | String schema | String name | Byte1 replica identity
+                       | Int16 columns | per column: Int8 1: part of the key | String name
+                       | Int32 type | Int32 modifier
+      'I' Insert       Int32 relation | 'N' | tuple
+      'U' Update       Int32 relation | ('K' | 'O') tuple, or nothing | 'N' | tuple
+      'D' Delete       Int32 relation | ('K' | 'O') | tuple
+      'T' Truncate     Int32 relations | Int8 flags | Int32 relation ...
+      'M' Message      Int8 flags | LSN | String prefix | Int32 size | content
+
+    tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
+                       (not sent), or 't' | Int32 size | text
+
+Frequent messages are read by the kernels (`scan`, `tuples`). Here are Relation, which needs the
+catalog and the registry, and the words for errors.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import CorruptLog
+
+EPOCH_US = 946_684_800_000_000
+"""2000-01-01 UTC, from which PostgreSQL counts, in microseconds since 1970."""
+
+XLOG_HEADER = 25
+"""Bytes of an XLogData message before the pgoutput message in it."""
+
+MAX_MESSAGE = (1 << 30) + (1 << 16)
+"""PostgreSQL builds no message above 1 GiB; a larger size is damage, not a message to wait for."""
+
+MESSAGE_NAMES = {
+    "B": "Begin",
+    "C": "Commit",
+    "D": "Delete",
+    "I": "Insert",
+    "M": "Message",
+    "O": "Origin",
+    "R": "Relation",
+    "T": "Truncate",
+    "U": "Update",
+    "Y": "Type",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A column as a Relation message describes it; `modifier` is `atttypmod`."""
+
+    name: str
+    type_oid: int
+    modifier: int
+    in_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A Relation message; `identity` is `relreplident`: d default, n nothing, f full, i index."""
+
+    oid: int
+    schema: str
+    table: str
+    identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+class _Reader:
+    """Reads fields off a message, and never beyond it."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def number(self, fmt: str) -> int:
+        try:
+            (value,) = struct.unpack_from(fmt, self._content, self._at)
+        except struct.error as error:
+            raise CorruptLog("a Relation message ends too early") from error
+        self._at += struct.calcsize(fmt)
+        return int(value)
+
+    def string(self) -> str:
+        end = self._content.find(b"\0", self._at)
+        if end < 0:
+            raise CorruptLog("a name in a Relation message does not end")
+        raw, self._at = self._content[self._at : end], end + 1
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptLog("a name in a Relation message is not UTF-8") from error
+
+    def finish(self) -> None:
+        if self._at != len(self._content):
+            raise CorruptLog("a Relation message goes on after its last column")
+
+
+def parse_relation(content: bytes) -> Relation:
+    """Read a Relation message, without its leading type byte.
+
+    Raises:
+        CorruptLog: The bytes are not a Relation message, or name a column twice.
+    """
+    reader = _Reader(content)
+    oid = reader.number(">I")
+    schema = reader.string() or "pg_catalog"  # sent empty for system tables
+    table = reader.string()
+    identity = chr(reader.number(">B"))
+    columns = []
+    for _ in range(reader.number(">H")):
+        flags = reader.number(">B")
+        name = reader.string()
+        columns.append(
+            RelationColumn(name, reader.number(">I"), reader.number(">i"), bool(flags & 1))
+        )
+    reader.finish()
+    if identity not in "dnfi":
+        raise CorruptLog(f"table {schema}.{table} has an unknown replica identity {identity!r}")
+    if len({column.name for column in columns}) != len(columns):
+        raise CorruptLog(f"table {schema}.{table} has two columns of one name")
+    return Relation(oid, schema, table, identity, tuple(columns))
+
+
+def truncated_relations(content: bytes) -> tuple[int, ...]:
+    """Return the relations named by a Truncate message, without its leading type byte."""
+    reader = _Reader(content)
+    count = reader.number(">I")
+    reader.number(">B")
+    return tuple(reader.number(">I") for _ in range(min(count, len(content) // 4)))

@@ -1,0 +1,169 @@
+"""Table versions: what the changes after a Relation message are decoded with.
+
+The server describes a table before its first change, and again whenever the table may have changed
+(also after an ANALYZE). Each different description becomes a version: registered, so that it is
+durable with its position before any row of it is, and laid out in integer arrays for the kernels.
+Versions are never altered; a repeated description finds the version it made before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.postgres.layout import COLUMN_WIDTH, TABLE_WIDTH
+from deltaforge_dagster.sources.postgres.pgoutput import Relation, parse_relation
+from deltaforge_dagster.sources.postgres.scan import IGNORED
+from deltaforge_dagster.sources.postgres.values import (
+    Catalog,
+    ValueType,
+    modified_name,
+    value_type,
+)
+from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+
+class TableVersions:
+    """The table versions of one stream, by number, and which of them is in force per relation.
+
+    Attributes:
+        schemas, stamps: What was registered, by version.
+        tables, columns, names: The versions for the kernels (`layout`); `names` holds `"name":` of
+            every column as JSON text.
+        in_force: The hash table that `scan.find_version` reads.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: str,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+    ) -> None:
+        self._db = db
+        self._registry = registry
+        self._catalog = catalog
+        self._captures = captures
+        self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        self._by_relation: dict[int, int] = {}
+        self.schemas: list[TableSchema] = []
+        self.stamps: list[SchemaStamp] = []
+        self.tables = np.empty((0, TABLE_WIDTH), np.int64)
+        self.columns = np.empty((0, COLUMN_WIDTH), np.int64)
+        self.names = np.empty(0, np.uint8)
+        self.in_force = np.full((1, 2), -1, np.int64)
+
+    def describe(self, message: bytes, position: LsnPosition) -> None:
+        """Take in a Relation message, without its type byte; `position` is registered with it.
+
+        Raises:
+            CorruptLog: The bytes are not a Relation message.
+            UnsupportedEvent: A column has a type that is not decoded, or the key is not known.
+            DeltaforgeError: What catalog or registry raise.
+        """
+        relation = parse_relation(message)
+        if self._captures(relation.schema, relation.table):
+            key = self._key(relation, position)
+            version = self._known.get((message, key))
+            if version is None:
+                version = self._add(relation, key, position)
+                self._known[message, key] = version
+        else:
+            version = IGNORED
+        if self._by_relation.get(relation.oid) != version:
+            self._by_relation[relation.oid] = version
+            self._index()
+
+    def is_captured(self, relation: int) -> bool:
+        """Say whether changes of the relation are wanted, so far as it was described."""
+        return self._by_relation.get(relation) != IGNORED
+
+    def table_name(self, relation: int) -> str:
+        """Return `schema.table` of a relation, for error messages."""
+        version = self._by_relation.get(relation, IGNORED)
+        return f"relation {relation}" if version == IGNORED else self.version_name(version)
+
+    def version_name(self, version: int) -> str:
+        """Return `schema.table` of a version, for error messages."""
+        schema = self.schemas[version]
+        return f"{schema.schema}.{schema.table}"
+
+    def _key(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
+        """Return the key columns, in the table's order."""
+        names = [column.name for column in relation.columns]
+        if relation.identity in "di":
+            return tuple(column.name for column in relation.columns if column.in_identity)
+        # FULL marks every column and NOTHING none: the catalog knows the primary key.
+        primary_key = self._catalog.primary_key(relation.oid)
+        if not set(primary_key) <= set(names):
+            raise UnsupportedEvent(
+                f"table {relation.schema}.{relation.table} at {format_lsn(position.lsn)}: its log"
+                f" does not have the columns of today's primary key ({', '.join(primary_key)});"
+                " rename them back, or publish them, until this position is passed"
+            )
+        return tuple(name for name in names if name in primary_key)
+
+    def _add(self, relation: Relation, key: tuple[str, ...], position: LsnPosition) -> int:
+        """Register a new version, lay it out, and return its number."""
+        types = [
+            self._type(relation, column.name, column.type_oid, position)
+            for column in relation.columns
+        ]
+        schema = TableSchema(
+            db=self._db,
+            schema=relation.schema,
+            table=relation.table,
+            columns=tuple(
+                Column(
+                    name=column.name,
+                    data_type=modified_name(type_.name, column.type_oid, column.modifier),
+                    type_oid=column.type_oid,
+                    nullable=column.name not in key,  # the log says no more than that
+                    ordinal_position=ordinal,
+                )
+                for ordinal, (column, type_) in enumerate(
+                    zip(relation.columns, types, strict=True), start=1
+                )
+            ),
+            primary_key=key,
+        )
+        self.stamps.append(self._registry.register(schema, position))
+        self.schemas.append(schema)
+        labels = [f"{json.dumps(c.name, ensure_ascii=False)}:".encode() for c in schema.columns]
+        ends = len(self.names) + np.cumsum([len(label) for label in labels], dtype=np.int64)
+        columns = np.empty((len(labels), COLUMN_WIDTH), np.int64)
+        for line, (column, type_) in enumerate(zip(schema.columns, types, strict=True)):
+            end = ends[line]
+            in_key = column.name in key
+            columns[line] = (type_.kind, type_.is_array, in_key, end - len(labels[line]), end)
+        self.tables = np.vstack(
+            [self.tables, np.array([[len(self.columns), len(labels), len(key)]], np.int64)]
+        )
+        self.columns = np.vstack([self.columns, columns])
+        self.names = np.concatenate([self.names, np.frombuffer(b"".join(labels), np.uint8)])
+        return len(self.schemas) - 1
+
+    def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
+        try:
+            return value_type(oid, self._catalog)
+        except UnsupportedEvent as error:
+            raise UnsupportedEvent(
+                f"table {relation.schema}.{relation.table}, column {column}, at"
+                f" {format_lsn(position.lsn)}: {error}"
+            ) from error
+
+    def _index(self) -> None:
+        """Build `in_force` again, at most half full."""
+        size = 1 << len(self._by_relation).bit_length() + 1
+        self.in_force = np.full((size, 2), -1, np.int64)
+        for relation, version in self._by_relation.items():
+            line = relation & (size - 1)
+            while self.in_force[line, 0] != -1:
+                line = (line + 1) & (size - 1)
+            self.in_force[line] = relation, version

@@ -1,0 +1,297 @@
+"""Second kernel: write the row images of scanned changes as JSON text.
+
+A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, columns in the table's order, without
+white space. `write_changes` fills three texts at once, each in the form of an Arrow string array
+(bytes, ends of the rows, validity)::
+
+    change   tuples sent        before            after        key, from
+    insert   N                  null              N            N
+    update   N                  null              N            N
+    update   K, N or O, N       K or O            N            N; from K or O where N says unchanged
+    delete   K or O             K or O            null         K or O
+
+K holds the key columns and null for all others, O the whole old row. In N, a large value that the
+update did not touch is not sent: `{"_unchanged":true}`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.sources.characters import (
+    CLOSE_BRACE,
+    COMMA,
+    OPEN_BRACE,
+)
+from deltaforge_dagster.sources.json_text import (
+    INVALID,
+    OVERHEAD,
+    STRING,
+    STRING_GROWTH,
+    TOO_DEEP,
+    copy,
+    string_size,
+    write_null,
+    write_scalar,
+)
+from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
+from deltaforge_dagster.sources.postgres.array_text import (
+    ARRAY_GROWTH,
+    ARRAY_OVERHEAD,
+    write_array,
+)
+from deltaforge_dagster.sources.postgres.layout import (
+    COLUMN_ARRAY,
+    COLUMN_KEY,
+    COLUMN_KIND,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    OP_DELETE,
+    OP_INSERT,
+    ROW_END,
+    ROW_OP,
+    ROW_START,
+    ROW_TABLE,
+    TABLE_COLUMNS,
+    TABLE_FIRST,
+    TABLE_KEYS,
+)
+from deltaforge_dagster.sources.postgres.scan import read_16, read_32
+
+BEFORE, AFTER, KEY = range(3)
+"""Lines of `ends` and `valid`."""
+
+BAD_VALUE = INVALID
+TOO_DEEP_VALUE = TOO_DEEP
+NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
+"""Codes of `report[CODE]`: a value is not of its type's form; a JSON document is nested too deeply; a text
+is full; a tuple does not follow its format; a value was sent in binary form; a key column was not
+sent."""
+
+CODE, COLUMN, PLACE = range(3)
+"""Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer."""
+REPORT_WIDTH = 3
+
+MAX_COLUMNS = 1664
+"""PostgreSQL allows no more columns in a tuple (`MaxTupleAttributeNumber`)."""
+
+_UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
+_NULL, _TOAST, _TEXT, _BINARY = ord("n"), ord("u"), ord("t"), ord("b")
+_NEW, _OLD_KEY, _OLD_ROW = ord("N"), ord("K"), ord("O")
+_NOT_SENT = -1
+
+
+@kernel
+def _room_for(kind: int, is_array: int, source: Bytes, start: int, end: int, left: int) -> bool:
+    """Say whether `left` bytes are room enough to write a value."""
+    size = end - start
+    if is_array != 0:
+        return size * ARRAY_GROWTH + ARRAY_OVERHEAD <= left
+    if size * STRING_GROWTH + OVERHEAD <= left:
+        return True
+    # Only a string can grow much: count, rather than ask for six times of something large.
+    if kind == STRING:
+        return string_size(source, start, end) + OVERHEAD <= left
+    return size + OVERHEAD <= left
+
+
+@kernel
+def _write_tuple(
+    source: Bytes,
+    at: int,
+    end: int,
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    out: Bytes,
+    place: int,
+    spans: Longs,
+    stack: Bytes,
+    report: Longs,
+) -> tuple[int, int]:
+    """Write the tuple at `at` into `out` from `place` on.
+
+    Returns the places after it in `source` and in `out`; the latter is a negative code on failure.
+    `spans` gets where each key column's value stands in `out`, `_NOT_SENT` for a value not sent.
+    """
+    first = tables[table, TABLE_FIRST]
+    report[COLUMN] = -1
+    report[PLACE] = at
+    if end - at < 2 or read_16(source, at) != tables[table, TABLE_COLUMNS]:
+        return at, BAD_TUPLE
+    at += 2
+    count = tables[table, TABLE_COLUMNS]
+    if out.size - place < OVERHEAD:
+        return at, NO_ROOM
+    out[place] = OPEN_BRACE
+    place += 1
+    for index in range(count):
+        column = first + index
+        report[COLUMN] = column
+        report[PLACE] = at
+        name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
+        # The name and either a whole value without a text, or the bracket that closes the row.
+        if out.size - place < name_end - name + OVERHEAD:
+            return at, NO_ROOM
+        if index > 0:
+            out[place] = COMMA
+            place += 1
+        place = copy(names, name, name_end, out, place)
+        started = place
+        if at >= end:
+            return at, BAD_TUPLE
+        sent = source[at]
+        at += 1
+        if sent == _TEXT:
+            if end - at < 4:
+                return at, BAD_TUPLE
+            size = read_32(source, at)
+            at += 4
+            if size > end - at:
+                return at, BAD_TUPLE
+            kind, is_array = columns[column, COLUMN_KIND], columns[column, COLUMN_ARRAY]
+            left = out.size - place - OVERHEAD
+            if not _room_for(kind, is_array, source, at, at + size, left):
+                return at, NO_ROOM
+            if is_array != 0:
+                place = write_array(kind, source, at, at + size, out, place, stack)
+            else:
+                place = write_scalar(kind, source, at, at + size, out, place, stack)
+            if place < 0:
+                return at, place
+            at += size
+        elif sent == _NULL:
+            place = write_null(out, place)
+        elif sent == _TOAST:
+            place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+        else:
+            return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
+        if columns[column, COLUMN_KEY] != 0:
+            spans[index, 0] = _NOT_SENT if sent == _TOAST else started
+            spans[index, 1] = place
+    out[place] = CLOSE_BRACE
+    return at, place + 1
+
+
+@kernel
+def _write_key(
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    image: Bytes,
+    spans: Longs,
+    old_image: Bytes,
+    old_spans: Longs,
+    out: Bytes,
+    place: int,
+    report: Longs,
+) -> int:
+    """Write the key columns' values as they stand in `image`; where not sent, in `old_image`."""
+    opening = OPEN_BRACE
+    for index in range(tables[table, TABLE_COLUMNS]):
+        column = tables[table, TABLE_FIRST] + index
+        if columns[column, COLUMN_KEY] == 0:
+            continue
+        name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
+        sent = spans[index, 0] != _NOT_SENT
+        if not sent and old_spans[index, 0] == _NOT_SENT:
+            report[COLUMN] = column
+            return NO_KEY_VALUE
+        start = spans[index, 0] if sent else old_spans[index, 0]
+        end = spans[index, 1] if sent else old_spans[index, 1]
+        if out.size - place < name_end - name + end - start + OVERHEAD:
+            return NO_ROOM
+        out[place] = opening
+        opening = COMMA
+        place = copy(names, name, name_end, out, place + 1)
+        if sent:
+            place = copy(image, start, end, out, place)
+        else:
+            place = copy(old_image, start, end, out, place)
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def write_changes(
+    source: Bytes,
+    rows: Longs,
+    first: int,
+    last: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    before: Bytes,
+    after: Bytes,
+    key: Bytes,
+    ends: Longs,
+    valid: Bytes,
+    spans: Longs,
+    stack: Bytes,
+    report: Longs,
+) -> int:
+    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+
+    `before`, `after` and `key` are filled from their start; `ends[text, i]` is where the text of
+    row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it stopped before
+    `last`; nothing of that row counts. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
+    """
+    before_at, after_at, key_at = 0, 0, 0
+    new_spans, old_spans = spans[0], spans[1]
+    for row in range(first, last):
+        at, end = rows[row, ROW_START], rows[row, ROW_END]
+        op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
+        before_to, after_to, key_to = before_at, after_at, key_at
+        line = row - first
+        part = np.int64(source[at])
+        has_old = op != OP_INSERT and (part == _OLD_KEY or part == _OLD_ROW)
+        report[CODE], report[COLUMN], report[PLACE] = BAD_TUPLE, -1, at
+        if has_old:
+            at, before_to = _write_tuple(
+                source, at + 1, end, table, tables, columns, names,
+                before, before_at, old_spans, stack, report,
+            )  # fmt: skip
+            if before_to < 0:
+                report[CODE] = before_to
+                return row
+        elif op == OP_DELETE:
+            return row
+        else:
+            for index in range(tables[table, TABLE_COLUMNS]):
+                old_spans[index, 0] = _NOT_SENT
+        if op != OP_DELETE:
+            if at >= end or source[at] != _NEW:
+                report[PLACE] = at
+                return row
+            at, after_to = _write_tuple(
+                source, at + 1, end, table, tables, columns, names,
+                after, after_at, new_spans, stack, report,
+            )  # fmt: skip
+            if after_to < 0:
+                report[CODE] = after_to
+                return row
+        if at != end:
+            report[COLUMN], report[PLACE] = -1, at
+            return row
+        if tables[table, TABLE_KEYS] > 0:
+            if op == OP_DELETE:
+                key_to = _write_key(
+                    table, tables, columns, names, before, old_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            else:
+                key_to = _write_key(
+                    table, tables, columns, names, after, new_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            if key_to < 0:
+                report[CODE] = key_to
+                return row
+        before_at, after_at, key_at = before_to, after_to, key_to
+        ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+        valid[BEFORE, line] = has_old
+        valid[AFTER, line] = op != OP_DELETE
+        valid[KEY, line] = tables[table, TABLE_KEYS] > 0
+    return last

@@ -1,0 +1,192 @@
+r"""Which JSON form each PostgreSQL type takes, and what must be known of a type to say so.
+
+==============================================  ================================================
+type                                            JSON
+==============================================  ================================================
+`bool`                                          true, false
+`int2`, `int4`, `int8`, `oid`                   number
+`float4`, `float8`                              number in PostgreSQL's shortest text form;
+                                                `NaN`, `Infinity`, `-Infinity` as strings
+`json`, `jsonb`                                 the document itself, without white space
+`bytea`                                         `{"_base64":"..."}`
+array                                           array; elements as above; dimensions nest
+everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
+times, text, enums, domains, composites ...)
+==============================================  ================================================
+
+An array is read only when its elements are separated by commas, which is true for all of
+PostgreSQL's own types but `box`; another one stops the pipeline instead of being guessed at.
+Built-in types are known by their OID (`pg_type.dat`, these never change); all others are asked
+from the catalog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.sources.json_text import BOOLEAN, FLOAT, HEX, INTEGER, JSON, STRING
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogType:
+    """What `pg_type` says of a type that is not built in.
+
+    Attributes:
+        name: `format_type(oid, NULL)`.
+        kind: `typtype`: b base, c composite, d domain, e enum, p pseudo, r range, m multirange.
+        element: `typelem` of a true array (the element's `typarray` is this type), else 0.
+        delimiter: `typdelim`; of an array, that of its element.
+    """
+
+    name: str
+    kind: str
+    element: int
+    delimiter: str = ","
+
+
+class Catalog(Protocol):
+    """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
+
+    def primary_key(self, relation: int) -> tuple[str, ...]:
+        """Return the columns of the table's primary key, `()` when it has none or is gone."""
+        ...
+
+    def type(self, oid: int) -> CatalogType | None:
+        """Return what the catalog says of a type, None when there is no such type any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type as the decoder needs it.
+
+    Attributes:
+        name: SQL name without modifiers.
+        kind: How a value is written (`json_text`); of an array, how its elements are.
+        is_array: Whether the text is an array's.
+    """
+
+    name: str
+    kind: int
+    is_array: bool = False
+
+
+_SCALARS = {
+    16: ("boolean", BOOLEAN, 1000),
+    17: ("bytea", HEX, 1001),
+    18: ('"char"', STRING, 1002),
+    19: ("name", STRING, 1003),
+    20: ("bigint", INTEGER, 1016),
+    21: ("smallint", INTEGER, 1005),
+    22: ("int2vector", STRING, 1006),
+    23: ("integer", INTEGER, 1007),
+    24: ("regproc", STRING, 1008),
+    25: ("text", STRING, 1009),
+    26: ("oid", INTEGER, 1028),
+    27: ("tid", STRING, 1010),
+    28: ("xid", STRING, 1011),
+    29: ("cid", STRING, 1012),
+    30: ("oidvector", STRING, 1013),
+    114: ("json", JSON, 199),
+    142: ("xml", STRING, 143),
+    600: ("point", STRING, 1017),
+    601: ("lseg", STRING, 1018),
+    602: ("path", STRING, 1019),
+    603: ("box", STRING, 0),
+    604: ("polygon", STRING, 1027),
+    628: ("line", STRING, 629),
+    650: ("cidr", STRING, 651),
+    700: ("real", FLOAT, 1021),
+    701: ("double precision", FLOAT, 1022),
+    718: ("circle", STRING, 719),
+    774: ("macaddr8", STRING, 775),
+    790: ("money", STRING, 791),
+    829: ("macaddr", STRING, 1040),
+    869: ("inet", STRING, 1041),
+    1042: ("character", STRING, 1014),
+    1043: ("character varying", STRING, 1015),
+    1082: ("date", STRING, 1182),
+    1083: ("time without time zone", STRING, 1183),
+    1114: ("timestamp without time zone", STRING, 1115),
+    1184: ("timestamp with time zone", STRING, 1185),
+    1186: ("interval", STRING, 1187),
+    1266: ("time with time zone", STRING, 1270),
+    1560: ("bit", STRING, 1561),
+    1562: ("bit varying", STRING, 1563),
+    1700: ("numeric", STRING, 1231),
+    2950: ("uuid", STRING, 2951),
+    3220: ("pg_lsn", STRING, 3221),
+    3614: ("tsvector", STRING, 3643),
+    3615: ("tsquery", STRING, 3645),
+    3802: ("jsonb", JSON, 3807),
+    3904: ("int4range", STRING, 3905),
+    3906: ("numrange", STRING, 3907),
+    3908: ("tsrange", STRING, 3909),
+    3910: ("tstzrange", STRING, 3911),
+    3912: ("daterange", STRING, 3913),
+    3926: ("int8range", STRING, 3927),
+    4072: ("jsonpath", STRING, 4073),
+    4451: ("int4multirange", STRING, 6150),
+    4532: ("nummultirange", STRING, 6151),
+    4533: ("tsmultirange", STRING, 6152),
+    4534: ("tstzmultirange", STRING, 6153),
+    4535: ("datemultirange", STRING, 6155),
+    4536: ("int8multirange", STRING, 6157),
+}
+"""OID -> name, kind, OID of its array type (0: none that is read)."""
+
+BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
+    array: ValueType(f"{name}[]", kind, is_array=True)
+    for name, kind, array in _SCALARS.values()
+    if array
+}
+"""Types that every PostgreSQL server has under the same OID."""
+
+
+def value_type(oid: int, catalog: Catalog) -> ValueType:
+    """Return how values of the type are written.
+
+    Raises:
+        UnsupportedEvent: An array whose elements are not separated by commas, or a type that is
+            no longer in the catalog; the message names the type, the caller adds the table.
+    """
+    built_in = BUILT_IN.get(oid)
+    if built_in is not None:
+        return built_in
+    found = catalog.type(oid)
+    if found is None:
+        raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
+    if not found.element:
+        return ValueType(found.name, STRING)
+    if found.delimiter != ",":
+        raise UnsupportedEvent(f"arrays of type {found.name} are not decoded")
+    element = BUILT_IN.get(found.element)
+    return ValueType(found.name, STRING if element is None else element.kind, is_array=True)
+
+
+_PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
+_TIMES = {1083, 1114, 1184, 1266}
+
+
+def modified_name(name: str, oid: int, modifier: int) -> str:
+    """Return a type's name with its length or precision, as `format_type(oid, modifier)` does.
+
+    Only the modifiers of character, bit, numeric and time types are shown; -1 is no modifier.
+    """
+    scalar = next((s for s, (_, _, array) in _SCALARS.items() if array == oid), oid)
+    base = name.removesuffix("[]")
+    suffix = name[len(base) :]
+    if modifier < 0:
+        return name
+    if scalar in _PLAIN_MODIFIER:
+        return f"{base}({modifier - _PLAIN_MODIFIER[scalar]}){suffix}"
+    if scalar == 1700:  # precision in the high half; the scale has 11 bits and a sign
+        precision = (modifier - 4) >> 16 & 0xFFFF
+        scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+        return f"{base}({precision},{scale}){suffix}"
+    if scalar in _TIMES:
+        kind, _, zone = base.partition(" ")
+        return f"{kind}({modifier}) {zone}{suffix}"
+    return name
