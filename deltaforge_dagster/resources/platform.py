@@ -38,9 +38,19 @@ class Opened:
             sessions=lambda session_id, remember: SparkSessions(
                 self.settings, session_id, remember
             ),
+            replay_sessions=self._replay_sessions,
             build_source=self.source_builder(loaded),
             build_sink=lambda sink_id: build_sink(loaded.spec, sink_id),
         )
+
+    @contextmanager
+    def _replay_sessions(self) -> Iterator[SparkSessions]:
+        """Lend sessions that no later run continues."""
+        sessions = SparkSessions(self.settings, None, lambda _session_id: None)
+        try:
+            yield sessions
+        finally:
+            sessions.stop()
 
     def source_builder(self, loaded: LoadedPipeline) -> Callable[[], Source]:
         """Return a function that makes a reader of the pipeline's source."""

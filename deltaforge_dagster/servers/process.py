@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,8 +114,12 @@ class ServerProcess:
         command: Program and arguments.
         directory: Its working directory; `server.log` is written there.
         account: Whom to run it as; None for ourselves.
+        environment: Its environment variables; None for ours.
         quick_signal: Ends the program at once and whole, its own children included.
         remove: Directory the guard removes when we die; None to keep everything.
+
+    Attributes:
+        name: What messages call it.
     """
 
     def __init__(
@@ -125,10 +129,11 @@ class ServerProcess:
         *,
         directory: Path,
         account: Account | None = None,
+        environment: Mapping[str, str] | None = None,
         quick_signal: signal.Signals = signal.SIGKILL,
         remove: Path | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._quick_signal = quick_signal
         self._log = directory / "server.log"
         with self._log.open("ab") as log:
@@ -136,6 +141,7 @@ class ServerProcess:
                 self._child = subprocess.Popen(
                     command,
                     cwd=directory,
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -180,7 +186,7 @@ class ServerProcess:
             if not self.running or time.monotonic() > deadline:
                 what = "is not ready in time" if self.running else "ended at once"
                 self.stop(self._quick_signal, 5)
-                raise SettingsError(f"{self._name} {what}: {self._log_tail()}")
+                raise SettingsError(f"{self.name} {what}: {self.log_tail()}")
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
@@ -208,7 +214,8 @@ class ServerProcess:
         if self._guard.stdin:
             self._guard.stdin.close()
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """Return the last lines of its log, in one."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         return " / ".join(line.strip() for line in lines if line.strip()) or "it wrote no log"
 
