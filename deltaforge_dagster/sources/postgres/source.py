@@ -245,8 +245,8 @@ class PostgresSource:
         buffer = bytearray(usual)
         held = 0  # bytes at the buffer's start that the decoder has seen and not consumed
         while True:
-            if held == len(buffer):
-                buffer.extend(bytes(len(buffer)))  # one row larger than the buffer
+            if held == len(buffer):  # one row larger than the buffer
+                buffer = buffer.ljust(2 * held, b"\0")
             with memoryview(buffer) as view:
                 count = stream.receive(view[held:], limits.max_wait)
             if not count:
@@ -257,8 +257,8 @@ class PostgresSource:
             if decoded.reply_requested:
                 stream.send_status()
             yield from self._hand_on(stream, decoded, limits)
-            if decoded.foreign_at is not None:
-                raise self._ending(stream, bytes(buffer[decoded.foreign_at : filled]))
+            if decoded.foreign:
+                raise self._ending(stream, bytes(buffer[decoded.consumed : filled]))
             held = filled - decoded.consumed
             if held < usual < len(buffer):
                 buffer = buffer[decoded.consumed : filled].ljust(usual, b"\0")

@@ -1,0 +1,418 @@
+"""What every source promises, proved on each of them with a real server.
+
+A source joins by a `Bench`: a database with the tables `orders` and `items` (`id` integer key,
+`v` text), that the source captures, and `other`, which it does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pytest
+
+from deltaforge_dagster.errors import PositionLost, SourceUnavailable
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from tests.sources.postgres.bench import PostgresBench
+
+LIMITS = ReadLimits(max_wait=0.05)
+SECONDS = 20.0
+
+
+class Bench(Protocol):
+    """A database and the sources that read it."""
+
+    def source(self) -> Source:
+        """Return a new source; the bench closes it in the end."""
+        ...
+
+    def execute(self, *statements: str) -> None:
+        """Run the statements in one transaction."""
+        ...
+
+    def cut(self) -> None:
+        """End the source's connections on the server's side."""
+        ...
+
+    def forget(self) -> None:
+        """Make the server lose the log that a source has not confirmed."""
+        ...
+
+    def confirmed(self) -> Position:
+        """Return how far the server has been told to forget."""
+        ...
+
+
+@pytest.fixture(params=[pytest.param(PostgresBench, marks=pytest.mark.postgres, id="postgres")])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """One bench per kind of source."""
+    with request.param(request.getfixturevalue("postgres_dsn")) as made:
+        yield made
+
+
+class Versions:
+    """A registry in memory."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[TableSchema, Position]] = []
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Number the versions in the order they come."""
+        self.registered.append((table, position))
+        return SchemaStamp(f"f{len(self.registered)}", 1, len(self.registered))
+
+
+@dataclass
+class Taken:
+    """What was read: rows, and the last place where a segment may end."""
+
+    rows: list[dict[str, object]]
+    end: Position
+    batches: list[ChangeBatch]
+
+    @property
+    def changes(self) -> list[tuple[object, object, object]]:
+        """(table, op, id and v of the newest image) of each row."""
+        return [
+            (row["table"], row["op"], json.loads(str(row["after"] or row["before"])))
+            for row in self.rows
+        ]
+
+
+def take(
+    bench: Bench,
+    start: Position,
+    until: Callable[[Taken], bool],
+    *,
+    limits: ReadLimits = LIMITS,
+    source: Source | None = None,
+) -> Taken:
+    """Read from `start` until there is enough, and close the source."""
+    source = source or bench.source()
+    taken = Taken([], start, [])
+    deadline = time.monotonic() + SECONDS
+    try:
+        for batch in source.read(start, limits, Versions()):
+            add(taken, batch)
+            if until(taken):
+                return taken
+            assert time.monotonic() < deadline, f"only {len(taken.rows)} rows came"
+    finally:
+        source.close()
+    raise AssertionError("the stream ended by itself")
+
+
+def add(taken: Taken, batch: ChangeBatch) -> None:
+    """Add a batch to what was taken."""
+    taken.batches.append(batch)
+    if batch.rows is not None:
+        assert batch.rows.schema.equals(CAPTURED)
+        taken.rows += batch.rows.to_pylist()
+    if batch.end is not None:
+        taken.end = batch.end
+
+
+def whole(count: int) -> Callable[[Taken], bool]:
+    """Enough: so many rows, and no transaction open."""
+    return lambda taken: len(taken.rows) >= count and taken.batches[-1].end is not None
+
+
+def inserts(table: str, *ids: int) -> list[tuple[object, object, object]]:
+    """The changes that inserting these ids makes."""
+    return [(table, "c", {"id": id_, "v": str(id_)}) for id_ in ids]
+
+
+def insert(table: str, *ids: int) -> str:
+    """The statement that inserts these ids."""
+    return f"INSERT INTO {table} VALUES " + ", ".join(f"({id_}, '{id_}')" for id_ in ids)
+
+
+def test_every_kind_of_change_arrives_in_log_order(bench: Bench) -> None:
+    """Inserts, updates and deletes of two tables, in the order of the transactions."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    bench.execute(insert("items", 7, 8), "UPDATE orders SET v = 'new' WHERE id = 1")
+    bench.execute("DELETE FROM items WHERE id = 8")
+
+    taken = take(bench, start, whole(5))
+
+    assert taken.changes[:3] == inserts("orders", 1) + inserts("items", 7, 8)
+    assert taken.changes[3] == ("orders", "u", {"id": 1, "v": "new"})
+    assert [(row["table"], row["op"], row["key"]) for row in taken.rows[4:]] == [
+        ("items", "d", '{"id":8}')
+    ]
+
+
+def test_a_transaction_ends_on_its_last_row(bench: Bench) -> None:
+    """`tx_end` is true on the last change of each transaction and false on all others."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1, 2), insert("items", 3))
+    bench.execute(insert("orders", 4))
+
+    taken = take(bench, start, whole(4))
+
+    assert [row["tx_end"] for row in taken.rows] == [False, False, True, True]
+    assert [row["row"] for row in taken.rows] == [0, 1, 2, 0]
+    assert len({row["tx_id"] for row in taken.rows}) == 2
+
+
+def test_a_change_after_ensure_start_is_read(bench: Bench) -> None:
+    """`ensure_start` fixes the start: what is committed afterwards arrives, before or after `read`."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+
+    assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+
+def test_ensure_start_can_be_called_again(bench: Bench) -> None:
+    """A second call creates nothing and starts no later than the first."""
+    first = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+
+    second = bench.source().ensure_start()
+
+    assert second <= first
+    assert take(bench, second, whole(1)).changes == inserts("orders", 1)
+
+
+def test_reading_on_neither_repeats_nor_loses(bench: Bench) -> None:
+    """Reading in many short streams, each from the end of the last, gives what one gives."""
+    begin = bench.source().ensure_start()
+    for id_ in range(1, 21):
+        bench.execute(insert("orders", id_), insert("items", id_))
+    once = take(bench, begin, whole(40))
+
+    pieces: list[dict[str, object]] = []
+    start = begin
+    while len(pieces) < 40:
+        piece = take(bench, start, whole(1), limits=ReadLimits(max_events=1, max_wait=0.05))
+        pieces += piece.rows
+        start = piece.end
+
+    assert pieces == once.rows
+
+
+def test_a_position_survives_its_text(bench: Bench) -> None:
+    """An end that was written down as JSON is as good to read from."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    end = take(bench, start, whole(1)).end
+    bench.execute(insert("orders", 2))
+
+    taken = take(bench, parse_position(end.to_json()), whole(1))
+
+    assert taken.changes == inserts("orders", 2)
+
+
+def test_reading_again_gives_the_same_rows(bench: Bench) -> None:
+    """Event ids and every other column are a function of the log."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1, 2), insert("items", 3))
+    bench.execute("UPDATE items SET v = 'x'")
+
+    first, second = (take(bench, start, whole(4)) for _ in range(2))
+
+    assert first.rows == second.rows
+    assert len({row["event_id"] for row in first.rows}) == 4
+
+
+def test_a_rolled_back_transaction_leaves_nothing(bench: Bench) -> None:
+    """Only what was committed is captured."""
+    start = bench.source().ensure_start()
+    bench.execute("SAVEPOINT s", insert("orders", 1), "ROLLBACK TO SAVEPOINT s")
+    bench.execute(insert("orders", 2))
+
+    assert take(bench, start, whole(1)).changes == inserts("orders", 2)
+
+
+def test_a_large_transaction_comes_in_parts_and_ends_once(bench: Bench) -> None:
+    """More rows than `max_events` make several batches; only the last one is an end."""
+    start = bench.source().ensure_start()
+    bench.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 5000) n")
+
+    taken = take(bench, start, whole(5000), limits=ReadLimits(max_events=700, max_wait=0.05))
+
+    with_rows = [batch for batch in taken.batches if batch.rows is not None]
+    assert max(batch.rows.num_rows for batch in with_rows if batch.rows) <= 700
+    assert [batch.end is not None for batch in with_rows] == [False] * (len(with_rows) - 1) + [True]
+    assert taken.changes == inserts("orders", *range(1, 5001))
+    assert [row["tx_end"] for row in taken.rows].index(True) == 4999
+
+
+def test_a_row_larger_than_a_batch_arrives_whole(bench: Bench) -> None:
+    """`max_bytes` bounds pieces of the log, not rows."""
+    start = bench.source().ensure_start()
+    bench.execute("INSERT INTO orders VALUES (1, repeat('x', 12000000)), (2, 'small')")
+    bench.execute(insert("orders", 3))
+
+    taken = take(bench, start, whole(3))
+
+    images = [json.loads(str(row["after"])) for row in taken.rows]
+    assert [len(image["v"]) for image in images] == [12_000_000, 5, 1]
+
+
+def test_an_idle_source_yields_within_max_wait(bench: Bench) -> None:
+    """Without changes the reader gets empty batches to look at its clocks."""
+    start = bench.source().ensure_start()
+    source = bench.source()
+    reading = source.read(start, LIMITS, Versions())
+    next(reading)
+    times = []
+    for _ in range(20):
+        began = time.monotonic()
+        batch = next(reading)
+        times.append(time.monotonic() - began)
+
+        assert batch.rows is None
+    source.close()
+
+    assert max(times) < 0.5
+
+
+def test_idle_progress_passes_changes_of_others(bench: Bench) -> None:
+    """Changes of an uncaptured table move the position that may be confirmed, and lose nothing."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("other", 1))
+    passed = take(bench, start, lambda taken: taken.end > start)
+    bench.execute(insert("orders", 1))
+
+    taken = take(bench, passed.end, whole(1))
+
+    assert passed.rows == []
+    assert taken.changes == inserts("orders", 1)
+
+
+def test_only_confirmed_log_is_forgotten(bench: Bench) -> None:
+    """The server keeps everything after the confirmed position, whatever was read."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    bench.execute(insert("orders", 2))
+    source = bench.source()
+    taken = Taken([], start, [])
+    reading = source.read(start, LIMITS, Versions())
+    while len(taken.rows) < 1 or taken.end == start:
+        add(taken, next(reading))
+    confirmed = taken.end
+    source.confirm(confirmed)
+    while len(taken.rows) < 2:
+        add(taken, next(reading))
+    reading_on(reading, lambda: bench.confirmed() >= confirmed)
+    source.close()
+
+    assert bench.confirmed() == confirmed
+    assert take(bench, confirmed, lambda _: True).rows in ([], taken.rows[1:])
+
+
+def reading_on(reading: Iterator[ChangeBatch], until: Callable[[], bool]) -> None:
+    """Keep reading until something is so."""
+    deadline = time.monotonic() + SECONDS
+    while not until():
+        next(reading)
+        assert time.monotonic() < deadline
+
+
+def test_a_cut_connection_is_retryable_and_reading_goes_on(bench: Bench) -> None:
+    """The stream ends with SourceUnavailable; reading again from the last end loses nothing."""
+    start = bench.source().ensure_start()
+    source = bench.source()
+    reading = source.read(start, LIMITS, Versions())
+    taken = Taken([], start, [])
+    bench.execute(insert("orders", 1))
+    while len(taken.rows) < 1:
+        add(taken, next(reading))
+    bench.cut()
+    with pytest.raises(SourceUnavailable):
+        deque((add(taken, batch) for batch in itertools.islice(reading, 200)), maxlen=0)
+    bench.execute(insert("orders", 2))
+
+    more = take(bench, taken.end, whole(1))
+
+    assert taken.changes + more.changes == inserts("orders", 1, 2)
+
+
+def test_closing_from_another_thread_ends_the_stream(bench: Bench) -> None:
+    """`close` may be called twice, while a reader waits."""
+    start = bench.source().ensure_start()
+    source = bench.source()
+    ended = threading.Event()
+
+    def read() -> None:
+        try:
+            for _ in source.read(start, ReadLimits(max_wait=30), Versions()):
+                pass
+        except SourceUnavailable:
+            ended.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(1)
+    source.close()
+    source.close()
+
+    assert ended.wait(5)
+    thread.join()
+
+
+def test_the_head_moves_with_changes(bench: Bench) -> None:
+    """The head is at or past the end of every change that was committed."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    end = take(bench, start, whole(1)).end
+
+    assert start <= end <= bench.source().head()
+
+
+def test_changes_are_worth_a_run(bench: Bench) -> None:
+    """`has_changes` sees a change after the position, once, and none when nothing changed."""
+    start = bench.source().ensure_start()
+    assert not bench.source().has_changes(start)
+    bench.execute(insert("orders", 1))
+    assert bench.source().has_changes(start)
+
+    end = take(bench, start, whole(1)).end
+
+    assert not bench.source().has_changes(end)
+    bench.execute(insert("orders", 2))
+    assert bench.source().has_changes(end)
+
+
+def test_a_busy_table_of_others_is_not_worth_a_run(bench: Bench) -> None:
+    """Changes of a table that is not captured start nothing."""
+    start = bench.source().ensure_start()
+    for id_ in range(50):
+        bench.execute(insert("other", id_))
+
+    assert not bench.source().has_changes(start)
+
+
+def test_lost_log_stops_the_pipeline(bench: Bench) -> None:
+    """When the server no longer has the log after the position, reading it is PositionLost."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    bench.forget()
+
+    with pytest.raises(PositionLost, match="Re-snapshot required"):
+        take(bench, start, lambda _: True)
+
+
+def test_columns_of_a_batch_are_those_of_the_frame(bench: Bench) -> None:
+    """Every batch has the columns of the change frame, typed alike."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+
+    rows = next(
+        batch.rows for batch in take(bench, start, whole(1)).batches if batch.rows is not None
+    )
+
+    assert isinstance(rows, pa.RecordBatch)
+    assert rows.schema.equals(CAPTURED)
