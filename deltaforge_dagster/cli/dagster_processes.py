@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Self
@@ -106,10 +105,11 @@ class DagsterProcesses:
         )
 
     def _answers(self) -> bool:
-        with contextlib.suppress(urllib.error.URLError, OSError):
+        try:
             with urllib.request.urlopen(f"{self.ui}/server_info", timeout=2):  # noqa: S310 - ours
                 return True
-        return False
+        except OSError:  # refused, reset or late: not yet
+            return False
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:

@@ -1,50 +1,129 @@
-"""`deltaforge run`: one live run of a pipeline in this process, without Dagster's daemon.
+"""`deltaforge run` and `deltaforge replay`: the assets of a pipeline, without Dagster's daemon.
 
-It executes the same job that the sensor starts, on the same instance, so that the ranges appear
-in the UI like any others.
+They execute the same jobs as the sensor and the UI, in this process and on the same instance, so
+that what they did appears in the UI like anything else.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import dagster as dg
+import typer
+from rich.console import Console
 
-from deltaforge_dagster.assets.names import REASON_TAG, RUN_TAG, UNTIL_TAG, job_name
+from deltaforge_dagster.assets.names import (
+    REASON_TAG,
+    RUN_TAG,
+    UNTIL_TAG,
+    asset_key,
+    job_name,
+    partition_key,
+)
 from deltaforge_dagster.assets.pipeline import OUTCOME_METADATA
 from deltaforge_dagster.cli.instance import local_instance
 from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.state.store import StateStore
+
+PipelineArgument = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or its file.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
-def execute_run(
-    settings: Settings, pipeline: str, *, until_caught_up: bool
-) -> tuple[bool, dict[str, object]]:
-    """Run a pipeline until it is idle (or caught up); return success and how it ended.
+def run(
+    pipeline: PipelineArgument,
+    *,
+    until_caught_up: Annotated[
+        bool,
+        typer.Option(help="End once everything the source has now is delivered."),
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Capture and deliver until nothing has happened for a while; Ctrl-C ends in order.
 
-    Raises:
-        NotAllowed: There is no such pipeline.
-        SpecError: Its file is broken.
+    The exit code is 1 when capture failed, every sink is down, or another run is working on the
+    pipeline.
     """
-    settings, loaded = select_pipeline(settings, pipeline)
-    definitions = build_definitions(settings, single_process=True)
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     tags = {RUN_TAG: "live", REASON_TAG: "command"}
     if until_caught_up:
         tags[UNTIL_TAG] = "caught up"
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with _progress(settings, loaded):
+        result = _execute(settings, loaded, tags=tags)
+    outcome = _outcome(result)
+    if json_output:
+        typer.echo(json.dumps({"pipeline": loaded.name, "success": result.success, **outcome}))
+    elif "error" in outcome:
+        raise DeltaforgeError(outcome["error"])
+    elif outcome["reason"] == "held elsewhere":
+        raise NotAllowed(f"another run is working on pipeline {loaded.name}")
+    else:
+        Console().print(_sentence(outcome))
+    if not result.success or outcome.get("reason") == "held elsewhere":
+        raise typer.Exit(1)
+
+
+def replay(
+    pipeline: PipelineArgument,
+    *,
+    ranges: Annotated[str, typer.Option("--range", help="A range N, or consecutive ranges N-M.")],
+    sink: Annotated[str, typer.Option(help="The sink that gets them again.")],
+    json_output: JsonOption = False,
+) -> None:
+    """Deliver closed ranges to one sink again; every message is marked, nothing else moves."""
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    if sink not in {one.config.id for one in loaded.spec.spec.sinks}:
+        raise NotAllowed(f"pipeline {loaded.name} has no sink {sink!r}")
+    first, last = _range_bounds(ranges)
+    tags = {
+        "dagster/asset_partition_range_start": partition_key(first),
+        "dagster/asset_partition_range_end": partition_key(last),
+    }
+    result = _execute(settings, loaded, tags=tags, selection=[asset_key(loaded.name, sink)])
+    messages = sum(
+        int(str(event.step_materialization_data.materialization.metadata["replayed"].value))
+        for event in result.all_events
+        if event.is_step_materialization
+    )
+    if not result.success:
+        raise DeltaforgeError(_outcome(result)["error"])
+    if json_output:
+        typer.echo(
+            json.dumps({"pipeline": loaded.name, "sink": sink, "range": ranges, "sent": messages})
+        )
+    else:
+        Console().print(f"Range {ranges}: {messages} messages sent to {sink} again.")
+
+
+def _execute(
+    settings: Settings,
+    loaded: LoadedPipeline,
+    *,
+    tags: Mapping[str, str],
+    selection: list[dg.AssetKey] | None = None,
+) -> dg.ExecuteInProcessResult:
+    definitions = build_definitions(settings, single_process=True)
     with local_instance(settings) as instance:
-        result = definitions.resolve_job_def(job_name(loaded.name)).execute_in_process(
+        return definitions.resolve_job_def(job_name(loaded.name)).execute_in_process(
             instance=instance,
             tags=tags,
-            run_config={"loggers": {"console": {"config": {"log_level": "ERROR"}}}},
+            asset_selection=selection,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             raise_on_error=False,
         )
-        return result.success, {"pipeline": loaded.name, **_outcome(result)}
 
 
-def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, object]:
+def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     for event in result.all_events:
         if event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
@@ -52,11 +131,56 @@ def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, object]:
                 return dict(metadata[OUTCOME_METADATA].value)
         if event.is_step_failure:
             failure = event.step_failure_data.user_failure_data
-            if failure is not None:
-                return {"error": failure.description}
+            described = failure.description if failure is not None else None
+            return {"error": described or str(event.step_failure_data.error)}
     return {"reason": "held elsewhere"}
 
 
-def print_outcome(outcome: dict[str, object]) -> None:
-    """Print the outcome as one line of JSON, the last one on standard output."""
-    print(json.dumps(outcome))  # noqa: T201 - the command's output
+def _sentence(outcome: Mapping[str, Any]) -> str:
+    sent = ", ".join(f"{count:,} to {sink}" for sink, count in outcome["delivered"].items())
+    return f"Ended ({outcome['reason']}): {outcome['captured']:,} changes captured, sent {sent}."
+
+
+def _range_bounds(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        raise NotAllowed(f"--range {text}: write a number N, or N-M")
+    return int(first), int(last or first)
+
+
+@contextmanager
+def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
+    """Show on standard error what the run has done so far, once a second."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    console = Console(stderr=True)
+    if settings.state_url == "memory" or not console.is_terminal:
+        yield
+        return
+    done = threading.Event()
+    store = StateStore.open(settings.state_url)
+
+    def show() -> None:
+        with console.status(f"{loaded.name}: starting ...") as status:
+            while not done.wait(1.0):
+                status.update(_state_of(store, loaded.name))
+
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        store.close()
+
+
+def _state_of(store: StateStore, pipeline: str) -> str:
+    row = store.pipeline(pipeline)
+    if row is None:
+        return f"{pipeline}: starting ..."
+    end = row.next_segment - 1
+    sinks = ", ".join(
+        f"{one.sink} {one.segment}" + (f" [red]({one.last_error})[/red]" if one.last_error else "")
+        for one in store.checkpoints(pipeline).values()
+    )
+    return f"{pipeline}: captured {end} segments; delivered {sinks}"
