@@ -104,7 +104,7 @@ class Kv:
             _alive(),
         )
         with self._database.read() as connection:
-            return dict(sorted(connection.execute(query).tuples()))
+            return dict(sorted(connection.execute(query)))
 
     def sweep(self) -> int:
         """Free the space of expired keys and return how many there were; reads never see them."""
@@ -172,14 +172,16 @@ class Slot:
                     upsert(connection, slot)
                     .values(ns=self._ns, key=key, version=1, state=value, updated_at=clock())
                     .on_conflict_do_nothing()
+                    .returning(slot.c.version)
                 )
             else:
                 swapped = connection.execute(
                     update(slot)
                     .where(slot.c.ns == self._ns, slot.c.key == key, slot.c.version == expected)
                     .values(version=expected + 1, state=value, updated_at=clock())
+                    .returning(slot.c.version)
                 )
-            return swapped.rowcount == 1
+            return swapped.first() is not None
 
 
 class Queue:
@@ -209,7 +211,7 @@ class Queue:
             .limit(n)
         )
         with self._database.read() as connection:
-            return [QueueItem(*row) for row in connection.execute(query).tuples()]
+            return [QueueItem(*row) for row in connection.execute(query)]
 
     def ack(self, key: str, item: int) -> int:
         """Remove every item of `key` whose id is `item` or less; return how many there were."""
@@ -255,7 +257,7 @@ def log_entries(
     )
     if key is not None:
         query = query.where(log.c.key == key)
-    return [LogEntry(*row) for row in connection.execute(query.order_by(log.c.seq)).tuples()]
+    return [LogEntry(*row) for row in connection.execute(query.order_by(log.c.seq))]
 
 
 def last_log_entry(connection: Connection, namespace: str) -> LogEntry | None:
@@ -266,7 +268,7 @@ def last_log_entry(connection: Connection, namespace: str) -> LogEntry | None:
         .order_by(log.c.seq.desc())
         .limit(1)
     )
-    row = connection.execute(query).tuples().first()
+    row = connection.execute(query).first()
     return None if row is None else LogEntry(*row)
 
 

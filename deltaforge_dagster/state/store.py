@@ -275,7 +275,7 @@ class StateStore:
             published.c.pipeline == name, *between(published.c.range, first, last)
         )
         with self.database.read() as connection:
-            return set(connection.execute(query).tuples())
+            return set(connection.execute(query))
 
     def mark_published(self, name: str, range: int, asset: str) -> bool:  # noqa: A002
         """Remember that a materialization was written; False when it already was."""
@@ -284,8 +284,9 @@ class StateStore:
                 upsert(connection, published)
                 .values(pipeline=name, range=range, asset=asset, published_at=clock())
                 .on_conflict_do_nothing()
+                .returning(published.c.range)
             )
-            return marked.rowcount == 1
+            return marked.first() is not None
 
     def unpublished(self, name: str) -> list[tuple[int, str]]:
         """Return the (range, asset) pairs to publish, in log order.
