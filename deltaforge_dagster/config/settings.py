@@ -64,7 +64,7 @@ class Settings:
             pipelines=_absolute(get("PIPELINES") or "pipelines"),
             home=home,
             state_url=_state_url(get("STATE_URL") or f"sqlite:///{home}/state.db"),
-            journal_url=_journal_url(get("JOURNAL_URL") or f"file://{home}/journal"),
+            journal_url=_journal_url(get("JOURNAL_URL") or str(home / "journal")),
             spark_remote=remote,
         )
 
@@ -90,7 +90,7 @@ def _state_url(url: str) -> str:
 def _journal_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return f"file://{_absolute(url)}"
+        return _absolute(url).as_uri()
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or not rest:
         raise SettingsError(
             "DELTAFORGE_JOURNAL_URL must be a path or a URL such as s3://bucket/dir"

@@ -58,6 +58,13 @@ def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.journal_url == f"file://{tmp_path}/files/journal"
 
 
+def test_paths_with_odd_characters_are_quoted(tmp_path: Path) -> None:
+    """A path is not a URL: what means something in URLs is percent-encoded."""
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "a b%20#?")})
+
+    assert settings.journal_url == f"file://{tmp_path}/a%20b%2520%23%3F/journal"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
