@@ -1,4 +1,4 @@
-"""Kernels that write JSON text (RFC 8259) into a byte buffer; shared by every source.
+r"""Kernels that write JSON text (RFC 8259) into a byte buffer; shared by every source.
 
 Each writes one value for the text `source[start:end]` into `out` from `at` on, and returns the
 place after it, or `INVALID` when the text is not of its kind. They never write more than the bound
@@ -12,9 +12,11 @@ kind           input text                                     JSON
 `FLOAT`        JSON number, `NaN`, `Infinity`, `-Infinity`    number as it stands; else a string
 `BOOLEAN`      `t` or `f`                                     `true` or `false`
 `JSON`         a JSON document                                the document without white space
-`HEX`          `\\x` and hexadecimal digits                    `{"_base64":"..."}`
+`HEX`          `\x` and hexadecimal digits                     `{"_base64":"..."}`
 =============  =============================================  ==================================
 """
+
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
 
 from __future__ import annotations
 
@@ -222,7 +224,7 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 @kernel
 def write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write the bytes that a `\\x...` text stands for as `{"_base64":"..."}` (RFC 4648)."""
+    r"""Write the bytes that a `\x...` text stands for as `{"_base64":"..."}` (RFC 4648)."""
     if end - start < 2 or source[start] != BACKSLASH or source[start + 1] != LOWER_X:
         return INVALID
     size = (end - start - 2) >> 1
@@ -236,8 +238,8 @@ def write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
         for _ in range(3):
             group <<= 8
             if place < end:
-                high = np.int64(_HEX_VALUES[source[place]])
-                low = np.int64(_HEX_VALUES[source[place + 1]])
+                high = int(_HEX_VALUES[source[place]])
+                low = int(_HEX_VALUES[source[place + 1]])
                 if high > 15 or low > 15:
                     return INVALID
                 group |= high << 4 | low

@@ -11,9 +11,9 @@ It puts quotes around every element that is empty, looks like NULL, or holds bra
 quotes, backslashes or white space; so nothing outside quotes needs escaping.
 """
 
-from __future__ import annotations
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
 
-import numpy as np
+from __future__ import annotations
 
 from deltaforge_dagster.sources.characters import (
     BACKSLASH,
@@ -128,7 +128,7 @@ def write_array(
                 at = write_scalar(element, source, first, place, out, at, stack)
             else:
                 plain = at + STRING_GROWTH * (place - first) + ARRAY_OVERHEAD // 2
-                size = np.int64(0)
+                size = 0
                 i = first
                 while i < place:
                     if source[i] == BACKSLASH:

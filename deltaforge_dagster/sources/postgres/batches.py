@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
@@ -129,13 +130,11 @@ class BatchWriter:
         batch = self._batch(rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
         if self._texts[0].size > _ROOM:
             self._texts = _texts(_ROOM)
-        try:
-            for name in _IMAGES:
-                batch.column(name).validate(full=True)
-        except pa.ArrowInvalid:
+        if not _is_text(batch):
             # Only a server that does not convert (SQL_ASCII) sends anything but UTF-8.
-            place = self._place(rows[first], txs)
-            return None, first, CorruptLog(f"text that is not UTF-8 at or after {place}")
+            bad = next(row for row in range(stop - first) if not _is_text(batch.slice(row, 1)))
+            error = CorruptLog(f"text that is not UTF-8: {self._place(rows[first + bad], txs)}")
+            return (batch.slice(0, bad) if bad else None), first + bad, error
         return batch, stop, error
 
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
@@ -156,14 +155,14 @@ class BatchWriter:
         xid = int(txs[row[ROW_TX], TX_XID])
         return f"table {table}, transaction {xid}, at {format_lsn(int(row[ROW_LSN]))}"
 
-    def _event_ids(self, rows: Longs, first: int, last: int, txs: Longs) -> pa.Array:
+    def _event_ids(self, rows: Longs, first: int, last: int, txs: Longs) -> pa.StringArray:
         count = last - first
         data = np.empty(count * ID_SIZE, np.uint8)
         write_event_ids(rows, first, last, txs, self._seed, data)
         ends = np.arange(0, count * ID_SIZE + 1, ID_SIZE, dtype=np.int32)
-        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data))
+        return pa.StringArray.from_buffers(count, _buffer(ends), _buffer(data))
 
-    def _image(self, text: int, count: int) -> pa.Array:
+    def _image(self, text: int, count: int) -> pa.StringArray:
         """Copy one of the three texts out of the scratch memory."""
         ends = np.zeros(count + 1, np.int32)
         ends[1:] = self._ends[text, :count]
@@ -171,20 +170,18 @@ class BatchWriter:
         nulls = count - int(np.count_nonzero(valid))
         if nulls == count:
             return pa.nulls(count, pa.string())
-        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
+        bitmap = _buffer(np.packbits(valid, bitorder="little")) if nulls else None
         data = self._texts[text][: ends[-1]].copy()
-        return pa.StringArray.from_buffers(
-            count, pa.py_buffer(ends), pa.py_buffer(data), bitmap, nulls
-        )
+        return pa.StringArray.from_buffers(count, _buffer(ends), _buffer(data), bitmap, nulls)
 
-    def _batch(self, rows: Longs, txs: Longs, event_ids: pa.Array) -> pa.RecordBatch:
+    def _batch(self, rows: Longs, txs: Longs, event_ids: pa.StringArray) -> pa.RecordBatch:
         count = len(rows)
         names = self._names
         names.update()
         table = rows[:, ROW_TABLE]
         tx = rows[:, ROW_TX]
         first_tx = int(tx[0])
-        xids = pc.cast(pa.array(txs[first_tx : int(tx[-1]) + 1, TX_XID]), pa.string())
+        xids = pa.array(txs[first_tx : int(tx[-1]) + 1, TX_XID]).cast(pa.string())
         columns = {
             "op": _coded(rows[:, ROW_OP], self._ops),
             "ts_us": pa.array(txs[tx, TX_TS_US]),
@@ -212,6 +209,16 @@ class BatchWriter:
         )
 
 
+def _is_text(batch: pa.RecordBatch) -> bool:
+    """Say whether all row images are UTF-8."""
+    try:
+        for name in _IMAGES:
+            batch.column(name).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 class _Names:
     """Arrow dictionaries of the names and stamps of table versions, and each version's codes."""
 
@@ -232,14 +239,19 @@ class _Names:
         self.sequences = np.array([s.sequence for s in stamps], np.int64)
 
 
-def _dictionary(values: list[str]) -> tuple[pa.Array, npt.NDArray[np.int32]]:
+def _dictionary(values: list[str]) -> tuple[pa.StringArray, npt.NDArray[np.int32]]:
     """Return the different values, and for each value its place among them."""
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     return pa.array(list(codes), pa.string()), np.array([codes[v] for v in values], np.int32)
 
 
-def _coded(codes: npt.NDArray[np.generic], dictionary: pa.Array) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), dictionary)
+def _coded(codes: npt.NDArray[Any], dictionary: pa.Array[Any]) -> pa.DictionaryArray[Any, Any]:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), dictionary)
+
+
+def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+    """Hand an array's memory to Arrow, which keeps it alive."""
+    return pa.py_buffer(array.data)
 
 
 def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:

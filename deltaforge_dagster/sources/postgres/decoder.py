@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.positions import LsnPosition, Position, format_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.kernel import Bytes
 from deltaforge_dagster.sources.postgres.batches import BatchWriter, with_tx_end
@@ -153,6 +153,7 @@ class Decoder:
         state, versions = self._state, self._versions
         state[ROWS] = 0
         # The open transaction, the last line so far, is the first line now.
+        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
         while True:
             stop = int(scan(source, source.size, state, versions.in_force, self._rows, self._txs))
@@ -293,7 +294,7 @@ def warm() -> None:
 class _NoRegistry:
     """A registry that keeps nothing, for a stream that means nothing."""
 
-    def register(self, table: TableSchema, position: LsnPosition) -> SchemaStamp:
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Return a made-up stamp."""
         del table, position
         return SchemaStamp("sha256:", 1, 1)
@@ -310,3 +311,4 @@ class _NoCatalog:
     def type(self, oid: int) -> CatalogType | None:
         """Know no type."""
         del oid
+        return None

@@ -16,6 +16,8 @@ the version field takes, and the chance that any two of a million changes with o
 share an id is about 1 in 10^11.
 """
 
+# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+
 from __future__ import annotations
 
 import hashlib

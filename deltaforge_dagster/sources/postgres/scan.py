@@ -5,6 +5,8 @@ keepalives) into its state, writes one line per change and per transaction (`lay
 where Python has to act. The values are read by `tuples` afterwards.
 """
 
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
 from __future__ import annotations
 
 import numpy as np
@@ -59,7 +61,8 @@ IGNORED, UNKNOWN = -2, -1
 @kernel
 def read_16(source: Bytes, at: int) -> int:
     """Return the big-endian Int16 at `at`, unsigned."""
-    return np.int64(source[at]) << 8 | np.int64(source[at + 1])
+    # 64 bits wide also in plain Python, so that `read_64` wraps into the sign there, too.
+    return np.int64(source[at]) << 8 | np.int64(source[at + 1])  # type: ignore[return-value]
 
 
 @kernel
@@ -85,7 +88,7 @@ def find_version(versions: Longs, oid: int) -> int:
     line = oid & mask
     while versions[line, 0] != -1:
         if versions[line, 0] == oid:
-            return versions[line, 1]
+            return int(versions[line, 1])
         line = (line + 1) & mask
     return UNKNOWN
 

@@ -14,6 +14,8 @@ K holds the key columns and null for all others, O the whole old row. In N, a la
 update did not touch is not sent: `{"_unchanged":true}`.
 """
 
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
 from __future__ import annotations
 
 import numpy as np
