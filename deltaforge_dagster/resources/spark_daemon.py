@@ -3,9 +3,17 @@
 Spark starts one such process per session and forks a worker for each task that finds no idle one
 (an idle worker ends after a minute). Without this, each new worker would import pyarrow and
 pandas again: most of a second before the first row. Named by `spark.python.daemon.module`.
+
+Spark keeps the parents of ended sessions for as long as the server lives, 55 MB each. So a parent
+without workers ends by itself after a while; Spark starts another one when it needs one.
 """
 
 from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
 
 import pandas as pd
 import pyarrow as pa
@@ -17,5 +25,27 @@ from deltaforge_dagster.pipeline import prepared_files
 PRELOADED = (pa, pd, serializers, types, prepared_files)
 """Modules that a worker finds imported."""
 
+IDLE_SECONDS = 300
+_CHECK_SECONDS = 10
+_idle = 0
+
+
+def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
+    """Count the checks that found no worker, and leave after enough of them.
+
+    Workers inherit neither the timer (see fork(2)) nor, as they end here, the count.
+    """
+    global _idle  # noqa: PLW0603 - a signal handler has no other place
+    try:
+        os.waitpid(-1, os.WNOHANG)  # the parent ignores SIGCHLD, so ended workers are gone already
+        _idle = 0
+    except ChildProcessError:
+        _idle += _CHECK_SECONDS
+    if _idle >= IDLE_SECONDS:
+        sys.exit(0)
+
+
 if __name__ == "__main__":
-    daemon.manager()
+    signal.signal(signal.SIGALRM, _end_when_idle)
+    signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
+    daemon.manager()  # type: ignore[no-untyped-call]

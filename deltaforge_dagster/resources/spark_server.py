@@ -183,11 +183,12 @@ def _start(folder: Path, heap: str, idle_seconds: float) -> None:
     """
     java = find_java()
     reading, writing = os.pipe()
+    watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
+    watcher += [str(folder), str(java), heap, str(idle_seconds), str(writing)]
     try:
         with (folder / "server.log").open("wb") as log:  # the server appends to it
             subprocess.run(  # noqa: S603 - our own interpreter and module
-                ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", __name__]
-                + [str(folder), str(java), heap, str(idle_seconds), str(writing)],
+                ["/bin/sh", "-c", '"$@" &', "sh", *watcher],
                 env=_environment(java),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

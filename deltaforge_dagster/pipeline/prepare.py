@@ -1,0 +1,335 @@
+"""Spark prepares, the run sends: journal segments become messages that deliverers map and send.
+
+One Spark job covers consecutive segments and serves every sink of the pipeline: it reads the
+segment files, computes each distinct envelope, destination and key once, and writes the result as
+Arrow files into the journal's `prepared` folder. The run maps these files into memory, so that
+neither Spark nor the run ever holds a large result. A handful of rows comes back directly
+instead, which saves the start of a Python worker and the way over the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.connect import functions as f
+from pyspark.sql.connect.session import SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from deltaforge_dagster.config.model import PipelineSpec, RedisSink, Sink
+from deltaforge_dagster.config.templates import Template, compile_template
+from deltaforge_dagster.errors import (
+    JournalDamaged,
+    SinkRejected,
+    SparkUnavailable,
+    StoreUnavailable,
+    Terminal,
+)
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline.prepared_files import Piece
+from deltaforge_dagster.processors import routing
+from deltaforge_dagster.processors.envelope import Origin, native_envelope, with_texts
+from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.state.records import SegmentRow
+
+SMALL_ROWS = 1_000
+SMALL_BYTES = 64 << 10
+"""Up to both, a result comes back directly. The bytes are compressed, and lz4 packs 255 to 1 at
+most: the result stays below 20 MB, far from what a server with a small heap can hold."""
+
+_CONNECTORS = {"postgres": "postgresql"}
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    kinds: Mapping[pa.DataType, DataType] = {pa.int64(): LongType(), pa.bool_(): BooleanType()}
+    return StructType([StructField(one.name, kinds.get(one.type, StringType())) for one in schema])
+
+
+_FRAME = _spark_schema(FRAME)
+_PIECES = _spark_schema(prepared_files.PIECES)
+_MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
+
+
+class SessionProvider(Protocol):
+    """Where a run gets its Spark session."""
+
+    def session(self) -> SparkSession:
+        """Return the session, making one if there is none.
+
+        Raises:
+            SparkUnavailable: No server answers.
+        """
+        ...
+
+    def lost(self, error: BaseException) -> bool:
+        """Say whether `error` means that the session is gone; `session` then makes a new one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Names of the columns that hold one sink's messages; see `sinks.base.MESSAGES`."""
+
+    template: Template
+    columns: Mapping[str, str]
+    unresolved: str | None
+
+
+@dataclass(slots=True)
+class _Messages:
+    """The columns of a job: each distinct expression once, whatever number of sinks use it."""
+
+    columns: dict[str, Column] = field(default_factory=dict)
+    _names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def name(self, kind: str, text: str, make: Callable[[], Column]) -> str:
+        """Return the name of the column for (`kind`, `text`), adding it when it is new."""
+        name = self._names.setdefault((kind, text), f"{kind}_{len(self._names)}")
+        if name not in self.columns:
+            self.columns[name] = make()
+        return name
+
+
+class Preparer:
+    """Prepares segments of one pipeline for all of its sinks; used by several threads at once.
+
+    Args:
+        spec: The pipeline.
+        journal: Where the segments are, and where prepared files go.
+        sessions: Where the Spark session comes from.
+        run_id: Part of the files' names, so that those of a dead run can be swept.
+    """
+
+    def __init__(
+        self, spec: PipelineSpec, journal: Journal, sessions: SessionProvider, run_id: str
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._journal = journal
+        self._sessions = sessions
+        self._prefix = quote(run_id, safe="")
+        origin = Origin(
+            connector=_CONNECTORS[spec.spec.source.type],
+            name=spec.spec.source.config.id,
+            tenant=spec.metadata.tenant,
+        )
+        messages = _Messages(
+            {name: f.col(name) for name in ("segment", "ordinal", "event_id", "headers")}
+        )
+        messages.columns["idempotency_key"] = routing.idempotency_key(origin)
+        self._routes = {sink.config.id: _route(sink, origin, messages) for sink in spec.spec.sinks}
+        self._columns = [column.alias(name) for name, column in messages.columns.items()]
+
+    def prepare(self, segments: Sequence[SegmentRow]) -> Prepared:
+        """Return the messages of consecutive segments; takes one Spark job.
+
+        Raises:
+            SparkUnavailable: Server or session is gone, or the job failed; asking again may help.
+            JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
+        """
+        try:
+            messages = self._select(self._sessions.session(), segments)
+            small = (
+                sum(one.rows for one in segments) <= SMALL_ROWS
+                and sum(one.bytes for one in segments) <= SMALL_BYTES
+            )
+            pieces, batches = _collect(messages) if small else (self._write(messages), [])
+        except PySparkException as error:
+            self._sessions.lost(error)
+            # Not chained: Spark's text of a failed task may quote a value of a row.
+            raise _translated(error, segments) from None
+        prepared = Prepared(segments, self._routes, pieces, batches)
+        try:
+            prepared.check()
+        except JournalDamaged:
+            prepared.discard()
+            raise
+        return prepared
+
+    def _select(self, session: SparkSession, segments: Sequence[SegmentRow]) -> DataFrame:
+        paths = [_literal_path(self._journal.spark_path(one.path)) for one in segments]
+        frame = session.read.schema(_FRAME).parquet(*paths)
+        return with_texts(frame).select(*self._columns)
+
+    def _write(self, messages: DataFrame) -> list[Piece]:
+        folder = self._journal.prepared_dir(self._pipeline)
+        job = f"{self._prefix}.{uuid.uuid4().hex}"
+        write = functools.partial(prepared_files.write_partition, folder, job)
+        try:
+            written = messages.mapInArrow(write, _PIECES).toArrow()
+        except BaseException:
+            prepared_files.remove_job(folder, job)
+            raise
+        return [Piece(**row) for row in written.to_pylist()]
+
+
+class Prepared:
+    """Messages of consecutive segments, ready to be sent to any sink of the pipeline.
+
+    Attributes:
+        first_segment: Number of the first segment.
+        last_segment: Number of the last one.
+        bytes: Size of the messages, for all sinks together.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[SegmentRow],
+        routes: Mapping[str, _Route],
+        pieces: Sequence[Piece],
+        batches: Sequence[pa.RecordBatch],
+    ) -> None:
+        self.first_segment = segments[0].segment
+        self.last_segment = segments[-1].segment
+        self.bytes = sum(one.bytes for one in pieces)
+        self._segments = {one.segment: one for one in segments}
+        self._routes = routes
+        self._batches = batches
+        self._pieces: dict[int, list[Piece]] = {one.segment: [] for one in segments}
+        for piece in sorted(pieces, key=lambda one: (one.segment, one.ordinal)):
+            self._pieces.setdefault(piece.segment, []).append(piece)
+        self._paths = {one.path for one in pieces if one.path}
+
+    def check(self) -> None:
+        """Prove that every row of every segment is here, once.
+
+        Raises:
+            JournalDamaged: A segment's file holds other rows than its row in the store says.
+        """
+        for segment, pieces in self._pieces.items():
+            expected = 0
+            for piece in pieces:
+                if piece.ordinal != expected:
+                    break
+                expected += piece.rows
+            row = self._segments.get(segment)
+            if row is None or expected != row.rows or sum(one.rows for one in pieces) != expected:
+                raise JournalDamaged(
+                    f"segment {segment}: its journal file does not hold the "
+                    f"{row.rows if row else 0} rows, numbered from 0, that the state store says"
+                )
+
+    def batches(self, sink_id: str, segment: int, after_ordinal: int) -> Iterator[SinkBatch]:
+        """Yield a segment's messages for a sink from `after_ordinal + 1` on, in order.
+
+        The batches are views of mapped files. May be called again, and from several threads.
+
+        Raises:
+            SinkRejected: An event does not say where it goes; everything before it was yielded.
+            StoreUnavailable: A prepared file is gone; prepare again.
+        """
+        route, row = self._routes[sink_id], self._segments[segment]
+        readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
+        for piece in self._pieces[segment]:
+            skip = max(0, after_ordinal + 1 - piece.ordinal)
+            if skip >= piece.rows:
+                continue
+            if piece.path and piece.path not in readers:
+                readers[piece.path] = _opened(piece.path)
+            whole = (
+                readers[piece.path].get_batch(piece.batch)
+                if piece.path
+                else self._batches[piece.batch]
+            )
+            rows = whole.slice(piece.offset + skip, piece.rows - skip)
+            known = _resolved_rows(rows, route)
+            messages = pa.RecordBatch.from_arrays(
+                [rows.column(route.columns[name]) for name in MESSAGES.names], schema=MESSAGES
+            )
+            if known:
+                yield SinkBatch(segment, row.segment_id, messages.slice(0, known))
+            if known < rows.num_rows:
+                assert route.unresolved is not None
+                variable = rows.column(route.unresolved)[known].as_py()
+                raise SinkRejected(
+                    f"sink {sink_id}: ${{{variable}}} in {route.template.text!r} has no value for "
+                    f"the event at segment {segment}, ordinal {piece.ordinal + skip + known}; "
+                    "use a variable that every event has"
+                )
+
+    def discard(self) -> None:
+        """Delete the files; batches that are in use stay readable. Safe to call twice."""
+        for path in self._paths:
+            prepared_files.remove(path)
+
+
+def _route(sink: Sink, origin: Origin, messages: _Messages) -> _Route:
+    template = compile_template(
+        sink.config.stream if isinstance(sink, RedisSink) else sink.config.path
+    )
+    key = None if sink.config.key is None else compile_template(sink.config.key)
+    columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
+    columns["destination"] = messages.name(
+        "destination", template.text, lambda: routing.destination(template, origin)
+    )
+    columns["key"] = messages.name(
+        "key", "" if key is None else key.text, lambda: routing.message_key(key, origin)
+    )
+    columns["value"] = messages.name(
+        "value", sink.config.envelope.type, lambda: native_envelope(origin)
+    )
+    variable = routing.unresolved(template, origin)
+    unresolved = (
+        None if variable is None else messages.name("unresolved", template.text, lambda: variable)
+    )
+    return _Route(template, columns, unresolved)
+
+
+def _collect(messages: DataFrame) -> tuple[list[Piece], list[pa.RecordBatch]]:
+    batches = [one for one in messages.toArrow().to_batches() if one.num_rows]
+    pieces = [
+        piece
+        for number, batch in enumerate(batches)
+        for piece in prepared_files.pieces_of(batch, number, "")
+    ]
+    return pieces, batches
+
+
+def _resolved_rows(rows: pa.RecordBatch, route: _Route) -> int:
+    """Return how many rows from the first on have a destination."""
+    destination = rows.column(route.columns["destination"])
+    if not destination.null_count:
+        return rows.num_rows
+    return int(pc.index(pc.is_null(destination), True).as_py())
+
+
+def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
+    try:
+        return prepared_files.open_batches(path)
+    except OSError as error:
+        raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
+
+
+def _literal_path(path: str) -> str:
+    """Return `path` for Hadoop, which takes every path for a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+
+
+def _translated(
+    error: PySparkException, segments: Sequence[SegmentRow]
+) -> SparkUnavailable | Terminal:
+    what = f"segments {segments[0].segment} to {segments[-1].segment}"
+    condition = error.getCondition()
+    if condition is not None and condition.startswith(_MISSING_FILE):
+        return JournalDamaged(f"{what}: Spark cannot read a journal file ({condition})")
+    if isinstance(error, AnalysisException):
+        return Terminal(f"{what}: Spark does not accept the query ({condition})")
+    reason = condition or type(error).__name__
+    return SparkUnavailable(f"{what}: the Spark job failed ({reason}); see the server's log")

@@ -1,0 +1,178 @@
+"""Prepared messages as files: written by Spark's Python workers, mapped into memory by the run.
+
+Spark decides which rows a task gets, in what order, and where one record batch ends: a task may
+get pieces of several segments, the larger file first. So nothing is assumed. The writer cuts its
+batches into *pieces*, rows of one segment with consecutive ordinals, and reports where each one
+lies; the run puts them in order and checks that they cover every segment exactly.
+
+A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
+told apart. Workers import this module, so it needs nothing but pyarrow and fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from io import IOBase
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+
+PIECES = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("batch", pa.int64()),
+        pa.field("offset", pa.int64()),
+        pa.field("segment", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("bytes", pa.int64()),
+    ]
+)
+"""What a writer reports: columns of `Piece`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one segment inside one record batch.
+
+    Attributes:
+        path: The file, or empty for batches that are in memory.
+        batch: Number of the record batch.
+        offset: First row in the batch.
+        segment: The segment.
+        ordinal: Ordinal of the first row.
+        rows: How many rows.
+        bytes: Bytes of the piece, for accounting.
+    """
+
+    path: str
+    batch: int
+    offset: int
+    segment: int
+    ordinal: int
+    rows: int
+    bytes: int
+
+
+def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
+    """Return the pieces of a batch with the columns `segment` and `ordinal`."""
+    segments = batch.column("segment").to_numpy()
+    ordinals = batch.column("ordinal").to_numpy()
+    breaks = np.flatnonzero((np.diff(segments) != 0) | (np.diff(ordinals) != 1)) + 1
+    starts = [0, *breaks.tolist()]
+    ends = [*starts[1:], batch.num_rows]
+    return [
+        Piece(
+            path, number, start, int(segments[start]), int(ordinals[start]), end - start,
+            batch.nbytes * (end - start) // batch.num_rows,
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]  # fmt: skip
+
+
+def write_partition(
+    folder: str, prefix: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the batches of one task to a new file and yield its pieces, columns of `PIECES`.
+
+    Args:
+        folder: Absolute path, or a URL that fsspec knows.
+        prefix: How the file's name begins.
+        batches: What Spark hands the task.
+    """
+    path = f"{folder}/{prefix}.{uuid.uuid4().hex}.arrow"
+    pieces: list[Piece] = []
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for number, batch in enumerate(one for one in batches if one.num_rows):
+            if writer is None:
+                file = stack.enter_context(_create(path))
+                writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
+            writer.write_batch(batch)
+            pieces += pieces_of(batch, number, path)
+    columns = zip(*((p.path, p.batch, p.offset, p.segment, p.ordinal, p.rows, p.bytes)
+                    for p in pieces), strict=True)  # fmt: skip
+    if pieces:
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, PIECES, strict=True)],
+            schema=PIECES,
+        )
+
+
+def _create(path: str) -> contextlib.AbstractContextManager[pa.NativeFile | IOBase]:
+    if "://" in path:
+        remote: contextlib.AbstractContextManager[IOBase] = fsspec.open(path, "wb")
+        return remote
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    return pa.OSFile(path, "wb")
+
+
+def open_batches(path: str) -> pa.ipc.RecordBatchFileReader:
+    """Map a file into memory; a remote one is copied to an unnamed local file first.
+
+    Raises:
+        OSError: The file is gone or cannot be read.
+    """
+    if "://" not in path:
+        return pa.ipc.open_file(pa.memory_map(path))
+    with tempfile.NamedTemporaryFile() as local:
+        with fsspec.open(path, "rb") as remote:
+            shutil.copyfileobj(remote, local, 1 << 20)
+        local.flush()
+        return pa.ipc.open_file(pa.memory_map(local.name))
+
+
+def remove(path: str) -> None:
+    """Delete a file; one that is gone already is fine. What is mapped stays readable."""
+    with contextlib.suppress(FileNotFoundError):
+        if "://" in path:
+            fs, name = fsspec.core.url_to_fs(path)
+            fs.rm_file(name)
+        else:
+            Path(path).unlink()
+
+
+def remove_job(folder: str, prefix: str) -> None:
+    """Delete the files of one job, as far as its tasks have created them."""
+    for path, _ in _listed(folder):
+        if path.rpartition("/")[2].startswith(f"{prefix}."):
+            remove(path)
+
+
+def sweep_prepared(folder: str, keep_run_ids: Collection[str], older_than: float) -> list[str]:
+    """Delete the files of runs that are gone, and return their paths.
+
+    Args:
+        folder: Where a pipeline's prepared files lie.
+        keep_run_ids: Runs that may still use theirs.
+        older_than: Seconds since the last write below which a file stays, too.
+    """
+    swept = []
+    for path, age in _listed(folder):
+        run_id = path.rpartition("/")[2].rsplit(".", 3)[0]
+        if run_id not in keep_run_ids and age > older_than:
+            remove(path)
+            swept.append(path)
+    return swept
+
+
+def _listed(folder: str) -> Iterator[tuple[str, float]]:
+    """Yield path and age (seconds since the last write) of the prepared files in a folder."""
+    fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
+    names = fs.ls(root, detail=False) if fs.isdir(root) else []
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            if name.endswith(".arrow"):
+                yield (
+                    fs.unstrip_protocol(name) if "://" in folder else name,
+                    time.time() - fs.modified(name).timestamp(),
+                )

@@ -1,0 +1,138 @@
+"""The native event as JSON text, by column expressions over the change frame.
+
+Row images, DDL payloads and tags are JSON text in the frame already, so an envelope is nothing but
+concatenation: no expression parses or writes them again. What comes from elsewhere as plain text
+(names of databases, schemas, tables, binlog files) is escaped; nearly always there is nothing to
+escape, and one look at a row's names (`odd`) says so. Key order and presence::
+
+    before after source{version connector name ts_ms db [schema] table [snapshot] [position...]}
+    op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
+    [tx_end]
+
+Keys in brackets are absent when unset, the others are there with `null`. The position keys are
+`lsn`, `txId` for PostgreSQL and `gtid`, `file`, `pos` for MySQL; a snapshot row has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.connect import functions as f
+
+from deltaforge_dagster import __version__
+
+_NULL = f.lit("null")
+_NOTHING = f.lit("")
+_ESCAPES = {chr(code): json.dumps(chr(code))[1:-1] for code in [*range(32), ord('"'), ord("\\")]}
+_ODD = r'[\x00-\x1f"\\]'
+_NAMES = ("db", "schema", "table", "file")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What every event of a pipeline says about where it comes from.
+
+    Attributes:
+        connector: `postgresql` or `mysql`.
+        name: Id of the source.
+        tenant: `metadata.tenant`.
+    """
+
+    connector: str
+    name: str
+    tenant: str
+
+    @property
+    def version(self) -> str:
+        """Who wrote the event: `deltaforge-<version of this package>`."""
+        return f"deltaforge-{__version__}"
+
+
+def with_texts(frame: DataFrame) -> DataFrame:
+    """Add what several expressions of this package use, so that it is computed once per row.
+
+    `ts_ms` event time in milliseconds, as text; `lsn` position as `X/YYYYYYYY`; `odd` whether a
+    name of the row must be escaped.
+    """
+    position = f.col("pos")
+    return frame.withColumns(
+        {
+            "ts_ms": f.expr("cast(ts_us div 1000 as string)"),
+            "lsn": f.concat(
+                f.hex(f.shiftright(position, 32)),
+                f.lit("/"),
+                f.lpad(f.hex(position.bitwiseAND(f.lit(0xFFFFFFFF))), 8, "0"),
+            ),
+            "odd": f.concat(*(f.coalesce(f.col(name), _NOTHING) for name in _NAMES)).rlike(_ODD),
+        }
+    )
+
+
+def native_envelope(origin: Origin) -> Column:
+    """Return the native event as JSON text, over a frame that `with_texts` completed.
+
+    A row that a processor marked `raw_payload` becomes its `after` image alone, or `null`.
+    """
+    event = f.concat(
+        f.lit('{"before":'), f.coalesce(f.col("before"), _NULL),
+        f.lit(',"after":'), f.coalesce(f.col("after"), _NULL),
+        f.lit(f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}'
+              f',"name":{_json(origin.name)},"ts_ms":'), f.col("ts_ms"),
+        f.lit(',"db":"'), _escaped("db"),
+        f.lit('"'), _optional(',"schema":"', _escaped("schema"), '"'),
+        f.lit(',"table":"'), _escaped("table"),
+        f.when(f.col("op") == "r", f.lit('","snapshot":"true"')).otherwise(
+            f.concat(f.lit('"'), *_POSITIONS[origin.connector]())
+        ),
+        f.lit('},"op":"'), f.col("op"),
+        f.lit('","ts_ms":'), f.col("ts_ms"),
+        _optional(',"transaction":{"id":"', f.col("tx_id"), '"}'),
+        f.lit(',"event_id":"'), f.col("event_id"),
+        f.lit(f'","tenant_id":{_json(origin.tenant)}'),
+        _optional(',"schema_version":"', f.col("schema_version"), '"'),
+        _optional(',"schema_sequence":', f.col("schema_sequence").cast("string")),
+        _optional(',"ddl":', f.col("ddl")),
+        _optional(',"tags":', f.col("tags")),
+        f.when(f.col("tx_end"), f.lit(',"tx_end":true}')).otherwise(f.lit("}")),
+    )  # fmt: skip
+    raw = f.coalesce(f.col("after"), _NULL)
+    return f.when(f.col("raw_payload"), raw).otherwise(event)
+
+
+def _postgres_position() -> list[Column]:
+    return [_optional(',"lsn":"', f.col("lsn"), '"'), _optional(',"txId":', f.col("tx_id"))]
+
+
+def _mysql_position() -> list[Column]:
+    return [
+        _optional(',"gtid":"', f.col("tx_id"), '"'),
+        _optional(',"file":"', _escaped("file"), '"'),
+        _optional(',"pos":', f.col("pos").cast("string")),
+    ]
+
+
+_POSITIONS: Mapping[str, Callable[[], list[Column]]] = {
+    "postgresql": _postgres_position,
+    "mysql": _mysql_position,
+}
+
+
+def _optional(before: str, value: Column, after: str = "") -> Column:
+    """Return the key with its value, or nothing where the value is null."""
+    return f.coalesce(f.concat(f.lit(before), value, f.lit(after)), _NOTHING)
+
+
+def _escaped(name: str) -> Column:
+    """Return a name as the inside of a JSON string (RFC 8259, section 7)."""
+    escapes = f.create_map(*(f.lit(text) for pair in _ESCAPES.items() for text in pair))
+    characters = f.transform(
+        f.split(f.col(name), ""), lambda one: f.coalesce(f.element_at(escapes, one), one)
+    )
+    return f.when(f.col("odd"), f.array_join(characters, "")).otherwise(f.col(name))
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
