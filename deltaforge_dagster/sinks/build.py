@@ -1,0 +1,41 @@
+"""From a pipeline file to a sink."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from deltaforge_dagster.config import model
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
+from deltaforge_dagster.sinks.file import FileSink
+from deltaforge_dagster.sinks.redis import RedisSink
+
+
+def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
+    """Return the sink of that id, not yet open.
+
+    Raises:
+        NotAllowed: The pipeline has no such sink.
+    """
+    declared = {sink.config.id: sink for sink in spec.spec.sinks}
+    if sink_id not in declared:
+        raise NotAllowed(f"{spec.metadata.name}: there is no sink {sink_id!r}")
+    sink = _build(declared[sink_id])
+    faults = os.environ.get(VARIABLE)
+    return FaultySink(sink, sink_id, Path(faults)) if faults else sink
+
+
+def _build(declared: model.Sink) -> Sink:
+    config = declared.config
+    if isinstance(config, model.FileConfig):
+        return FileSink(config.id, compile_template(config.path))
+    return RedisSink(
+        config.id,
+        config.uri.get_secret_value(),
+        connect_timeout=config.connect_timeout_secs,
+        send_timeout=config.send_timeout_secs,
+        batch_timeout=config.batch_timeout_secs,
+    )
