@@ -8,10 +8,11 @@ the events, and nothing of the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import orjson
 import redis
@@ -19,6 +20,7 @@ import redis
 from deltaforge_dagster.cli.demo_workload import TABLES, Record
 
 _PAGE = 5_000
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,54 @@ def read_lines(directory: Path) -> Iterator[Arrival]:
         with path.open("rb") as lines:
             for line in lines:
                 yield Arrival(orjson.loads(line))
+
+
+class ArrivalCounter:
+    """Counts what sinks hold while they fill, reading nothing twice. A context manager.
+
+    Args:
+        uri: The Redis server.
+        pattern: Its streams.
+        directory: The files' directory.
+    """
+
+    def __init__(self, uri: str, pattern: str, directory: Path) -> None:
+        self._client = redis.Redis.from_url(uri)
+        self._pattern = pattern
+        self._directory = directory
+        self._read: dict[Path, int] = {}
+        self._lines = 0
+
+    def count(self) -> dict[str, int]:
+        """Return how many events each sink holds now."""
+        streams = list(self._client.scan_iter(match=self._pattern, _type="stream"))
+        for path in self._directory.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                while block := file.read(_BLOCK):
+                    self._lines += block.count(b"\n")
+                self._read[path] = file.tell()
+        return {"redis": sum(map(self._client.xlen, streams)), "files": self._lines}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+
+
+def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list[int]:
+    """Return, sorted, how long changes committed in a span of time took to arrive, in ms."""
+    return sorted(
+        arrival.at_ms - arrival.event["ts_ms"]
+        for arrival in arrivals
+        if arrival.at_ms is not None and since_ms <= arrival.event["ts_ms"] < until_ms
+    )
 
 
 def percentile(ordered: list[int], share: float) -> int | None:

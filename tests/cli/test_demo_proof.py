@@ -11,7 +11,16 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.cli.demo_proof import Proof, Verdict, percentile, read_lines, read_redis
+from deltaforge_dagster.cli.demo_proof import (
+    Arrival,
+    ArrivalCounter,
+    Proof,
+    Verdict,
+    latencies,
+    percentile,
+    read_lines,
+    read_redis,
+)
 from deltaforge_dagster.cli.demo_workload import TABLES, Op, Record
 from deltaforge_dagster.servers.redis import RedisServer
 
@@ -175,3 +184,29 @@ def test_percentiles_of_sorted_values() -> None:
     assert percentile(values, 0.99) == 100
     assert percentile([7], 0.99) == 7
     assert percentile([], 0.5) is None
+
+
+@pytest.mark.redis
+def test_arrivals_are_counted_while_they_come(
+    redis_server: RedisServer, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    """Half a line does not count yet, and nothing counts twice."""
+    with ArrivalCounter(redis_server.uri, "demo.*", tmp_path) as counter:
+        assert counter.count() == {"redis": 0, "files": 0}
+        redis_client.xadd("demo.orders", {"df-event": "{}"})
+        (tmp_path / "orders.jsonl").write_text('{"a": 1}\n{"b"')
+        assert counter.count() == {"redis": 1, "files": 1}
+        with (tmp_path / "orders.jsonl").open("a") as file:
+            file.write(": 2}\n")
+
+        assert counter.count() == {"redis": 1, "files": 2}
+
+
+def test_latencies_are_of_the_changes_committed_in_a_span() -> None:
+    """Sorted, in milliseconds, without changes before and after, and without unknown arrivals."""
+    arrivals = [
+        Arrival({"ts_ms": ts_ms}, at_ms)
+        for ts_ms, at_ms in ((99, 500), (100, 107), (150, 153), (199, None), (200, 201))
+    ]
+
+    assert latencies(arrivals, 100, 200) == [3, 7]

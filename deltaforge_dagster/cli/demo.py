@@ -1,0 +1,302 @@
+"""`deltaforge demo`: the whole platform on real servers, live changes, and a proof.
+
+The changes come in three parts. A few *first* ones wake the sensor: they wait for a run, a Spark
+session and compiled kernels. Then *calm* ones, some per transaction, paced: the latency is theirs,
+from PostgreSQL's commit to Redis's own time of arrival. Then a *burst*, as fast as PostgreSQL takes
+it: the rate is its changes over the time from its first commit to the last delivery.
+
+What Redis and the files hold afterwards is compared with the writer's own record (`demo_proof`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from deltaforge_dagster.cli.demo_display import progress, summary
+from deltaforge_dagster.cli.demo_environment import PIPELINE, STREAMS, DemoEnvironment
+from deltaforge_dagster.cli.demo_proof import (
+    Arrival,
+    ArrivalCounter,
+    Proof,
+    Verdict,
+    latencies,
+    percentile,
+    read_lines,
+    read_redis,
+)
+from deltaforge_dagster.cli.demo_workload import Workload
+from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+
+_FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
+_FIRST_MOST, _CALM_MOST = 300, 3_000
+_CALM_SECONDS = 15.0
+_CALM_TRANSACTION, _BURST_TRANSACTION = 6, 1_000
+_STUCK_SECONDS = 60.0
+"""Waiting for deliveries ends when none came for so long; what is missing is then lost."""
+_CLOSING_SECONDS = 30.0
+_TICK_SECONDS = 0.25
+
+
+def demo(
+    *,
+    rows: Annotated[int, typer.Option(min=100, help="How many changes to write.")] = 100_000,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")
+    ] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object on the last line.")
+    ] = False,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="Directory for state, journal and logs; kept. Default: a temporary one."),
+    ] = None,
+) -> None:
+    """Start everything, write live changes, and prove that each one arrived once and in order.
+
+    Real PostgreSQL, Redis, Spark and Dagster are started on free ports, and ended again, whatever
+    happens. The exit code is 0 only if nothing was lost, repeated, reordered or changed.
+    """
+    console = Console(stderr=json_output)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    result: Result | None = None
+    try:
+        with _directory(home) as directory, DemoEnvironment(directory, console.log) as environment:
+            result = _Demo(environment, console, rows).run()
+            console.print(_summary(result))
+            if keep:
+                console.print(f"Everything runs on until Ctrl-C. Dagster's UI: {environment.ui}")
+                if json_output:
+                    _print_json(result)
+                environment.wait()
+    except DeltaforgeError as error:
+        console.print(f"[red]The demo failed:[/] {error}", highlight=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        if result is None or not keep:
+            raise typer.Exit(130) from None
+    if json_output and not keep:
+        _print_json(result)
+    raise typer.Exit(0 if result.good else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the demo found; see `as_json` for units."""
+
+    captured: int
+    verdicts: dict[str, Verdict]
+    seconds: float
+    burst_rate: float
+    latencies_ms: list[int]
+    ranges: int
+    ui: str
+
+    @property
+    def good(self) -> bool:
+        """Whether every sink holds every change once, in order, as written."""
+        return all(verdict.good for verdict in self.verdicts.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints.
+
+        `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks; `seconds` is from
+        the first commit to the last delivery; `events_per_second` is of the burst; `latency_ms` of
+        the calm changes.
+        """
+        verdicts = self.verdicts.values()
+        return {
+            "captured": self.captured,
+            "delivered": {sink: verdict.delivered for sink, verdict in self.verdicts.items()},
+            "lost": sum(verdict.lost for verdict in verdicts),
+            "duplicated": sum(verdict.duplicated for verdict in verdicts),
+            "out_of_order": sum(verdict.out_of_order for verdict in verdicts),
+            "wrong": sum(verdict.wrong for verdict in verdicts),
+            "seconds": round(self.seconds, 3),
+            "events_per_second": round(self.burst_rate),
+            "latency_ms": {
+                "p50": percentile(self.latencies_ms, 0.5),
+                "p99": percentile(self.latencies_ms, 0.99),
+            },
+            "ranges": self.ranges,
+            "ui": self.ui,
+        }
+
+
+def _summary(result: Result) -> RenderableType:
+    middle, slow = (percentile(result.latencies_ms, share) for share in (0.5, 0.99))
+    return summary(
+        result.verdicts,
+        {
+            "captured": f"{result.captured:,} changes in {result.ranges} ranges",
+            "burst": f"{result.burst_rate:,.0f} changes/s, commit to arrival",
+            "latency": f"p50 {middle} ms, p99 {slow} ms, of the calm changes",
+        },
+        good=result.good,
+    )
+
+
+class _Demo:
+    """One demo in a running environment: write, watch, prove."""
+
+    def __init__(self, environment: DemoEnvironment, console: Console, changes: int) -> None:
+        self._environment = environment
+        self._log = console.log
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._changes = changes
+        self._workload = Workload(environment.dsn)
+        self._arrived = ArrivalCounter(environment.redis_uri, STREAMS, environment.files)
+        self._failure: BaseException | None = None
+
+    def run(self) -> Result:
+        """Do everything; the display lives only as long as this."""
+        self._workload.create_tables()
+        self._environment.start_platform()
+        first = min(_FIRST_MOST, round(self._changes * _FIRST_SHARE))
+        calm = min(_CALM_MOST, round(self._changes * _CALM_SHARE))
+        burst = self._changes - first - calm
+        with self._live, self._arrived:
+            first_at = time.time()
+            self._log(f"writing {first:,} first changes: the sensor starts a run")
+            self._write(first, _BURST_TRANSACTION)
+            self._log(f"they arrived after {time.time() - first_at:.1f} s")
+            calm_at = time.time()
+            self._log(f"writing {calm:,} changes calmly, over {_CALM_SECONDS:.0f} s")
+            self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
+            burst_at = time.time()
+            self._log(f"writing {burst:,} changes as fast as PostgreSQL takes them")
+            self._write(burst, _BURST_TRANSACTION)
+            self._log("waiting for the last range to close")
+            self._wait_for_ranges()
+        self._log("reading Redis and the files back")
+        in_redis = list(read_redis(self._environment.redis_uri, STREAMS))
+        verdicts = {
+            "redis": self._judge(in_redis),
+            "files": self._judge(read_lines(self._environment.files)),
+        }
+        last_at = max((arrival.at_ms or 0 for arrival in in_redis), default=0) / 1000
+        ranges = self._environment.store.ranges(PIPELINE)
+        return Result(
+            captured=sum(one.rows for one in ranges),
+            verdicts=verdicts,
+            seconds=max(last_at - first_at, 0),
+            burst_rate=burst / max(last_at - burst_at, 0.001),
+            latencies_ms=latencies(in_redis, round(calm_at * 1000), round(burst_at * 1000)),
+            ranges=len(ranges),
+            ui=self._environment.ui,
+        )
+
+    def _judge(self, arrivals: Iterable[Arrival]) -> Verdict:
+        proof = Proof(self._workload.record)
+        for arrival in arrivals:
+            proof.see(arrival.event)
+        return proof.verdict()
+
+    def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> None:
+        """Write from a thread of its own; return when every sink has as many as were written.
+
+        Raises:
+            SettingsError: PostgreSQL refused a change, or Dagster has ended.
+        """
+        stop = threading.Event()
+        writer = threading.Thread(
+            target=self._write_here, args=(changes, per_transaction, seconds, stop), daemon=True
+        )
+        writer.start()
+        try:
+            moved = time.monotonic()
+            before: dict[str, int] = {}
+            while True:
+                writing = writer.is_alive()
+                arrived = self._show()
+                if not writing and min(arrived.values()) >= self._workload.record.total:
+                    break
+                if writing or arrived != before:
+                    moved, before = time.monotonic(), arrived
+                elif time.monotonic() - moved > _STUCK_SECONDS:
+                    self._log("nothing has arrived for a minute: going on without the rest")
+                    break
+                time.sleep(_TICK_SECONDS)
+        finally:
+            stop.set()
+            writer.join()
+        if self._failure:
+            raise SettingsError(f"PostgreSQL refused a change: {self._failure}") from self._failure
+
+    def _write_here(
+        self, changes: int, per_transaction: int, seconds: float, stop: threading.Event
+    ) -> None:
+        try:
+            self._workload.write(changes, per_transaction, seconds=seconds, stop=stop)
+        except psycopg.Error as error:
+            self._failure = error
+
+    def _wait_for_ranges(self) -> None:
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        while self._environment.store.ranges(PIPELINE, state="open", limit=1):
+            if time.monotonic() > deadline:
+                return
+            self._show()
+            time.sleep(_TICK_SECONDS)
+
+    def _show(self) -> dict[str, int]:
+        """Look at everything, draw it, and return how many events each sink holds."""
+        self._environment.check()
+        arrived = self._arrived.count()
+        ranges = self._environment.store.ranges(PIPELINE, newest_first=True)
+        self._live.update(
+            progress(
+                written=self._workload.record.total,
+                captured=sum(one.rows for one in ranges),
+                arrived=arrived,
+                ranges=ranges,
+                ui=self._environment.ui,
+            ),
+            refresh=True,
+        )
+        return arrived
+
+
+@contextmanager
+def _directory(home: Path | None) -> Iterator[Path]:
+    """Lend the demo's directory: a given one stays, a temporary one stays after a failure."""
+    if home is not None:
+        home = home.absolute()
+        home.mkdir(parents=True, exist_ok=True)
+        if any(home.iterdir()):
+            raise SettingsError(f"--home {home} holds files: name a new or an empty directory")
+        yield home
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="deltaforge-demo-"))
+    try:
+        yield temporary
+    except DeltaforgeError as error:
+        raise SettingsError(f"{error} (kept for a look: {temporary})") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_json(result: Result) -> None:
+    print(json.dumps(result.as_json()), flush=True)  # noqa: T201 - the command's output
