@@ -11,28 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deltaforge_dagster.config.templates import EVENT_FIELDS
+
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-EVENT_FIELDS = frozenset(
-    {
-        "before",
-        "after",
-        "source",
-        "op",
-        "ts_ms",
-        "transaction",
-        "event_id",
-        "tenant_id",
-        "schema_version",
-        "schema_sequence",
-        "ddl",
-        "trace_id",
-        "tags",
-        "tx_end",
-    }
-)
-"""Top-level keys of the native event, which templates may name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from deltaforge_dagster.config.cron import cron_problem
 from deltaforge_dagster.config.dsn import postgres_dsn
 from deltaforge_dagster.config.env import unresolved
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.config.templates import compile_template, unknown_variable
 from deltaforge_dagster.errors import CorruptLog, SpecError
 from deltaforge_dagster.positions import parse_lsn
 
@@ -93,9 +93,14 @@ def _template(text: str) -> str:
     if not text:
         raise ValueError("is empty")
     try:
-        compile_template(text)
+        unknown = unknown_variable(compile_template(text))
     except SpecError as error:
         raise ValueError(str(error)) from error
+    if unknown is not None:
+        raise ValueError(
+            f"names ${{{unknown}}}, which is neither a field of events nor an environment variable "
+            "that is set"
+        )
     return text
 
 

@@ -14,6 +14,49 @@ from deltaforge_dagster.errors import SpecError
 
 MAX_DEPTH = 3
 
+EVENT_FIELDS = frozenset(
+    [
+        "before",
+        "after",
+        "source",
+        "op",
+        "ts_ms",
+        "transaction",
+        "event_id",
+        "tenant_id",
+        "schema_version",
+        "schema_sequence",
+        "ddl",
+        "trace_id",
+        "tags",
+        "tx_end",
+    ]
+)
+"""Top-level keys of the native event."""
+
+SOURCE_FIELDS = frozenset(
+    [
+        "version",
+        "connector",
+        "name",
+        "ts_ms",
+        "db",
+        "schema",
+        "table",
+        "snapshot",
+        "server_id",
+        "gtid",
+        "file",
+        "pos",
+        "row",
+        "lsn",
+        "txId",
+        "xmin",
+        "sequence",
+    ]
+)
+"""Keys of the native event's `source`, over all kinds of sources."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -38,6 +81,15 @@ class Template:
     def variables(self) -> tuple[Variable, ...]:
         """The variables in order of appearance; empty when every event gives the same text."""
         return tuple(part for part in self.parts if isinstance(part, Variable))
+
+
+def unknown_variable(template: Template) -> str | None:
+    """Return the first variable that no event can ever resolve, `source.tabel`, or None."""
+    for variable in template.variables:
+        first, *rest = variable.path
+        if first not in EVENT_FIELDS or (first == "source" and not SOURCE_FIELDS.issuperset(rest)):
+            return ".".join(variable.path)
+    return None
 
 
 def compile_template(text: str) -> Template:

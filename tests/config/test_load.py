@@ -91,6 +91,8 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SINK}.uri": "http://u:geheim@h"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, unix:// or redis+sentinel://, with special characters of the password percent-encoded)"),
         ({f"{SINK}.uri": "redis://:geheim@h:port"}, "18: spec.sinks[0].config.uri: is not a Redis address (write redis://user:password@host:port/database, or rediss:// for TLS, unix:// or redis+sentinel://, with special characters of the password percent-encoded)"),
         ({f"{SINK}.stream": "a${}"}, "19: spec.sinks[0].config.stream: empty variable '${}' at position 1 in template: a${}"),
+        ({f"{SINK}.stream": "${source.tabel}"}, "19: spec.sinks[0].config.stream: names ${source.tabel}, which is neither a field of events nor an environment variable that is set"),
+        ({f"{SINK}.key": "${NOT_SET}"}, "20: spec.sinks[0].config.key: names ${NOT_SET}, which is neither a field of events nor an environment variable that is set"),
         ({f"{SINK}.key": ""}, "20: spec.sinks[0].config.key: is empty"),
         ({f"{SINK}.id": "a/b"}, "17: spec.sinks[0].config.id: must be 1 to 100 letters, digits, `-`, `_` or `.`, and start with a letter or digit (it becomes part of asset keys and file names)"),
         ({f"{SINK}.required": "yes"}, "20: spec.sinks[0].config.required: must be true or false"),
@@ -356,10 +358,11 @@ def test_nothing_to_load(tmp_path: Path) -> None:
 
 def test_examples_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every example is right, once its environment variables are set."""
-    monkeypatch.setenv("DEMO_POSTGRES_DSN", "postgres://localhost/app")
-    monkeypatch.setenv("DEMO_REDIS_URI", "redis://localhost")
-    monkeypatch.setenv("ORDERS_POSTGRES_DSN", "postgres://localhost/app")
-    monkeypatch.setenv("ORDERS_REDIS_URI", "redis://localhost")
+    for name in ("DEMO_POSTGRES_DSN", "ORDERS_POSTGRES_DSN"):
+        monkeypatch.setenv(name, "postgres://localhost/app")
+    for name in ("DEMO_REDIS_URI", "ORDERS_REDIS_URI"):
+        monkeypatch.setenv(name, "redis://localhost")
+    monkeypatch.setenv("DEMO_FILES", "/tmp/files")
     examples = Path(os.path.relpath(Path(__file__).parents[2] / "examples"))
 
     for pipeline in load_pipelines(examples):

@@ -2,7 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.templates import Template, Variable, compile_template
+from deltaforge_dagster.config.templates import (
+    Template,
+    Variable,
+    compile_template,
+    unknown_variable,
+)
 from deltaforge_dagster.errors import SpecError
 
 SEGMENT = st.text(st.characters(exclude_characters="${}."), min_size=1).filter(str.strip)
@@ -46,6 +51,19 @@ def test_wrong_template(text: str, message: str) -> None:
         compile_template(text)
 
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("${source.table}.${after.anything}.${op}.${transaction.id}", None),
+        ("a.${source.tabel}", "source.tabel"),
+        ("${op}${HOME}", "HOME"),
+    ],
+)
+def test_variables_that_no_event_has_are_found(text: str, unknown: str | None) -> None:
+    """Columns are the user's own; everything else of an event is known beforehand."""
+    assert unknown_variable(compile_template(text)) == unknown
 
 
 @given(st.lists(st.tuples(LITERAL, PATH)))
