@@ -4,8 +4,6 @@ One bad file never stops the other pipelines; the definitions load without it, a
 what is wrong with it.
 """
 
-from __future__ import annotations
-
 import dagster as dg
 
 from deltaforge_dagster.config.load import BrokenPipeline

@@ -7,12 +7,11 @@ The op yields nothing, since in a backfill a yielded result would overwrite the 
 every partition; it writes events itself (`publish`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.checks import check_specs, evaluate
 from deltaforge_dagster.assets.names import (
@@ -68,7 +67,7 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
     return pipeline
 
 
-def build_pipeline_job(loaded: LoadedPipeline) -> dg.UnresolvedAssetJobDefinition:
+def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
     """Return the job of a pipeline's live runs."""
     return dg.define_asset_job(
         job_name(loaded.name),

@@ -1,7 +1,5 @@
 """The sensor that shows broken pipeline files as failing checks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import dagster as dg

@@ -1,7 +1,5 @@
 """What starts the live runs of a pipeline: its sensor, or the schedule that takes its place."""
 
-from __future__ import annotations
-
 import dagster as dg
 
 from deltaforge_dagster.assets.names import dagster_name, job_name

@@ -1,7 +1,5 @@
 """Retention as a scheduled job: journal, store, Dagster's partitions and old runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 

@@ -1,0 +1,221 @@
+"""A real deployment for tests: Dagster's daemon and code server, on real servers, in own folders."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, partition_key
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.state.store import StateStore
+
+DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
+
+
+def eventually(
+    happened: Callable[[], Any], *, seconds: float = 60.0, what: str = "it", every: float = 0.1
+) -> Any:
+    """Return the first true value of `happened`, or fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := happened()):
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s"
+        time.sleep(every)
+    return value
+
+
+@dataclass
+class Deployment:
+    """Dagster on a folder: pipelines, state, journal, and its own `DAGSTER_HOME`.
+
+    Attributes:
+        folder: Holds everything.
+        spark_remote: Spark Connect server used by the runs.
+        environment: Variables of every process started, beside the inherited ones.
+        dagster_yaml: Dagster's instance settings.
+    """
+
+    folder: Path
+    spark_remote: str
+    environment: dict[str, str] = field(default_factory=dict)
+    dagster_yaml: str = DAGSTER_SETTINGS
+    state_url: str | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pipelines = self.folder / "pipelines"
+        self.dagster_home = self.folder / "dagster"
+        self.pipelines.mkdir(parents=True)
+        self.dagster_home.mkdir()
+        (self.dagster_home / "dagster.yaml").write_text(self.dagster_yaml)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment of the deployment's processes."""
+        own = {
+            "DAGSTER_HOME": str(self.dagster_home),
+            "DELTAFORGE_HOME": str(self.folder / "home"),
+            "DELTAFORGE_PIPELINES": str(self.pipelines),
+            "DELTAFORGE_SPARK_REMOTE": self.spark_remote,
+            "PYTHONWARNINGS": "ignore",
+        }
+        if self.state_url is not None:
+            own["DELTAFORGE_STATE_URL"] = self.state_url
+        return {**os.environ, **own, **self.environment}
+
+    @property
+    def settings(self) -> Settings:
+        """The installation's settings."""
+        return Settings.from_env(self.variables)
+
+    def store(self) -> StateStore:
+        """Open the state store."""
+        return StateStore.open(self.settings.state_url)
+
+    def instance(self) -> dg.DagsterInstance:
+        """Open the Dagster instance."""
+        os.environ.update({k: v for k, v in self.environment.items() if k.startswith("DAGSTER_")})
+        return dg.DagsterInstance.from_config(str(self.dagster_home))
+
+    def add(self, name: str, text: str) -> Path:
+        """Write a pipeline file."""
+        path = self.pipelines / f"{name}.yaml"
+        path.write_text(text)
+        return path
+
+    def start(self) -> None:
+        """Start the daemon, which starts the code server and the runs."""
+        self.spawn("-m", "dagster._daemon", "run", "-m", "deltaforge_dagster.definitions")
+
+    def spawn(self, *arguments: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a Python process of the deployment in a process group of its own."""
+        log = (self.folder / f"process-{len(self.processes)}.log").open("wb")
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**self.variables, **(more or {})},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def members(self) -> list[int]:
+        """Return the living processes that work for this deployment."""
+        marker = f"DELTAFORGE_HOME={self.folder / 'home'}\0".encode()
+        return [pid for pid in _process_ids() if marker in _environment(pid)]
+
+    def kill(self) -> None:
+        """Kill everything at once, as a crash of the host does."""
+        for pid in self.members():
+            _send(pid, signal.SIGKILL)
+        self._reap()
+
+    def stop(self) -> None:
+        """End everything and wait for it."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while self.members() and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.1)
+        self.kill()
+
+    def _reap(self) -> None:
+        for process in self.processes:
+            try:
+                process.wait(timeout=0.01)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def live_runs(self, pipeline: str) -> list[dg.RunRecord]:
+        """Return the live runs of a pipeline, oldest first."""
+        with self.instance() as instance:
+            return list(
+                instance.get_run_records(
+                    dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "live"}), ascending=True
+                )
+            )
+
+    def run_pid(self, pipeline: str) -> int | None:
+        """Return the process that holds the pipeline's lease, None when nobody does."""
+        store = self.store()
+        try:
+            lease = store.lease(pipeline)
+            now = store.now()
+        finally:
+            store.close()
+        if lease is None or lease.run_id is None or lease.expires_at < now:
+            return None
+        for pid in self.members():
+            if lease.run_id.encode() in _command_line(pid):
+                return pid
+        return None
+
+    def materializations(
+        self, pipeline: str, asset: str, number: int
+    ) -> list[Mapping[str, dg.MetadataValue]]:
+        """Return the metadata of every materialization of a range, newest first."""
+        with self.instance() as instance:
+            found = instance.fetch_materializations(
+                dg.AssetRecordsFilter(
+                    asset_key=asset_key(pipeline, asset), asset_partitions=[partition_key(number)]
+                ),
+                limit=100,
+            )
+        return [
+            record.asset_materialization.metadata
+            for record in found.records
+            if record.asset_materialization is not None
+        ]
+
+    def check(self, pipeline: str, asset: str, name: str) -> dg.AssetCheckEvaluation | None:
+        """Return the newest evaluation of a check."""
+        with self.instance() as instance:
+            key = dg.AssetCheckKey(asset_key(pipeline, asset), name)
+            history = instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+        if not history or history[0].event is None or history[0].event.dagster_event is None:
+            return None
+        return history[0].event.dagster_event.asset_check_evaluation_data
+
+    def logs(self) -> str:
+        """Return what the processes printed."""
+        return "\n".join(
+            path.read_text(errors="replace") for path in sorted(self.folder.glob("process-*.log"))
+        )
+
+
+def _process_ids() -> Iterable[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    except OSError:
+        return b""
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,132 @@
+"""The main job through Dagster's daemon: log position moves, sensor, run, rows, materializations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.conftest import Shop
+from tests.e2e.deployment import Deployment, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+
+def ops(shop: Shop, stream: str) -> list[tuple[str, object]]:
+    """Return (op, id) of each event of a stream."""
+    events = [json.loads(fields["df-event"]) for fields in shop.entries(stream)]
+    return [(event["op"], (event["after"] or event["before"])["id"]) for event in events]
+
+
+def started(deployment: Deployment, pipeline: str) -> bool:
+    """Say whether the start position is fixed: everything committed from now on is captured."""
+    store = deployment.store()
+    try:
+        row = store.pipeline(pipeline)
+    finally:
+        store.close()
+    return row is not None and row.start_position is not None
+
+
+@pytest.mark.timeout(300)
+def test_changes_reach_redis_and_the_ui_knows(
+    shop: Shop, deploy: Callable[..., Deployment]
+) -> None:
+    """Inserts, updates, deletes and multi-row transactions of two tables arrive in order, once;
+
+    ranges are partitions with true metadata, two of them by one run; an idle phase makes no range;
+    then new data starts a new run.
+    """
+    deployment = deploy()
+    deployment.add("shop-feed", shop.pipeline("shop-feed"))
+    deployment.start()
+    eventually(lambda: started(deployment, "shop-feed"), what="the first tick")
+
+    shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Grace')")
+    eventually(lambda: len(shop.entries("shop-feed.customers")) == 2, what="the first delivery")
+    eventually(
+        lambda: deployment.materializations("shop-feed", "redis", 1), what="the first range"
+    )
+    shop.execute(
+        "INSERT INTO orders SELECT n, 1, n * 1.5 FROM generate_series(1, 50) n",
+        "UPDATE orders SET total = 0 WHERE id = 7",
+        "DELETE FROM orders WHERE id = 8",
+        "UPDATE customers SET name = 'Grace H' WHERE id = 2",
+    )
+    eventually(lambda: len(shop.entries("shop-feed.orders")) == 52, what="the second delivery")
+    eventually(
+        lambda: deployment.materializations("shop-feed", "redis", 2), what="the second range"
+    )
+    finished = eventually(
+        lambda: [
+            record
+            for record in deployment.live_runs("shop-feed")
+            if record.dagster_run.is_success
+        ],
+        what="the end of the idle run",
+    )
+
+    assert ops(shop, "shop-feed.customers") == [("c", 1), ("c", 2), ("u", 2)]
+    assert ops(shop, "shop-feed.orders") == [
+        *(("c", number) for number in range(1, 51)),
+        ("u", 7),
+        ("d", 8),
+    ]
+    (first,) = deployment.materializations("shop-feed", "changes", 1)
+    (second,) = deployment.materializations("shop-feed", "changes", 2)
+    (sent,) = deployment.materializations("shop-feed", "redis", 2)
+    assert first["events"].value == 2
+    assert first["events/c"].value == 2
+    assert second["events"].value == 53
+    assert second["events/public.orders"].value == 52
+    assert (second["events/u"].value, second["events/d"].value) == (2, 1)
+    assert sent["checkpoint_segment"].value >= second["last_segment"].value
+    assert first["end_position"].value == second["start_position"].value
+    assert len(str(second["content_hash"].value)) == 64
+    assert str(second["schema/public.orders"].value).startswith("sha256:")
+    assert len(finished) == 1, "both ranges are one run's"
+    for asset, check in [
+        ("changes", "contiguity"),
+        ("changes", "agreement"),
+        ("changes", "source"),
+        ("redis", "delivered"),
+    ]:
+        evaluation = deployment.check("shop-feed", asset, check)
+        assert evaluation is not None, check
+        assert evaluation.passed, evaluation.description
+
+    store = deployment.store()
+    ranges = len(store.ranges("shop-feed"))
+    shop.execute("INSERT INTO customers VALUES (3, 'Mary')")
+    eventually(lambda: ("c", 3) in ops(shop, "shop-feed.customers"), what="new data after idling")
+    assert ranges == 2, "the idle phase made no range"
+    assert len(store.ranges("shop-feed")) == 3
+    store.close()
+
+
+@pytest.mark.timeout(240)
+def test_an_idle_pipeline_beside_a_busy_table_starts_no_runs(
+    shop: Shop, deploy: Callable[..., Deployment]
+) -> None:
+    """Changes of a table that is not captured move the log, and start nothing."""
+    deployment = deploy()
+    deployment.add("quiet", shop.pipeline("quiet", tables="[public.customers]"))
+    deployment.start()
+    eventually(lambda: started(deployment, "quiet"), what="the first tick")
+
+    for _ in range(20):
+        shop.execute("INSERT INTO visits (page) SELECT repeat('x', 100) FROM generate_series(1, 500)")
+    with deployment.instance() as instance:
+        def ticks() -> int:
+            states = instance.all_instigator_state()
+            return sum(
+                len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=50))
+                for one in states
+            )
+        before = ticks()
+        eventually(lambda: ticks() > before + 4, what="four more ticks")
+
+    assert deployment.live_runs("quiet") == []
+    shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    eventually(lambda: len(shop.entries("quiet.customers")) == 1, what="the captured change")
