@@ -170,14 +170,15 @@ class RedisSink:
         if self._link is None or not self._link.clean:
             self._drop()
             self._raise_when_closed()
+            where = "redis sentinel"
             try:
                 link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
-                self._link = link
+                self._link, where = link, link.address
                 link.connect()
                 self._end_old_connections(link)
             except redis.RedisError as error:
                 self._drop()
-                raise translated(self._sink_id, error) from error
+                raise translated(self._sink_id, where, error) from error
             except DeltaforgeError:
                 self._drop()
                 raise
@@ -218,6 +219,7 @@ class _Link:
     """One connection: redis-py makes and authenticates it, then blocks go through its socket.
 
     Attributes:
+        address: How to call the server in messages.
         identity: Known once connected; the server's part is empty when it may not be asked.
         clean: Connected, and nothing sent that was not answered.
         sending: Connected, and a block was sent that was not answered.
@@ -228,7 +230,7 @@ class _Link:
         self.clean = False
         self.sending = False
         self._sink_id = sink_id
-        self._address = address(connection)
+        self.address = address(connection)
         self._connection = connection
         self._send_timeout = send_timeout
         self._replies = resp.Replies()
@@ -244,12 +246,12 @@ class _Link:
         hello = dict(zip(answer[::2], answer[1::2], strict=True))
         if hello[b"mode"] == b"cluster":
             raise SinkRejected(
-                f"sink {self._sink_id}: {self._address} is a Redis Cluster, whose streams cannot "
+                f"sink {self._sink_id}: {self.address} is a Redis Cluster, whose streams cannot "
                 "share a transaction; use a standalone server, or one behind Sentinel"
             )
         if hello[b"role"] != b"master":
             raise SinkUnavailable(
-                f"sink {self._sink_id}: {self._address} is a replica, which takes no writes"
+                f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
             )
         # While nothing is at stake: after a refused MULTI the commands behind it run one by one.
         self._ask("MULTI")
@@ -332,7 +334,7 @@ class _Link:
             sock.settimeout(min(left, self._send_timeout))
             return sock
 
-        where = f"sink {self._sink_id}: {self._address}"
+        where = f"sink {self._sink_id}: {self.address}"
         try:
             yield next_socket
         except TimeoutError as error:

@@ -70,23 +70,23 @@ class Endpoint:
     """
 
     def __init__(self, sink_id: str, uri: str, connect_timeout: float, send_timeout: float) -> None:
-        timeouts = {"socket_connect_timeout": connect_timeout, "socket_timeout": send_timeout}
+        limits = {
+            "socket_connect_timeout": connect_timeout,
+            "socket_timeout": send_timeout,
+            "retry": Retry(NoBackoff(), 0),
+        }
         self._master: Callable[[], tuple[str, int]] | None = None
         try:
             if match := _SENTINEL.match(uri):
                 tls, user, hosts, service, database, query = match.groups("")
                 uri = f"redis{tls}://{user}{'@' if user else ''}sentinel/{database}{query}"
-                sentinel = Sentinel([_host_and_port(host) for host in hosts.split(",")], **timeouts)
+                addresses = [_host_and_port(host) for host in hosts.split(",")]
+                sentinel = Sentinel(addresses, sentinel_kwargs=limits)
                 self._master = lambda: sentinel.discover_master(unquote(service))
             options = parse_url(uri)
             self._class = options.pop("connection_class", redis.Connection)
-            self._options = {
-                **options,
-                **timeouts,
-                "protocol": 2,  # what `resp` speaks
-                "retry": Retry(NoBackoff(), 0),
-                "socket_keepalive": True,
-            }
+            # RESP2 is what `resp` speaks.
+            self._options = {**options, **limits, "protocol": 2}
             self._class(**self._options)
         except (ValueError, TypeError, redis.RedisError):
             # Not chained: the foreign message can repeat a password with a "/" or "@" in it.
@@ -120,9 +120,9 @@ def address(connection: redis.Connection) -> str:
     return f"redis at {path or f'{connection.host}:{connection.port}'}"
 
 
-def translated(sink_id: str, error: redis.RedisError) -> DeltaforgeError:
-    """Return our error for one that redis-py raised while it connected."""
-    text = _harmless(str(error))
+def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
+    """Return our error for one that redis-py raised while it connected to `where`."""
+    text = f"{where}: {_harmless(str(error))}"
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return _auth_failed(sink_id, text)
     if isinstance(error, redis.exceptions.NoPermissionError):

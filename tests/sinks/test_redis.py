@@ -1,0 +1,613 @@
+"""The Redis sink against real servers: what arrives, what does not, and in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import socketserver
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import redis
+
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    LeaseLost,
+    PermissionMissing,
+    SettingsError,
+    SinkRejected,
+    SinkUnavailable,
+    SpecError,
+)
+from deltaforge_dagster.servers.process import ServerProcess, free_port
+from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.sinks.redis import RedisSink
+from tests.fix_redis import StartRedis
+
+pytestmark = pytest.mark.redis
+
+Row = dict[str, str | int | None]
+
+
+def row(number: int, stream: str = "s", **changes: str | None) -> Row:
+    """Return one message; its numbers say which it is."""
+    return {
+        "ordinal": 10 * number,
+        "destination": stream,
+        "key": f"k{number % 7}",
+        "value": f'{{"n":{number}}}',
+        "event_id": f"e{number}",
+        "idempotency_key": f"i{number}",
+        "headers": None,
+        **changes,
+    }
+
+
+def batch(rows: list[Row], replay: str | None = None) -> SinkBatch:
+    """Return a batch of messages."""
+    return SinkBatch(1, "segment", pa.RecordBatch.from_pylist(rows, schema=MESSAGES), replay)
+
+
+def numbered(count: int, size: int = 300, streams: int = 1) -> SinkBatch:
+    """Return a batch of `count` large messages."""
+    return batch([row(n, f"s{n % streams}", value=str(n).ljust(size)) for n in range(count)])
+
+
+def allow() -> None:
+    """A guard that lets everything pass."""
+
+
+def client_of(server: RedisServer) -> redis.Redis:
+    """Return a client that sees bytes."""
+    return redis.Redis.from_url(server.uri)
+
+
+def numbers(server: RedisServer, stream: str = "s0") -> list[int]:
+    """Return the numbers of the messages in a stream, in its order."""
+    with client_of(server) as client:
+        return [int(fields[b"df-event"]) for _, fields in client.xrange(stream)]
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, redis_client: redis.Redis) -> RedisServer:
+    """The session's server, empty."""
+    return redis_server
+
+
+@pytest.fixture
+def sink(server: RedisServer) -> Iterator[RedisSink]:
+    """An open sink."""
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    yield sink
+    sink.close()
+
+
+def test_entries_have_the_documented_fields(server: RedisServer, sink: RedisSink) -> None:
+    """Names, order and bytes of the fields are as documented, for nulls and odd texts too."""
+    odd = 'ä€😀\r\n"$3\r\n\x00*1'
+    last = sink.send(
+        batch(
+            [
+                row(0, odd, value=odd, event_id=odd, idempotency_key=odd, key=odd, headers=odd),
+                row(1, key=None, headers='{"a":"b"}'),
+                row(2, key=""),
+            ]
+        ),
+        allow,
+    )
+
+    with client_of(server) as client:
+        (first,) = [list(fields.items()) for _, fields in client.xrange(odd)]
+        second, third = [list(fields.items()) for _, fields in client.xrange("s")]
+    assert last == 20
+    text = odd.encode()
+    assert first == [
+        (b"event_id", text),
+        (b"idempotency_key", text),
+        (b"df-event", text),
+        (b"df-key", text),
+        (b"df-headers", text),
+    ]
+    assert second == [
+        (b"event_id", b"e1"),
+        (b"idempotency_key", b"i1"),
+        (b"df-event", b'{"n":1}'),
+        (b"df-key", b"e1"),
+        (b"df-headers", b'{"a":"b"}'),
+    ]
+    assert third == [
+        (b"event_id", b"e2"),
+        (b"idempotency_key", b"i2"),
+        (b"df-event", b'{"n":2}'),
+        (b"df-key", b""),
+    ]
+
+
+def test_a_replay_marks_every_entry(server: RedisServer, sink: RedisSink) -> None:
+    """A replay differs in the field `df-replay` alone."""
+    sink.send(batch([row(0)]), allow)
+    sink.send(batch([row(0)], replay="run-7"), allow)
+
+    with client_of(server) as client:
+        live, replayed = [fields for _, fields in client.xrange("s")]
+    assert replayed == {**live, b"df-replay": b"run-7"}
+
+
+def test_many_blocks_of_a_sliced_batch_keep_order(server: RedisServer, sink: RedisSink) -> None:
+    """A slice of a larger batch arrives whole, in order per stream, with a guard per block."""
+    whole = numbered(12_000, streams=3)
+    guards: list[None] = []
+    last = sink.send(
+        SinkBatch(1, "segment", whole.messages.slice(17, 11_000)), lambda: guards.append(None)
+    )
+
+    assert last == 10 * 11_016
+    for stream in range(3):
+        expected = [n for n in range(17, 11_017) if n % 3 == stream]
+        assert numbers(server, f"s{stream}") == expected
+    assert len(guards) == len(list(resp.pack_blocks(whole.messages.slice(17, 11_000)))) > 3
+
+
+def test_a_message_larger_than_a_block(server: RedisServer, sink: RedisSink) -> None:
+    """One message of 20 MiB is a block of its own."""
+    sink.send(batch([row(0), row(1, value="x" * (20 << 20)), row(2)]), allow)
+
+    with client_of(server) as client:
+        assert [len(fields[b"df-event"]) for _, fields in client.xrange("s")] == [7, 20 << 20, 7]
+
+
+def test_a_lost_lease_stops_between_blocks(server: RedisServer, sink: RedisSink) -> None:
+    """The guard's error passes through, and nothing is sent after it; the sink stays usable."""
+    guards: list[None] = []
+
+    def guard() -> None:
+        if len(guards) == 2:
+            raise LeaseLost("another run")
+        guards.append(None)
+
+    with pytest.raises(LeaseLost):
+        sink.send(numbered(10_000), guard)
+
+    arrived = numbers(server)
+    first_two = list(resp.pack_blocks(numbered(10_000).messages))[1].stop
+    assert arrived == list(range(first_two))
+    sink.send(batch([row(1, "after")]), allow)
+
+
+def test_position_and_reopening(server: RedisServer, sink: RedisSink) -> None:
+    """The sink keeps no position, closes twice, refuses while closed, and opens again."""
+    assert sink.position() is None
+    sink.close()
+    sink.close()
+    with pytest.raises(SinkUnavailable, match="sink cache: closed"):
+        sink.send(batch([row(0)]), allow)
+    sink.open()
+    assert sink.send(batch([row(1)]), allow) == 10
+
+
+def test_wrong_password(server: RedisServer) -> None:
+    """A wrong or missing password is terminal at open, and never in the message."""
+    host = server.uri.rpartition("@")[2]
+    for user in (":open-sesame@", "", "someone:open-sesame@"):
+        with pytest.raises(AuthFailed) as caught:
+            RedisSink("cache", f"redis://{user}{host}").open()
+        assert "sink cache" in str(caught.value)
+        assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://secret@host",
+        "redis://:sec/ret@host:6379/0",
+        "redis://host/0?socket_timeout=secret",
+        "redis://host/0?secret=1",
+        "redis+sentinel://host:secret/service",
+        "redis+sentinel://host",
+        "",
+    ],
+)
+def test_uris_that_are_none(uri: str) -> None:
+    """A URI that cannot be read is a mistake in the file; the message does not repeat it."""
+    with pytest.raises(SpecError, match="sink cache: uri is not a Redis URI") as caught:
+        RedisSink("cache", uri)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_nobody_listens(server: RedisServer) -> None:
+    """An unreachable server is retryable, named by its address."""
+    with pytest.raises(SinkUnavailable, match=r"sink cache: redis at 127\.0\.0\.1:1: "):
+        RedisSink("cache", "redis://:secret@127.0.0.1:1/0").open()
+
+
+def test_a_database_that_does_not_exist(server: RedisServer) -> None:
+    """The server's own words say what is wrong with the database."""
+    with pytest.raises(SinkRejected, match="DB index is out of range"):
+        RedisSink("cache", server.uri.removesuffix("/0") + "/999").open()
+
+
+def test_missing_permissions(start_redis: StartRedis) -> None:
+    """A user who may not use transactions, a command or a stream gets the grant in the message."""
+    server = start_redis()
+    host = server.uri.rpartition("@")[2]
+    with client_of(server) as client:
+        acl = ["on", ">pw", "~s*", "+@connection", "-client"]
+        client.execute_command("ACL", "SETUSER", "weak", *acl)
+        uri = f"redis://weak:pw@{host}"
+        sink = RedisSink("cache", uri)
+        with pytest.raises(PermissionMissing, match=r"\+multi"):
+            sink.open()
+        client.execute_command("ACL", "SETUSER", "weak", "+multi", "+exec")
+        sink.open()
+        with pytest.raises(PermissionMissing, match=r"\+xadd"):
+            sink.send(batch([row(0)]), allow)
+        client.execute_command("ACL", "SETUSER", "weak", "+xadd")
+        with pytest.raises(PermissionMissing, match="~other"):
+            sink.send(batch([row(0), row(1, "other")]), allow)
+        assert client.exists("s") == 0
+        assert sink.send(batch([row(0)]), allow) == 0
+        sink.close()
+
+
+def test_a_key_of_another_type(server: RedisServer, sink: RedisSink) -> None:
+    """A stream whose name is taken is terminal and named; the sink stays usable."""
+    with client_of(server) as client:
+        client.set("taken", "x")
+    with pytest.raises(SinkRejected, match="sink cache: stream 'taken'"):
+        sink.send(batch([row(0), row(1, "taken"), row(2)]), allow)
+    assert sink.send(batch([row(3, "free")]), allow) == 30
+
+
+def test_a_cluster_is_refused() -> None:
+    """A Redis Cluster is refused at open, with the reason."""
+    with start_cluster() as server, pytest.raises(SinkRejected, match="Redis Cluster"):
+        RedisSink("cache", server.uri).open()
+
+
+def start_cluster() -> RedisServer:
+    """Start a cluster of one; its bus needs port + 10000, which not every free port leaves."""
+    for _ in range(20):
+        with contextlib.suppress(SettingsError):
+            return RedisServer.start(settings={"cluster-enabled": "yes"})
+    pytest.fail("no port for a cluster")
+
+
+def test_a_replica_is_unavailable(start_redis: StartRedis) -> None:
+    """A replica is retryable: it may become the master."""
+    server = start_redis()
+    with client_of(server) as client:
+        client.replicaof("127.0.0.1", "1")
+    with pytest.raises(SinkUnavailable, match="replica"):
+        RedisSink("cache", server.uri).open()
+
+
+def test_read_only_in_between(start_redis: StartRedis) -> None:
+    """A master that becomes a replica refuses the whole block, and takes it once it is one again."""
+    server = start_redis()
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    with client_of(server) as client:
+        client.replicaof("127.0.0.1", "1")
+        with pytest.raises(SinkUnavailable, match="READONLY"):
+            sink.send(numbered(10), allow)
+        client.replicaof("NO", "ONE")
+        sink.send(numbered(10), allow)
+    sink.close()
+
+    assert numbers(server) == list(range(10))
+
+
+def test_out_of_memory_aborts_the_block(start_redis: StartRedis) -> None:
+    """A full server takes whole blocks or nothing of them, and the rest once there is room."""
+    server = start_redis({"maxmemory": "16mb", "maxmemory-policy": "noeviction"})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    messages = numbered(40_000, size=600)
+    with pytest.raises(SinkUnavailable, match="OOM"):
+        sink.send(messages, allow)
+    arrived = numbers(server)
+    stops = [block.stop for block in resp.pack_blocks(messages.messages)]
+    assert arrived == list(range(len(arrived)))
+    assert len(arrived) in stops[:-1]
+
+    with client_of(server) as client:
+        client.config_set("maxmemory", 0)
+    rest = messages.messages.slice(len(arrived))
+    sink.send(SinkBatch(1, "segment", rest), allow)
+    sink.close()
+
+    assert numbers(server) == list(range(40_000))
+
+
+def test_out_of_memory_for_a_moment(start_redis: StartRedis) -> None:
+    """A refusal that passes within the sink's own attempts leaves no gap and no copy."""
+    server = start_redis({"maxmemory": "16mb", "maxmemory-policy": "noeviction"})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    guards: list[float] = []
+
+    def guard() -> None:
+        """Make room when a block is tried for the second time."""
+        guards.append(time.monotonic())
+        if len(guards) > 1 and guards[-1] - guards[-2] > 0.1:
+            with client_of(server) as client:
+                client.config_set("maxmemory", 0)
+
+    sink.send(numbered(40_000, size=600), guard)
+    sink.close()
+
+    assert numbers(server) == list(range(40_000))
+
+
+def test_a_server_killed_amid_a_batch(start_redis: StartRedis) -> None:
+    """After a crash and a restart the batch goes on: nothing lost, copies only, keys in order."""
+    server = start_redis({"appendfsync": "always"})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    messages = numbered(60_000)
+    crash = threading.Timer(0.15, lambda: server.stop(immediate=True))
+    crash.start()
+    errors = []
+    for _ in range(5):
+        try:
+            sink.send(messages, allow)
+            break
+        except SinkUnavailable as error:
+            errors.append(error)
+            crash.join()
+            server.restart()
+            sink.open()
+    sink.close()
+
+    assert errors
+    arrived = numbers(server)
+    first_try = len(arrived) - 60_000
+    assert 0 < first_try < 60_000
+    assert arrived == [*range(first_try), *range(60_000)]
+
+
+def test_a_connection_cut_amid_a_batch(start_redis: StartRedis) -> None:
+    """The sink reconnects by itself; only the block in flight may come twice, in a row."""
+    server = start_redis()
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    messages = numbered(60_000)
+    cuts: list[int] = []
+    sent: list[int] = []
+
+    def cut() -> None:
+        with client_of(server) as client:
+            for _ in range(3):
+                time.sleep(0.25)
+                cuts.append(client.client_kill_filter(_type="normal", skipme=True))
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    while cutter.is_alive():
+        sink.send(messages, allow)
+        sent.append(messages.messages.num_rows)
+    cutter.join()
+    sink.close()
+
+    assert sum(cuts) >= 3
+    arrived = iter(numbers(server))
+    block = next(resp.pack_blocks(messages.messages)).rows
+    for _ in sent:
+        expected = 0
+        while expected < messages.messages.num_rows:
+            number = next(arrived)
+            assert expected - block <= number <= expected
+            expected = number + 1
+    assert next(arrived, None) is None
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_a_paused_server(start_redis: StartRedis, permitted: bool) -> None:
+    """A server that hangs is a timeout; what it had got already never comes after what is newer."""
+    server = start_redis()
+    with client_of(server) as client:
+        client.acl_setuser("user", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all"])
+        if not permitted:
+            client.execute_command("ACL", "SETUSER", "user", "-client", "-info")
+    sink = RedisSink("cache", f"redis://user:pw@{server.uri.rpartition('@')[2]}", send_timeout=0.5)
+    sink.open()
+    server.pause()
+    started = time.monotonic()
+    with pytest.raises(SinkUnavailable, match="send_timeout_secs"):
+        sink.send(numbered(20), allow)
+    assert 0.4 < time.monotonic() - started < 2
+    with pytest.raises(SinkUnavailable):
+        sink.open()
+    server.resume()
+    sink.open()
+    sink.send(numbered(40), allow)
+    sink.close()
+
+    arrived = numbers(server)
+    assert arrived in ([*range(40)], [*range(20), *range(40)])
+
+
+def test_a_batch_that_takes_too_long(start_redis: StartRedis) -> None:
+    """The time for a block counts also while the server goes on to take bytes."""
+    server = start_redis()
+    sink = RedisSink("cache", server.uri, send_timeout=30, batch_timeout=0.3)
+    sink.open()
+    server.pause()
+    with pytest.raises(SinkUnavailable, match="batch_timeout_secs"):
+        sink.send(numbered(20), allow)
+    server.resume()
+    sink.close()
+
+
+@pytest.mark.parametrize("size", [10, 10_000_000])
+def test_close_ends_a_blocked_send(start_redis: StartRedis, size: int) -> None:
+    """Closing from another thread ends a send at once that waits for an answer, or for room."""
+    server = start_redis()
+    sink = RedisSink("cache", server.uri, send_timeout=60, batch_timeout=60)
+    sink.open()
+    server.pause()
+    errors: list[Exception] = []
+
+    def send() -> None:
+        try:
+            sink.send(batch([row(0, value="x" * size)]), allow)
+        except SinkUnavailable as error:
+            errors.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    time.sleep(0.3)
+    started = time.monotonic()
+    sink.close()
+    sender.join(5)
+    assert time.monotonic() - started < 1
+    assert len(errors) == 1
+    server.resume()
+    assert not sender.is_alive()
+
+
+def test_close_ends_the_attempts(start_redis: StartRedis) -> None:
+    """Closing from another thread ends the waits between attempts."""
+    server = start_redis()
+    server.stop()
+    sink = RedisSink("cache", server.uri)
+    closer = threading.Timer(0.2, sink.close)
+    closer.start()
+    started = time.monotonic()
+    with pytest.raises(SinkUnavailable):
+        sink.open()
+    assert time.monotonic() - started < 0.5
+    closer.join()
+
+
+def test_attempts_to_connect_wait_for_a_restart(start_redis: StartRedis) -> None:
+    """A server that comes up within a second is not an error."""
+    server = start_redis()
+    server.stop()
+    restart = threading.Timer(0.3, server.restart)
+    restart.start()
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    restart.join()
+    assert sink.send(batch([row(0)]), allow) == 0
+    sink.close()
+
+
+def test_a_message_that_the_server_will_never_take(start_redis: StartRedis) -> None:
+    """A value above the server's limit is terminal, though the server just hangs up on it."""
+    server = start_redis({"proto-max-bulk-len": "1mb"})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    with pytest.raises(SinkRejected, match="invalid bulk length"):
+        sink.send(batch([row(0, value="x" * (2 << 20))]), allow)
+    sink.close()
+
+
+def test_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
+    """With a Sentinel URI the sink asks each time where the master is."""
+    server = start_redis()
+    host, _, port = server.uri.rpartition("@")[2].removesuffix("/0").partition(":")
+    password = server.uri.removeprefix("redis://:").partition("@")[0]
+    sentinel_port = free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port {sentinel_port}\nbind 127.0.0.1\n"
+        f"sentinel monitor orders {host} {port} 1\nsentinel auth-pass orders {password}\n"
+    )
+    program = Path(f"/proc/{server.pid}/exe").resolve()
+    process = ServerProcess(
+        "sentinel", [str(program), str(config), "--sentinel"], directory=tmp_path
+    )
+    try:
+        uri = f"redis+sentinel://:{password}@127.0.0.1:1,127.0.0.1:{sentinel_port}/orders/0"
+        sink = RedisSink("cache", uri)
+        sink.open()
+        sink.send(numbered(3), allow)
+        sink.close()
+        with pytest.raises(SinkUnavailable, match="No master found for 'unknown'"):
+            RedisSink("cache", uri.replace("/orders/", "/unknown/")).open()
+    finally:
+        process.stop(signal.SIGTERM, 5)
+
+    assert numbers(server) == [0, 1, 2]
+
+
+def test_unix_socket(start_redis: StartRedis, tmp_path: Path) -> None:
+    """A server on a Unix socket is reached by `unix://`."""
+    path = tmp_path / "r.sock"
+    server = start_redis({"unixsocket": str(path)})
+    password = server.uri.removeprefix("redis://:").partition("@")[0]
+    sink = RedisSink("cache", f"unix://:{password}@{path}?db=0")
+    sink.open()
+    sink.send(numbered(3), allow)
+    sink.close()
+
+    assert numbers(server) == [0, 1, 2]
+
+
+def test_tls(server: RedisServer, tmp_path: Path) -> None:
+    """Over `rediss://` the same bytes arrive, and a certificate nobody signed is refused."""
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext"
+    subprocess.run(
+        [*command.split(), "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    password, _, address = server.uri.removeprefix("redis://:").partition("@")
+    with tls_proxy(tmp_path, int(address.partition(":")[2].partition("/")[0])) as port:
+        uri = f"rediss://:{password}@127.0.0.1:{port}/0"
+        sink = RedisSink("cache", f"{uri}?ssl_ca_certs={tmp_path / 'cert.pem'}")
+        sink.open()
+        sink.send(numbered(5_000), allow)
+        sink.close()
+        with pytest.raises(SinkUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            RedisSink("cache", uri).open()
+
+    assert numbers(server) == list(range(5_000))
+
+
+@contextlib.contextmanager
+def tls_proxy(directory: Path, target: int) -> Iterator[int]:
+    """Take TLS connections and pass their bytes on to a local port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+
+    class Pump(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with (
+                contextlib.suppress(OSError),
+                context.wrap_socket(self.request, server_side=True) as client,
+                socket.create_connection(("127.0.0.1", target)) as redis_side,
+            ):
+                client.setblocking(False)
+                while True:
+                    select.select([client, redis_side], [], [])
+                    with contextlib.suppress(ssl.SSLWantReadError):
+                        while data := client.recv(1 << 16):
+                            redis_side.sendall(data)
+                        return
+                    if select.select([redis_side], [], [], 0)[0]:
+                        client.setblocking(True)
+                        client.sendall(redis_side.recv(1 << 16))
+                        client.setblocking(False)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Pump) as proxy:
+        proxy.daemon_threads = True
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        yield proxy.server_address[1]
+        proxy.shutdown()
+        thread.join()
