@@ -1,38 +1,36 @@
-"""What the demo runs in: PostgreSQL, Redis, and `deltaforge dev` with Spark and Dagster.
+"""What the demo runs in: PostgreSQL, Redis, Spark and Dagster's processes.
 
-Everything is started here, lives in one directory, listens on free ports of 127.0.0.1, and ends
-with the environment: in order when the demo ends, by the guards of `servers.process` when it is
-killed.
+Everything is started here, keeps its files in one directory, listens on free ports of 127.0.0.1,
+and ends with the environment: in order when the demo ends, by the guards of `servers.process` when
+it is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from deltaforge_dagster.cli.dagster_processes import DagsterProcesses
+from deltaforge_dagster.cli.instance import dagster_home
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.errors import SettingsError, StoreUnavailable
+from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.servers.postgres import PostgresServer
-from deltaforge_dagster.servers.process import ServerProcess, free_port
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.state.store import StateStore
 
 PIPELINE_FILE = Path(__file__).with_name("demo.yaml").resolve()
 PIPELINE = "demo"
 STREAMS = "demo.*"
-SINKS = ("redis", "files")
 
-_START_SECONDS = 150.0
-_STOP_SECONDS = 45.0
+_TICK_SECONDS = 60.0
 
 Say = Callable[[str], None]
 
@@ -49,8 +47,7 @@ class DemoEnvironment:
         self._home = home
         self._say = say
         self._owned = ExitStack()
-        self._platform: ServerProcess | None = None
-        self.ui = f"http://127.0.0.1:{free_port()}"
+        self._dagster: DagsterProcesses | None = None
         self.files = home / "files"
 
     def __enter__(self) -> Self:
@@ -79,14 +76,17 @@ class DemoEnvironment:
         self.dsn = postgres.create_database("shop")
         self.redis_uri = redis.uri
         self.files.mkdir(parents=True, exist_ok=True)
-        self._variables = {
-            "DEMO_POSTGRES_DSN": self.dsn,
-            "DEMO_REDIS_URI": self.redis_uri,
-            "DEMO_FILES": str(self.files),
-            "DELTAFORGE_HOME": str(self._home),
-            "DELTAFORGE_PIPELINES": str(PIPELINE_FILE),
-        }
-        self.settings = Settings.from_env(self._variables)
+        for name in [name for name in os.environ if name.startswith(("DELTAFORGE_", "DAGSTER_"))]:
+            del os.environ[name]  # the demo is an installation of its own
+        os.environ.update(
+            {
+                "DEMO_POSTGRES_DSN": self.dsn,
+                "DEMO_REDIS_URI": self.redis_uri,
+                "DEMO_FILES": str(self.files),
+                "DELTAFORGE_HOME": str(self._home),
+                "DELTAFORGE_PIPELINES": str(PIPELINE_FILE),
+            }
+        )
 
     def start_platform(self) -> None:
         """Start Spark, Dagster's webserver and daemon; return when the pipeline waits for changes.
@@ -95,44 +95,49 @@ class DemoEnvironment:
 
         Raises:
             SettingsError: They do not start; the message names the log.
+            SparkUnavailable: Spark does not start.
         """
         self._say("starting Spark, Dagster's webserver and daemon")
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("DELTAFORGE_", "DAGSTER_"))
-        }
-        port = self.ui.rpartition(":")[2]
-        self._platform = ServerProcess(
-            "deltaforge dev",
-            [sys.executable, "-m", "deltaforge_dagster.cli.main", "dev", "--port", port],
-            directory=self._home,
-            environment={**inherited, **self._variables},
-            quick_signal=signal.SIGTERM,
-        )
-        self._owned.callback(self._platform.stop, signal.SIGTERM, _STOP_SECONDS)
-        self.store = StateStore.open(self.settings.state_url)
+        settings = Settings.from_env()
+        with ThreadPoolExecutor(1) as other:
+            spark = other.submit(SparkServer.ensure, self._home)
+            self._owned.callback(_stop_spark, spark)
+            self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
+            self._owned.callback(self._dagster.stop)
+            spark.result()
+        self.store = StateStore.open(settings.state_url)
         self._owned.callback(self.store.close)
-        self._platform.wait_until(self._pipeline_waits, _START_SECONDS)
+        deadline = time.monotonic() + _TICK_SECONDS
+        while not self._pipeline_waits():
+            self.check()
+            if time.monotonic() > deadline:
+                raise SettingsError(f"the sensor has not ticked in time (logs: {self._home}/logs)")
+            time.sleep(0.2)
         self._say(f"Dagster's UI: {self.ui}")
 
+    @property
+    def ui(self) -> str:
+        """Address of Dagster's UI."""
+        assert self._dagster
+        return self._dagster.ui
+
     def check(self) -> None:
-        """Raise `SettingsError` when Spark and Dagster have ended by themselves."""
-        if self._platform and not self._platform.running:
-            raise SettingsError(f"Dagster has ended; its log is {self._home}/server.log")
+        """Raise `SettingsError` when a process of Dagster has ended by itself."""
+        if self._dagster:
+            self._dagster.check()
 
     def wait(self) -> None:
-        """Wait until Spark and Dagster end, or somebody interrupts."""
+        """Wait until Dagster ends, or somebody interrupts."""
         while True:
             self.check()
             time.sleep(1)
 
     def _pipeline_waits(self) -> bool:
-        """Say whether the webserver answers and the sensor has fixed the start position."""
-        time.sleep(0.2)
-        try:
-            urllib.request.urlopen(f"{self.ui}/server_info", timeout=2).close()  # noqa: S310 - ours
-            pipeline = self.store.pipeline(PIPELINE)
-        except (urllib.error.URLError, OSError, StoreUnavailable):
-            return False
+        """Say whether the sensor has fixed the start position."""
+        pipeline = self.store.pipeline(PIPELINE)
         return pipeline is not None and pipeline.start_position is not None
+
+
+def _stop_spark(starting: Future[SparkServer]) -> None:
+    with contextlib.suppress(DeltaforgeError):  # reported where it was waited for
+        starting.result().stop()

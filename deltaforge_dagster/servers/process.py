@@ -33,7 +33,7 @@ cat >/dev/null
 kill -s "$2" "$1" 2>/dev/null
 tries=0
 while kill -0 "$1" 2>/dev/null && [ "$tries" -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
-kill -s KILL "$1" 2>/dev/null
+kill -s KILL -- "$1" "-$1" 2>/dev/null
 if [ -n "$3" ]; then rm -rf "$3"; fi
 """
 """Arguments: pid, name of the quick stop signal, directory to remove or nothing."""
@@ -197,9 +197,13 @@ class ServerProcess:
     def stop(self, number: signal.Signals, seconds: float) -> None:
         """End the program with a signal, after `seconds` by force; nothing of it is left running.
 
-        Safe to call twice.
+        What it started and left behind in its process group gets the same signal afterwards, and
+        the rest of the time. Safe to call twice.
         """
         atexit.unregister(self.stop)
+        if self._guard.returncode is not None:
+            return
+        deadline = time.monotonic() + seconds
         for step, patience in ((number, seconds), (self._quick_signal, 5.0)):
             self.send(step)
             self.send(signal.SIGCONT)  # a paused program would never see the other signal
@@ -209,6 +213,11 @@ class ServerProcess:
         else:
             self._child.kill()
             self._child.wait()
+        for step in (number, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, step)
+            while _group_lives(self._child.pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
         self._guard.kill()
         self._guard.wait()
         if self._guard.stdin:
@@ -218,6 +227,16 @@ class ServerProcess:
         """Return the last lines of its log, in one."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         return " / ".join(line.strip() for line in lines if line.strip()) or "it wrote no log"
+
+
+def _group_lives(group: int) -> bool:
+    """Say whether a process group has members that run (zombies do not); needs Linux's /proc."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended just now
+            state, _parent, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
 
 
 def package_directory(package: str) -> Path | None:

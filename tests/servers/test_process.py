@@ -42,6 +42,20 @@ def test_stop_ends_a_program_that_ignores_the_signal(tmp_path: Path) -> None:
     assert gone(process.pid)
 
 
+def test_stop_ends_what_the_program_left_behind(tmp_path: Path) -> None:
+    """Children that outlive their parent are told to end, and get the time to do so."""
+    child = "trap 'echo ended in order > note; exit' TERM; while :; do sleep 0.05; done"
+    process = ServerProcess(
+        "parent", ["sh", "-c", f'sh -c "{child}" & echo $! > pid; wait'], directory=tmp_path
+    )
+    process.wait_until((tmp_path / "pid").exists, 5)
+    time.sleep(0.2)
+    process.stop(signal.SIGTERM, 5)
+
+    assert gone(int((tmp_path / "pid").read_text()), 0)
+    assert (tmp_path / "note").read_text() == "ended in order\n"
+
+
 def test_a_program_that_ends_at_once_is_one_error_with_its_last_words(tmp_path: Path) -> None:
     """The message carries the log, so that the reader knows why."""
     process = ServerProcess(
