@@ -36,7 +36,14 @@ _PIECE_BYTES = 8 << 20
 
 _BLOCK_BYTES = 64 << 10
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_IMPOSSIBLE = {errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+_IMPOSSIBLE = {
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+}
 
 
 class FileSink:

@@ -1,0 +1,302 @@
+"""What every sink promises a deliverer, tried on all of them, bare and wrapped."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.errors import LeaseLost, SinkUnavailable
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sinks.faulty import FaultySink
+from deltaforge_dagster.sinks.file import FileSink
+from deltaforge_dagster.sinks.redis import RedisSink
+from tests.sinks.messages import allow, messages, refuse_from
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A sink, and how a consumer sees what it delivered.
+
+    Attributes:
+        sink: The sink; not open.
+        destination: Makes a destination of a short name.
+        delivered: Values at a destination, in order.
+        replayed: Values that replay `r1` delivered there, in order.
+    """
+
+    sink: Sink
+    destination: Callable[[str], str]
+    delivered: Callable[[str], list[str]]
+    replayed: Callable[[str], list[str]]
+
+    def rows(self, values: list[str], *names: str) -> list[tuple[str, str]]:
+        """Return messages whose destinations take turns."""
+        places = [self.destination(name) for name in names or ("a",)]
+        return list(zip(itertools.cycle(places), values, strict=False))
+
+
+def file_subject(tmp_path: Path) -> Subject:
+    """A file sink."""
+
+    def read(name: str, suffix: str = "") -> list[str]:
+        path = tmp_path / f"{name}.jsonl{suffix}"
+        return path.read_text().splitlines() if path.exists() else []
+
+    return Subject(
+        sink=FileSink("subject", compile_template(f"{tmp_path}/${{source.table}}.jsonl")),
+        destination=lambda name: f"{tmp_path}/{name}.jsonl",
+        delivered=read,
+        replayed=lambda name: read(name, ".replay-r1"),
+    )
+
+
+def redis_subject(request: pytest.FixtureRequest) -> Subject:
+    """A Redis sink on a real server."""
+    client: redis.Redis = request.getfixturevalue("redis_client")
+    uri: str = request.getfixturevalue("redis_server").uri
+
+    def read(name: str, replay: str | None = None) -> list[str]:
+        entries: Any = client.xrange(name)
+        return [one["df-event"] for _, one in entries if one.get("df-replay") == replay]
+
+    return Subject(
+        sink=RedisSink("subject", uri),
+        destination=lambda name: name,
+        delivered=read,
+        replayed=lambda name: read(name, "r1"),
+    )
+
+
+KINDS = ["file", pytest.param("redis", marks=pytest.mark.redis)]
+
+
+@pytest.fixture(params=KINDS)
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+    """Each sink in turn, not open."""
+    made = file_subject(tmp_path) if request.param == "file" else redis_subject(request)
+    yield made
+    made.sink.close()
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    """The control file of a wrapped sink's faults; not there yet."""
+    (tmp_path / "faults").mkdir()
+    return tmp_path / "faults" / "subject"
+
+
+def wrapped(subject: Subject, control: Path) -> Subject:
+    """Return the sink wrapped and open."""
+    made = replace(subject, sink=FaultySink(subject.sink, "subject", control.parent))
+    made.sink.open()
+    return made
+
+
+@pytest.fixture
+def faulty(bare: Subject, control: Path) -> Subject:
+    """Each sink in turn, wrapped and open."""
+    return wrapped(bare, control)
+
+
+@pytest.fixture(params=["bare", "wrapped"])
+def subject(request: pytest.FixtureRequest, bare: Subject, control: Path) -> Subject:
+    """Each sink in turn, open, bare and wrapped."""
+    if request.param == "bare":
+        bare.sink.open()
+        return bare
+    return wrapped(bare, control)
+
+
+def numbered(count: int, size: int = 1) -> list[str]:
+    """Return values that say their number, `size` characters at least."""
+    return [f'{{"n":{n},"pad":"{"x" * size}"}}' for n in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7000])
+def test_everything_arrives_in_order(subject: Subject, count: int) -> None:
+    """Each destination has all of its values in order, and the last ordinal is acknowledged."""
+    values = numbered(count)
+    batch = messages(subject.rows(values, "a", "b", "c"), first=10)
+
+    acknowledged = subject.sink.send(batch, allow)
+
+    assert batch.messages.column("ordinal")[-1].as_py() == acknowledged
+    for turn, name in enumerate("abc"):
+        assert values[turn::3] == subject.delivered(name)
+
+
+def test_values_are_untouched(subject: Subject) -> None:
+    """Any text without a line break arrives as it is: empty, large, beyond ASCII."""
+    values = ["", "ä€🜁", "a\tb\\n", "\x7f", "x" * 3_000_000, '{"n":1.10}']
+
+    subject.sink.send(messages(subject.rows(values)), allow)
+
+    assert values == subject.delivered("a")
+
+
+def test_guard_refuses_at_once(subject: Subject) -> None:
+    """A guard that raises before the first send lets nothing leave the process."""
+    guard, _ = refuse_from(1, LeaseLost("gone"))
+
+    with pytest.raises(LeaseLost):
+        subject.sink.send(messages(subject.rows(numbered(100))), guard)
+
+    assert subject.delivered("a") == []
+
+
+def test_guard_refuses_on_the_way(subject: Subject) -> None:
+    """A large batch asks its guard more than once; nothing is sent after the one that raised."""
+    values = numbered(20_000, size=1000)
+    guard, calls = refuse_from(2, LeaseLost("gone"))
+
+    with pytest.raises(LeaseLost):
+        subject.sink.send(messages(subject.rows(values)), guard)
+    arrived = subject.delivered("a")
+    time.sleep(0.1)
+
+    assert len(calls) == 2
+    assert 0 < len(arrived) < len(values)
+    assert values[: len(arrived)] == arrived == subject.delivered("a")
+
+
+def test_goes_on_after_a_guard_refused(subject: Subject) -> None:
+    """The same sink can send again after its guard raised."""
+    values = numbered(10)
+    with pytest.raises(LeaseLost):
+        subject.sink.send(messages(subject.rows(values)), refuse_from(1, LeaseLost("gone"))[0])
+
+    subject.sink.send(messages(subject.rows(values)), allow)
+
+    assert values == subject.delivered("a")
+
+
+def test_reopen_after_close(subject: Subject) -> None:
+    """A closed sink opens again and goes on after what it delivered."""
+    values = numbered(20)
+
+    for part in (values[:10], values[10:]):
+        subject.sink.open()
+        subject.sink.send(messages(subject.rows(part)), allow)
+        subject.sink.close()
+
+    assert values == subject.delivered("a")
+
+
+def test_close_twice(subject: Subject) -> None:
+    """Closing twice is safe."""
+    subject.sink.close()
+    subject.sink.close()
+
+
+def test_nothing_is_sent_after_close(subject: Subject) -> None:
+    """A closed sink refuses, and may be tried again later."""
+    subject.sink.close()
+
+    with pytest.raises(SinkUnavailable, match=r"subject.*closed"):
+        subject.sink.send(messages(subject.rows(numbered(3))), allow)
+
+    assert subject.delivered("a") == []
+
+
+def test_close_during_a_send(subject: Subject) -> None:
+    """Closing under a sending thread ends the send: what arrived is a prefix, nothing follows."""
+    values = numbered(20_000, size=1000)
+    batch = messages(subject.rows(values))
+    sending = threading.Event()
+    closed = threading.Event()
+    errors: list[Exception] = []
+
+    def guard() -> None:
+        if sending.is_set():
+            closed.wait(10)  # the second piece: closed in the middle
+        sending.set()
+
+    def work() -> None:
+        try:
+            subject.sink.send(batch, guard)
+        except SinkUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert sending.wait(10)
+    subject.sink.close()
+    closed.set()
+    thread.join(10)
+    arrived = subject.delivered("a")
+
+    assert (thread.is_alive(), len(errors)) == (False, 1)
+    assert values[: len(arrived)] == arrived
+    assert len(arrived) < len(values)
+
+
+def test_replay_is_marked(subject: Subject) -> None:
+    """A replay is told apart from live delivery, and its values are byte for byte the same."""
+    values = [*numbered(5), '{"name":"ä"}']
+    subject.sink.send(messages(subject.rows(values)), allow)
+
+    subject.sink.send(messages(subject.rows(values), replay="r1"), allow)
+
+    assert (values, values) == (subject.delivered("a"), subject.replayed("a"))
+
+
+def test_position_is_optional(subject: Subject) -> None:
+    """A sink without a position of its own says so, before and after a delivery."""
+    before = subject.sink.position()
+    subject.sink.send(messages(subject.rows(numbered(3))), allow)
+
+    assert (before, subject.sink.position()) == (None, None)
+
+
+@pytest.mark.parametrize("fault", ["fail_before", "fail_during", "fail_after"])
+def test_retry_never_reorders(faulty: Subject, control: Path, fault: str) -> None:
+    """After a failure a prefix has arrived; the retry repeats it and goes on, in order."""
+    values = numbered(1000)
+    batch = messages(faulty.rows(values, "a", "b"))
+    control.write_text(f"{fault} once")
+
+    with pytest.raises(SinkUnavailable):
+        faulty.sink.send(batch, allow)
+    for name, expected in (("a", values[::2]), ("b", values[1::2])):
+        prefix = faulty.delivered(name)
+        assert expected[: len(prefix)] == prefix
+    before = {name: faulty.delivered(name) for name in "ab"}
+    faulty.sink.close()
+    faulty.sink.open()
+    faulty.sink.send(batch, allow)
+
+    assert before["a"] + values[::2] == faulty.delivered("a")
+    assert before["b"] + values[1::2] == faulty.delivered("b")
+
+
+def test_close_ends_a_hanging_send(faulty: Subject, control: Path) -> None:
+    """A sink that hangs is ended by closing it from another thread; it opens again afterwards."""
+    values = numbered(10)
+    control.write_text("hang")
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            faulty.sink.send(messages(faulty.rows(values)), allow)
+        except SinkUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(0.2)
+    faulty.sink.close()
+    thread.join(5)
+    control.unlink()
+    faulty.sink.open()
+    faulty.sink.send(messages(faulty.rows(values)), allow)
+
+    assert (False, 1, values) == (thread.is_alive(), len(errors), faulty.delivered("a"))
