@@ -7,8 +7,11 @@ SQLite     one file, WAL, `synchronous=FULL`: a commit is on disk when it return
 PostgreSQL psycopg; a dead connection is replaced at the next call. The server ends a
            transaction that its client left idle, so a stalled process cannot keep a
            lock for ever
-memory     SQLite in memory: one connection that the threads of one process take in turn
+memory     SQLite in memory: one connection for the threads of one process
 ========== ===========================================================================
+
+Threads of one process take turns (`turns`) where SQLite lets in one at a time: for writes, in
+memory for reads too.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +36,12 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import IntegrityError as SqlIntegrityError
 from sqlalchemy.exc import ProgrammingError as SqlProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import QueuePool, StaticPool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -50,6 +54,9 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     Terminal,
 )
+from deltaforge_dagster.state.turns import Turns
+
+_Turn = Callable[[], AbstractContextManager[None]]
 
 _BUSY_SECONDS = 10
 """How long a call waits for another writer; well below a lease."""
@@ -111,9 +118,12 @@ class Database:
             StoreUnavailable: The directory of the SQLite file cannot be made.
         """
         self._password: str | None = None
+        self._readers: _Turn = nullcontext
+        self._writers: _Turn = nullcontext
         if url == "memory":
             self.where = "memory"
-            self._engine = _memory_engine()
+            self._engine = _sqlite_engine(None)
+            self._readers = self._writers = Turns(self.where, _BUSY_SECONDS).turn
             return
         parsed = _parse(url)
         if parsed.get_backend_name() == "sqlite":
@@ -121,6 +131,7 @@ class Database:
             self.where = str(path)
             _make_file(path)
             self._engine = _sqlite_engine(path)
+            self._writers = Turns(self.where, _BUSY_SECONDS).turn
         else:
             self.where = mask(parsed.render_as_string(hide_password=True))
             self._password = parsed.password
@@ -129,7 +140,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Yield a connection for reading only."""
-        with self._translated(), self._engine.connect() as connection:
+        with self._translated(self._readers), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -140,7 +151,7 @@ class Database:
         to a COMMIT can get lost), so what runs inside is best written to be repeatable. Do not
         open a second transaction of the same database inside the block.
         """
-        with self._translated(), self._engine.connect() as connection:
+        with self._translated(self._writers), self._engine.connect() as connection:
             connection.execution_options(immediate=True)
             with connection.begin():
                 yield connection
@@ -155,12 +166,13 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, turn: _Turn) -> Iterator[None]:
         try:
-            yield
+            with turn():
+                yield
         except DBAPIError as error:
             raise self._translate(error) from error
-        except SQLAlchemyError as error:  # no free connection in the pool
+        except PoolTimeoutError as error:
             raise StoreUnavailable(f"state store {self.where}: {_reason(error)}") from error
 
     def _translate(self, error: DBAPIError) -> DeltaforgeError:
@@ -253,27 +265,10 @@ def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
             return
 
 
-def _sqlite_engine(path: Path) -> Engine:
+def _sqlite_engine(path: Path | None) -> Engine:
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
-        poolclass=QueuePool,
-        pool_timeout=_BUSY_SECONDS,
-        connect_args={"check_same_thread": False},
-        hide_parameters=True,
-    )
-    event.listen(engine, "connect", _configure_sqlite)
-    event.listen(engine, "begin", _begin)
-    return engine
-
-
-def _memory_engine() -> Engine:
-    # The pool of one is the lock: a thread that finds the connection taken waits for it.
-    engine = create_engine(
-        "sqlite://",
-        poolclass=QueuePool,
-        pool_size=1,
-        max_overflow=0,
-        pool_timeout=_BUSY_SECONDS,
+        URL.create("sqlite", database=None if path is None else str(path)),
+        poolclass=StaticPool if path is None else QueuePool,
         connect_args={"check_same_thread": False},
         hide_parameters=True,
     )

@@ -90,10 +90,10 @@ class Kv:
     def delete(self, key: str) -> bool:
         """Remove `key`; False when it was absent or expired."""
         with self._database.write() as connection:
-            row = connection.execute(
-                delete(kv).where(kv.c.ns == self._ns, kv.c.key == key).returning(_alive())
-            ).first()
-        return row is not None and bool(row[0])
+            gone = connection.execute(
+                delete(kv).where(kv.c.ns == self._ns, kv.c.key == key, _alive())
+            )
+        return gone.rowcount == 1
 
     def items(self, prefix: str = "") -> dict[str, bytes]:
         """Return every key that starts with `prefix`, in order of code points."""
