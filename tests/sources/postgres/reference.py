@@ -1,0 +1,330 @@
+"""A second decoder of the replication stream, in plain Python, to compare the kernels with.
+
+It is written from the manual alone, with `struct`, `json`, `re` and `uuid`; it shares nothing with
+the decoder but the words of the change frame. It reads a whole stream and returns the rows of the
+transactions that are complete.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import struct
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.postgres.values import CatalogType
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from tests.strategies import DOMAIN, ENUM, ENUM_ARRAY
+
+JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26}, {700, 701}
+ELEMENTS = {
+    1000: 16, 1001: 17, 1016: 20, 1009: 25, 1022: 701, 1231: 1700, 199: 114, 3807: 3802,
+    ENUM_ARRAY: ENUM,
+}  # fmt: skip
+FORWARD = (1 << 64) - 1
+
+
+class Registry:
+    """A registry in memory: equal schemas have equal stamps."""
+
+    def __init__(self) -> None:
+        self.registered: list[tuple[TableSchema, Position]] = []
+        self._stamps: dict[TableSchema, SchemaStamp] = {}
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Remember the call; the fingerprint is the number of the schema."""
+        self.registered.append((table, position))
+        number = len(self._stamps) + 1
+        return self._stamps.setdefault(table, SchemaStamp(f"sha256:{number}", 1, number))
+
+
+class Catalog:
+    """A catalog where the primary key of each table is its first known column."""
+
+    def __init__(self, keys: dict[int, tuple[str, ...]] | None = None) -> None:
+        self.keys = keys or {}
+
+    def primary_key(self, relation: int) -> tuple[str, ...]:
+        """Return the key given for the relation."""
+        return self.keys.get(relation, ())
+
+    def type(self, oid: int) -> CatalogType | None:
+        """Know an enum, its array, a domain and an array that is not separated by commas."""
+        return {
+            ENUM: CatalogType("mood", "e", 0),
+            ENUM_ARRAY: CatalogType("mood[]", "b", ENUM),
+            DOMAIN: CatalogType("positive", "d", 0),
+            1020: CatalogType("box[]", "b", 603, ";"),
+        }.get(oid)
+
+
+class BadStreamError(Exception):
+    """The stream does not follow its format."""
+
+
+@dataclass
+class Reference:
+    """Decodes a stream at once."""
+
+    source_id: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    end: int = 0
+    failed: bool = False
+
+    def decode(self, stream: bytes) -> Reference:
+        """Read as far as possible; `failed` says whether that is the end of the bytes."""
+        self._relations: dict[int, tuple[str, list[tuple[str, int, bool]]]] = {}
+        self._open: list[dict[str, Any]] | None = None
+        try:
+            self._messages(stream)
+        except (BadStreamError, struct.error, UnicodeDecodeError, IndexError, ValueError):
+            self.failed = True
+        return self
+
+    def _messages(self, stream: bytes) -> None:
+        at = 0
+        while len(stream) - at >= 5:
+            kind, size = stream[at : at + 1], struct.unpack_from(">I", stream, at + 1)[0]
+            if not 4 <= size <= (1 << 30) + (1 << 16):
+                raise BadStreamError
+            if kind not in (b"d", b"N", b"S"):
+                return
+            content = stream[at + 5 : at + 1 + size]
+            if len(content) < size - 4:
+                return
+            at += 1 + size
+            if kind == b"d":
+                self._copy_data(content)
+
+    def _copy_data(self, content: bytes) -> None:
+        if content[:1] == b"k":
+            if len(content) != 18:
+                raise BadStreamError
+            lsn = struct.unpack_from(">q", content, 1)[0]
+            if self._open is None:
+                self.end = max(self.end, lsn)
+            return
+        if content[:1] != b"w" or len(content) < 26:
+            raise BadStreamError
+        lsn = struct.unpack_from(">q", content, 1)[0]
+        if lsn < 0:
+            raise BadStreamError
+        kind, body = chr(content[25]), content[26:]
+        match kind:
+            case "B":
+                self._final, clock, self._xid = struct.unpack(">qqI", body)
+                wrapped = (clock + 946_684_800_000_000 + 2**63) % 2**64 - 2**63
+                self._ts_us = wrapped
+                if self._open is not None or self._final < 0:
+                    raise BadStreamError
+                self._open, self._index = [], 0
+            case "C":
+                _, final, end, _ = struct.unpack(">Bqqq", body)
+                if self._open is None or final != self._final or end <= final:
+                    raise BadStreamError
+                if self._open:
+                    self._open[-1]["tx_end"] = True
+                self.rows += self._open
+                self._open = None
+                self.end = max(end, self.end)
+            case "R":
+                self._relation(body)
+            case "I" | "U" | "D":
+                self._change(kind, body, lsn)
+            case "O" | "Y":
+                pass
+            case _:
+                raise BadStreamError
+
+    def _relation(self, body: bytes) -> None:
+        (oid,) = struct.unpack_from(">I", body)
+        schema, _, rest = body[4:].partition(b"\0")
+        table, zero, rest = rest.partition(b"\0")
+        identity, (count,) = chr(rest[0]), struct.unpack_from(">H", rest, 1)
+        rest = rest[3:]
+        columns = []
+        for _ in range(count):
+            name, zero, tail = rest[1:].partition(b"\0")
+            type_oid, _modifier = struct.unpack_from(">Ii", tail)
+            columns.append((name.decode(), type_oid, bool(rest[0] & 1) and identity in "di"))
+            rest = tail[8:]
+            if not zero or (type_oid not in ELEMENTS and not known_scalar(type_oid)):
+                raise BadStreamError
+        names = [c[0] for c in columns]
+        if not zero or rest or identity not in "dnfi" or len(set(names)) != len(names):
+            raise BadStreamError
+        full_name = f"{schema.decode() or 'pg_catalog'}.{table.decode()}"
+        self._relations[oid] = full_name, columns
+
+    def _change(self, kind: str, body: bytes, lsn: int) -> None:
+        if self._open is None:
+            raise BadStreamError
+        (oid,) = struct.unpack_from(">I", body)
+        if oid not in self._relations:
+            raise BadStreamError
+        table, columns = self._relations[oid]
+        rest = body[4:]
+        old: dict[str, str] | None = None
+        new: dict[str, str] | None = None
+        if kind == "D" or (kind == "U" and rest[:1] != b"N"):
+            if rest[:1] not in (b"K", b"O"):
+                raise BadStreamError
+            old, rest = self._tuple(rest[1:], columns)
+        if kind != "D":
+            if rest[:1] != b"N":
+                raise BadStreamError
+            new, rest = self._tuple(rest[1:], columns)
+        if rest:
+            raise BadStreamError
+        keys = {}
+        for name, _, in_key in columns:
+            if in_key:
+                value = (old if new is None else new)[name]  # type: ignore[index]
+                if value == UNCHANGED_JSON and new is not None and old is not None:
+                    value = old[name]
+                if value == UNCHANGED_JSON:
+                    raise BadStreamError
+                keys[name] = value
+        self._open.append(
+            {
+                "op": {"I": "c", "U": "u", "D": "d"}[kind],
+                "ts_us": self._ts_us,
+                "schema": table.split(".", 1)[0],
+                "table": table.split(".", 1)[1],
+                "before": _object(old),
+                "after": _object(new),
+                "key": _object(keys) if keys else None,
+                "pos": lsn,
+                "row": self._index,
+                "tx_id": str(self._xid),
+                "tx_end": False,
+                "event_id": self._event_id(),
+            }
+        )
+        self._index += 1
+
+    def _tuple(
+        self, rest: bytes, columns: list[tuple[str, int, bool]]
+    ) -> tuple[dict[str, str], bytes]:
+        (count,) = struct.unpack_from(">H", rest)
+        if count != len(columns):
+            raise BadStreamError
+        rest = rest[2:]
+        values = {}
+        for name, type_oid, _ in columns:
+            sent, rest = rest[:1], rest[1:]
+            if sent == b"n":
+                values[name] = "null"
+            elif sent == b"u":
+                values[name] = UNCHANGED_JSON
+            elif sent == b"t":
+                (size,) = struct.unpack_from(">I", rest)
+                if len(rest) < 4 + size:
+                    raise BadStreamError
+                values[name] = to_json(type_oid, rest[4 : 4 + size].decode())
+                rest = rest[4 + size :]
+            else:
+                raise BadStreamError
+        return values, rest
+
+    def _event_id(self) -> str:
+        digest = hashlib.blake2b(
+            self.source_id.encode(), digest_size=16, person=b"event_id"
+        ).digest()
+        a, b = struct.unpack("<QQ", digest)
+        for number in (self._final, self._xid, self._index):
+            a = _mix(a ^ number, 33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
+            b = _mix(b ^ number, 30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)
+        high = (self._ts_us // 1000 & (1 << 48) - 1) << 16 | 7 << 12 | a & 0xFFF
+        return str(uuid.UUID(int=high << 64 | 1 << 63 | b & (1 << 62) - 1))
+
+
+UNCHANGED_JSON = '{"_unchanged":true}'
+
+
+def known_scalar(oid: int) -> bool:
+    """Say whether this decoder and the catalog above know the type."""
+    from deltaforge_dagster.sources.postgres.values import BUILT_IN  # noqa: PLC0415
+
+    return oid in (ENUM, DOMAIN) or (oid in BUILT_IN and not BUILT_IN[oid].is_array)
+
+
+def _mix(h: int, s1: int, m1: int, s2: int, m2: int, s3: int) -> int:
+    h = (h ^ h >> s1) * m1 & FORWARD
+    h = (h ^ h >> s2) * m2 & FORWARD
+    return h ^ h >> s3
+
+
+def _object(values: dict[str, str] | None) -> str | None:
+    if values is None:
+        return None
+    pairs = (f"{json.dumps(name, ensure_ascii=False)}:{v}" for name, v in values.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+def to_json(type_oid: int, text: str) -> str:
+    """Return the JSON text of a value."""
+    if type_oid in ELEMENTS:
+        return _array(ELEMENTS[type_oid], text)
+    if type_oid == 16:
+        return {"t": "true", "f": "false"}.get(text) or _refuse()
+    if type_oid in NUMBERS:
+        return text if re.fullmatch(r"-?(0|[1-9][0-9]*)", text) else _refuse()
+    if type_oid in FLOATS:
+        if text in ("NaN", "Infinity", "-Infinity"):
+            return json.dumps(text)
+        number = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+        return text if re.fullmatch(number, text) else _refuse()
+    if type_oid in JSON_TYPES:
+        json.loads(text, parse_constant=lambda _: _refuse(), parse_int=str, parse_float=str)
+        return re.sub(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', lambda match: match[1] or "", text)
+    if type_oid == 17:
+        if not re.fullmatch(r"\\x([0-9a-fA-F]{2})*", text):
+            _refuse()
+        encoded = base64.b64encode(bytes.fromhex(text[2:])).decode()
+        return f'{{"_base64":"{encoded}"}}'
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse() -> str:
+    raise BadStreamError
+
+
+def _array(element: int, text: str) -> str:
+    """Return a JSON array, reading the array text token by token."""
+    text = re.sub(r"^\[[0-9:\[\]-]*\]?=", "", text) if text.startswith("[") else text
+    token = re.compile(r'[{},]|"(?:[^"\\]|\\.)*"|[^{},"\\]+', re.DOTALL)
+    out = []
+    at, depth, before = 0, 0, ""
+    while at < len(text):
+        match = token.match(text, at)
+        if match is None or (before and depth == 0):
+            raise BadStreamError
+        part, at = match[0], match.end()
+        if part == "{":
+            allowed, depth = before in ("", "{", ","), depth + 1
+            out.append("[")
+        elif part == "}":
+            allowed, depth = before in ("{", "}", "value"), depth - 1
+            out.append("]")
+        elif part == ",":
+            allowed = before in ("}", "value")
+            out.append(",")
+        else:
+            allowed = before in ("{", ",") and depth > 0
+            if part == "NULL":
+                out.append("null")
+            else:
+                plain = re.sub(r"\\(.)", r"\1", part[1:-1], flags=re.DOTALL)
+                out.append(to_json(element, plain if part[0] == '"' else part))
+        if not allowed:
+            raise BadStreamError
+        before = part if part in ("{", "}", ",") else "value"
+    if depth or before != "}":
+        raise BadStreamError
+    return "".join(out)
