@@ -10,7 +10,6 @@ import itertools
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -120,6 +119,12 @@ def add(taken: Taken, batch: ChangeBatch) -> None:
         taken.rows += batch.rows.to_pylist()
     if batch.end is not None:
         taken.end = batch.end
+
+
+def read_into(taken: Taken, reading: Iterator[ChangeBatch]) -> None:
+    """Add every batch there is."""
+    for batch in reading:
+        add(taken, batch)
 
 
 def whole(count: int) -> Callable[[Taken], bool]:
@@ -332,7 +337,7 @@ def test_a_cut_connection_is_retryable_and_reading_goes_on(bench: Bench) -> None
         add(taken, next(reading))
     bench.cut()
     with pytest.raises(SourceUnavailable):
-        deque((add(taken, batch) for batch in itertools.islice(reading, 200)), maxlen=0)
+        read_into(taken, itertools.islice(reading, 200))
     bench.execute(insert("orders", 2))
 
     more = take(bench, taken.end, whole(1))

@@ -11,8 +11,9 @@ while the reader's consumer is busy, and carry two promises: `received` is what 
 more than was received here.
 
 The reader takes as many bytes as there are. Reading the moment a byte arrives would mean a
-system call, and a call of the decoder, for every row; so it sleeps for a millisecond as long as
-each sleep brings much, and a small transaction waits for one such sleep only.
+system call, and a call of the decoder, for every row, and would keep the server busy waking us; so
+it sleeps, for a millisecond first and longer while each sleep brings much. A small transaction
+waits for one such millisecond only.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SILENCE_SECONDS = 60.0
 _STATUS = struct.Struct("!cicqqqqb")
 _EPOCH_2000 = 946_684_800
 _PAUSE = 0.001
+_LONGEST_PAUSE = 0.016
 _WORTH_A_PAUSE = 4 << 10
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -107,12 +109,17 @@ class ReplicationStream:
             return 0
         self._heard = time.monotonic()
         self._asked = False
+        pause, best = _PAUSE, 0.0
         while filled < len(buffer) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+            time.sleep(pause)
             more = self._drain(buffer[filled:])
             filled += more
             if more < _WORTH_A_PAUSE:
                 break
+            # As long as the socket has room for what the server sends meanwhile.
+            rate = more / pause
+            pause = min(2 * pause, _LONGEST_PAUSE) if rate > 0.75 * best else pause / 2
+            best = max(best, rate)
         return filled
 
     def passed(self, lsn: int) -> None:

@@ -72,11 +72,11 @@ class PostgresBench:
         with self.connection.transaction():
             self.connection.execute("SET LOCAL synchronous_commit = on")
             for statement in statements:
-                self.connection.execute(statement)  # type: ignore[arg-type]
+                self.connection.execute(statement)
 
     def value(self, query: str, *parameters: object) -> Any:
         """Return the first column of the first row."""
-        row = self.connection.execute(query, parameters).fetchone()  # type: ignore[arg-type]
+        row = self.connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
     def reader(self) -> int | None:
