@@ -30,6 +30,7 @@ class Capture:
         failed: Capture ended with an error that only a person can mend.
         passed: A position that the log has passed without a change for us, newer than
             everything captured, or None.
+        in_transaction: Changes were read whose commit was not.
         moved_at: Monotonic time when something was captured last.
         segments: Segments written so far.
         rows: Changes written so far.
@@ -54,6 +55,7 @@ class Capture:
         self.error: DeltaforgeError | None = None
         self.failed = False
         self.passed: Position | None = None
+        self.in_transaction = False
         self.moved_at = time.monotonic()
         self.segments = 0
         self.rows = 0
@@ -135,6 +137,7 @@ class Capture:
                 self.reading.set()
                 cutter.take(batch)
                 self.passed = cutter.passed
+                self.in_transaction = cutter.in_transaction
             cutter.cut()
         except LeaseLost:
             raise
@@ -143,6 +146,7 @@ class Capture:
             raise
         finally:
             self.reading.clear()
+            self.in_transaction = False
             cutter.abandon()
             with self._source_lock:
                 self._source = None

@@ -73,6 +73,11 @@ class Cutter:
         if self._due():
             self.cut()
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes were taken whose commit has not been read."""
+        return bool(self._waiting) or (self._writer is not None and self._end is None)
+
     def cut(self) -> None:
         """Make a segment of the whole transactions written so far, if there are any."""
         if self._writer is None or self._end is None:

@@ -26,16 +26,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
+_NUMBERS = ("batch", "offset", "segment", "ordinal", "rows", "bytes")
 PIECES = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("batch", pa.int64()),
-        pa.field("offset", pa.int64()),
-        pa.field("segment", pa.int64()),
-        pa.field("ordinal", pa.int64()),
-        pa.field("rows", pa.int64()),
-        pa.field("bytes", pa.int64()),
-    ]
+    [pa.field("path", pa.string()), *(pa.field(name, pa.int64()) for name in _NUMBERS)]
 )
 """What a writer reports: columns of `Piece`."""
 

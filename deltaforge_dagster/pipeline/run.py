@@ -9,8 +9,9 @@
                      published, and decides when the run ends
 
 The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself
-after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`;
-and within seconds when asked to, when the pipeline's `want` or file changes, or when the lease is
+after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`
+(a database that is still decoding a long transaction is not idle: the reader must have passed
+its head); and within seconds when asked to, when the pipeline's `want` or file changes, or when the lease is
 lost. Then the open range is closed, so that the next run begins with a new one.
 """
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.errors import LeaseLost, SpecError
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
@@ -273,6 +274,7 @@ class LiveRun:
         began = time.monotonic()
         confirmer = _Confirmer(self._loaded, self._store, self._lease)
         run = self._engine.run
+        head: Position | None = None  # the source's, once nothing has happened for a while
         while True:
             if self._lease.lost.is_set():
                 raise LeaseLost(f"{self._loaded.name}: the lease is gone")
@@ -281,18 +283,41 @@ class LiveRun:
             if self._capture is not None and self._capture.failed:
                 return "capture failed"
             now = time.monotonic()
-            if now - began >= run.max_seconds:
+            if now - began >= run.max_seconds and self._may_pause_reading():
                 return "max_seconds"
             reached = goal is not None and self._reached(goal)
             caught_up = self._all_delivered_or_failing()
             if reached and caught_up:
                 return "caught up"
-            if now - max(began, self._moved_at()) >= run.idle_seconds and caught_up:
-                return "idle"
+            if now - max(began, self._moved_at()) < run.idle_seconds:
+                head = None
+            elif caught_up:
+                head = head or self._head()
+                if head is None or self._reached(head):
+                    return "idle"
             ranges.close_if_due()
             confirmer.confirm(self._capture)
             self._observer.publish()
             time.sleep(_LOOK_SECONDS)
+
+    def _may_pause_reading(self) -> bool:
+        """Whether ending now wastes no reading: a long transaction would have to start over."""
+        capture = self._capture
+        if capture is None or capture.error is not None:
+            return True
+        return not capture.in_transaction and (capture.segments > 0 or capture.passed is not None)
+
+    def _head(self) -> Position | None:
+        """Return where the source stands; None when that does not matter or cannot be had."""
+        if self._capture is None or self._capture.error is not None:
+            return None
+        source = self._tools.build_source()
+        try:
+            return source.head()
+        except DeltaforgeError:
+            return None
+        finally:
+            source.close()
 
     def _reached(self, goal: Position) -> bool:
         if self._capture is None:
