@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("deltaforge", deadline=None)
+hypothesis.settings.load_profile("deltaforge")
 
 pytest_plugins = [
     "tests.fix_postgres",

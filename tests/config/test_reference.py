@@ -7,7 +7,15 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deltaforge_dagster.config import settings
 from deltaforge_dagster.config.fields import field_table
+from deltaforge_dagster.config.support import (
+    LATER_ENVELOPES,
+    LATER_SINKS,
+    LATER_SOURCES,
+    UNREAD,
+    UNREAD_IN_SPEC,
+)
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "configuration.md"
 ROW = re.compile(
@@ -51,3 +59,28 @@ def test_defaults_are_those_of_the_models(documented: dict[str, str]) -> None:
     }
 
     assert {path: documented[path] for path in expected} == expected
+
+
+@pytest.mark.parametrize("name", sorted(LATER_ENVELOPES | LATER_SINKS | LATER_SOURCES))
+def test_what_is_not_supported_is_listed(name: str) -> None:
+    """Nobody has to try a feature to learn that it is not there yet."""
+    (paragraph,) = re.findall(r"\*\*Not supported yet\*\*.*?\n- ", REFERENCE.read_text(), re.DOTALL)
+
+    assert f"`{name}`" in paragraph
+
+
+@pytest.mark.parametrize("name", [*UNREAD, *(f"spec.{name}" for name in UNREAD_IN_SPEC)])
+def test_what_is_not_read_is_listed(name: str) -> None:
+    """A field without meaning is named as such."""
+    (line,) = re.findall(r"\*\*Accepted and not read\*\*.*", REFERENCE.read_text())
+
+    assert f"`{name}`" in line
+
+
+def test_settings_are_documented() -> None:
+    """Every environment variable of the settings has its row."""
+    names = set(re.findall(r"DELTAFORGE_[A-Z_]+", settings.__doc__ or ""))
+
+    assert names == set(
+        re.findall(r"^\| `(DELTAFORGE_[A-Z_]+)`", REFERENCE.read_text(), re.MULTILINE)
+    )
