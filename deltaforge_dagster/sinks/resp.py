@@ -14,24 +14,19 @@ EXEC runs none. That is what lets a sender go on after an error without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
+from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Offsets = npt.NDArray[np.int32]
-
-F = TypeVar("F", bound=Callable[..., object])
-_kernel = cast("Callable[[F], F]", numba.njit(nogil=True, cache=True))
+_Offsets = npt.NDArray[np.int32]
 
 MAX_BLOCK_ROWS = 5_000
 """Commands of one transaction; the server serves nobody else while it runs them (some 10 ms)."""
@@ -87,7 +82,7 @@ class _Columns(NamedTuple):
     when nothing is null, with the bit of row 0 at `first_bit`.
     """
 
-    offsets: tuple[Offsets, ...]
+    offsets: tuple[_Offsets, ...]
     data: tuple[Bytes, ...]
     valid: tuple[Bytes, Bytes]
     first_bit: tuple[int, int]
@@ -185,12 +180,12 @@ def _view(buffer: pa.Buffer | None) -> Bytes:
 # n counts the strings: 11, and 2 more for each of the last two lines. No MAXLEN: nothing is trimmed.
 
 
-@_kernel
+@kernel
 def _is_null(valid: Bytes, bit: int) -> bool:
     return len(valid) > 0 and (valid[bit >> 3] >> (bit & 7)) & 1 == 0
 
 
-@_kernel
+@kernel
 def _digits(number: int) -> int:
     digits = 1
     while number >= 10:
@@ -199,12 +194,12 @@ def _digits(number: int) -> int:
     return digits
 
 
-@_kernel
+@kernel
 def _bulk_size(length: int) -> int:
     return 1 + _digits(length) + 2 + length + 2
 
 
-@_kernel
+@kernel
 def _measure(
     columns: _Columns, tail: int, start: int, most: int, max_bytes: int
 ) -> tuple[int, int]:
@@ -227,7 +222,7 @@ def _measure(
     return stop, total
 
 
-@_kernel
+@kernel
 def _copy(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     # Views, because indices that can be negative as far as the compiler knows are not vectorized.
     target, text = out[at : at + stop - start], source[start:stop]
@@ -236,7 +231,7 @@ def _copy(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     return at + stop - start
 
 
-@_kernel
+@kernel
 def _put_bulk(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     length = stop - start
     out[at] = 36  # $
@@ -254,13 +249,13 @@ def _put_bulk(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     return at + 2
 
 
-@_kernel
+@kernel
 def _put_cell(out: Bytes, at: int, columns: _Columns, column: int, row: int) -> int:
     offsets = columns.offsets[column]
     return _put_bulk(out, at, columns.data[column], offsets[row], offsets[row + 1])
 
 
-@_kernel
+@kernel
 def _emit(columns: _Columns, tail: Bytes, start: int, stop: int, out: Bytes) -> None:
     """Write the commands of the rows `start` to `stop`."""
     at = 0
@@ -301,9 +296,9 @@ _AT, _REPLY, _ERROR, _ERROR_END, _ERROR_REPLY, _OUTCOME = range(6)
 _WAITING, _EXECUTED, _ABORTED, _BROKEN = range(4)
 
 
-@_kernel
+@kernel
 def _scan(  # noqa: C901, PLR0912 - one machine, one loop
-    buffer: Bytes, end: int, rows: int, state: Ints
+    buffer: Bytes, end: int, rows: int, state: Longs
 ) -> None:
     """Go through the whole replies between `state[_AT]` and `end`."""
     at, reply = state[_AT], state[_REPLY]
@@ -345,7 +340,7 @@ def _scan(  # noqa: C901, PLR0912 - one machine, one loop
     state[_AT], state[_REPLY] = at, reply
 
 
-@_kernel
+@kernel
 def _number(buffer: Bytes, start: int, stop: int) -> int:
     """Return a short decimal number, -1 for anything else."""
     number = 0 if 0 < stop - start < 10 else -1
