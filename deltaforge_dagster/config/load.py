@@ -36,7 +36,7 @@ from deltaforge_dagster.config.env import expand
 from deltaforge_dagster.config.fields import field_names
 from deltaforge_dagster.config.model import NAME, PipelineSpec
 from deltaforge_dagster.config.sentences import sentence
-from deltaforge_dagster.config.support import take_unsupported
+from deltaforge_dagster.config.support import take_unsupported, without_effect
 from deltaforge_dagster.errors import SpecError
 
 
@@ -231,6 +231,7 @@ def _build(file: _File, value: Any) -> None:
     file.add(unsupported)
     file.warn(_derive_ids(value))
     file.warn(_ignored_dsn_keys(value))
+    file.warn(without_effect(value))
     covered = [problem.path[:-1] for problem in unsupported if problem.path[-1] == "type"]
     spec, unknown, problems = _validate(value)
     file.warn(unknown)

@@ -38,6 +38,17 @@ def take_unsupported(document: Any) -> list[Problem]:
     return list(_spec_problems(spec))
 
 
+def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
+    """Yield what the file sets, the models check, and nothing reads yet; worth a warning."""
+    spec = _mapping(document, "spec")
+    if "batch" in spec:
+        text = "has no effect in this version (a segment is what is acknowledged together)"
+        yield Problem(("spec", "batch"), text)
+    if "max_bytes" in _mapping(_mapping(spec, "engine"), "journal"):
+        text = "has no effect in this version (the journal is not limited)"
+        yield Problem(("spec", "engine", "journal", "max_bytes"), text)
+
+
 def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     processors = spec.pop("processors", ())
     if not isinstance(processors, tuple):

@@ -167,7 +167,6 @@ def test_what_this_version_lacks_is_a_problem(
         {f"{SINK}.uri": "redis+sentinel://u:geheim@one:26379,two/main/0"},
         {f"{SOURCE}.tables": ["public.orders", "shop.*", "shop.order_%", "*.orders", "a", "*"]},
         {"spec.engine.dagster": {"schedule": "*/5 * * * *", "group": "cdc"}},
-        {"spec.batch": {"max_events": 500, "max_ms": 50, "respect_source_tx": True}},
     ],
 )
 def test_accepted_variants_give_no_warning(write: Write, changes: dict[str, Any]) -> None:
@@ -192,6 +191,22 @@ def test_unknown_fields_warn_by_name(write: Write) -> None:
         ),
         "25: spec.sinks[1].config.colour: is not a known field, it is ignored",
         "27: spec.engine.ranges: is not a known field, it is ignored (did you mean range?)",
+    ]
+
+
+def test_fields_without_effect_warn(write: Write) -> None:
+    """What a file sets and nothing reads yet is not left out in silence."""
+    path = write({"spec.batch": {"max_events": 500}, "spec.engine.journal.max_bytes": 1})
+
+    assert warnings(path) == [
+        (
+            "24: spec.batch: has no effect in this version "
+            "(a segment is what is acknowledged together)"
+        ),
+        (
+            "28: spec.engine.journal.max_bytes: has no effect in this version "
+            "(the journal is not limited)"
+        ),
     ]
 
 
