@@ -1,0 +1,95 @@
+"""The `deltaforge` command: its list of commands, and what errors look like.
+
+Exit codes: 0 done, 1 failed, 2 used wrongly (an unknown name, a wrong file or setting). An error
+of ours is one message on standard error, never a stack.
+
+Commands live in modules of their own, imported when called: `deltaforge --help` needs neither
+Dagster nor PySpark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError, SpecError
+
+COMMANDS = {
+    "demo": ("demo:demo", "Start everything, write live changes, and prove that each arrived."),
+    "validate": ("validate:validate", "Check pipeline files; print every problem and warning."),
+    "dev": ("dev:dev", "Run every pipeline here, with Dagster's UI, until Ctrl-C."),
+    "run": ("run:run", "Capture and deliver with one run, without a daemon."),
+    "replay": ("run:replay", "Deliver closed ranges to one sink again, marked as a replay."),
+    "status": ("status:status", "Show every pipeline: position, range, lease, sinks."),
+    "ranges": ("status:ranges", "Show a pipeline's newest ranges and who has them."),
+    "checkpoint": ("checkpoint:app", "Show how far sinks have acknowledged, or set it."),
+    "warm": ("warm:warm", "Compile and cache the kernels, as when building an image."),
+}
+"""Module below `deltaforge_dagster.cli` and its function or app, and the line in the list."""
+
+_USED_WRONGLY = (NotAllowed, SettingsError, SpecError)
+
+
+class _Group(TyperGroup):
+    """Turns our errors into messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was called."""
+        try:
+            return super().invoke(ctx)
+        except DeltaforgeError as error:
+            typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(2 if isinstance(error, _USED_WRONGLY) else 1) from error
+
+
+def _load(target: str) -> Any:
+    """Return the ready command for an entry of `COMMANDS`."""
+    module, _, name = target.partition(":")
+    found = getattr(importlib.import_module(f"deltaforge_dagster.cli.{module}"), name)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False)
+        alone.command()(found)
+        found = alone
+    return typer.main.get_command(found)
+
+
+def _deferred(target: str) -> type[TyperCommand]:
+    class Deferred(TyperCommand):
+        """Stands in the list of commands, and hands over when it is called."""
+
+        def make_context(
+            self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+        ) -> Any:
+            return _load(target).make_context(info_name, args, parent, **extra)
+
+    return Deferred
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"deltaforge {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback(no_args_is_help=True)
+def deltaforge(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Change data capture with Dagster and Spark: one YAML file is one pipeline."""
+
+
+for _name, (_target, _help) in COMMANDS.items():
+    app.command(_name, cls=_deferred(_target), help=_help)(lambda: None)

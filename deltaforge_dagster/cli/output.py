@@ -1,0 +1,42 @@
+"""How commands write things down: one form per kind of value."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: int) -> str:
+    """Return a number of bytes, such as `12.4 MiB`."""
+    value = float(count)
+    for unit in _SIZES[:-1]:
+        if value < 1024:
+            return f"{value:.1f} {unit}" if unit != "B" else f"{count} B"
+        value /= 1024
+    return f"{value:.1f} {_SIZES[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its two largest units, such as `1 h 5 min`; `0 s` for none."""
+    left = round(max(seconds, 0.0))
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def moment(seconds: float) -> str:
+    """Return a time of the store's clock, such as `2025-03-01 12:00:05`, in the local zone."""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def position(text: str | None) -> str:
+    """Return a stored position as words, such as `lsn 0/016B6C50 tx_id 731`; `-` for none."""
+    if text is None:
+        return "-"
+    fields = json.loads(text)
+    return " ".join(f"{name} {value}" for name, value in fields.items() if value is not None)

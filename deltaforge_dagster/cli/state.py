@@ -1,0 +1,47 @@
+"""Reading the installation's state from commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@contextmanager
+def opened_store() -> Iterator[StateStore]:
+    """Lend the installation's state store, which must exist.
+
+    Raises:
+        NotAllowed: Nothing has run here yet, or the state lives in another process's memory.
+    """
+    url = Settings.from_env().state_url
+    if url == "memory":
+        raise NotAllowed("DELTAFORGE_STATE_URL is memory: only the run itself can see that state")
+    file = url.removeprefix("sqlite:///")
+    if file != url and not Path(file).exists():
+        raise NotAllowed(
+            f"no state in {file}: nothing has run here yet, or DELTAFORGE_HOME is another directory"
+        )
+    store = StateStore.open(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def known_pipeline(store: StateStore, name: str) -> PipelineRow:
+    """Return a pipeline by name.
+
+    Raises:
+        NotAllowed: It never ran; the message lists those that did.
+    """
+    row = store.pipeline(name)
+    if row is None:
+        names = ", ".join(one.name for one in store.pipelines()) or "none"
+        raise NotAllowed(f"no pipeline {name!r} in the state store (there is: {names})")
+    return row

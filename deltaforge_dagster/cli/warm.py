@@ -1,0 +1,22 @@
+"""`deltaforge warm`: machine code before the first run needs it."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.sources.postgres import decoder
+
+
+def warm() -> None:
+    """Compile every kernel and keep the machine code, so that no run waits for it.
+
+    It is kept in NUMBA_CACHE_DIR, else beside the package; the same user's later processes find it
+    there. Takes about a minute the first time.
+    """
+    started = time.monotonic()
+    decoder.warm()
+    resp.warm()
+    typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")
