@@ -46,7 +46,7 @@ from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
 _FIRST_MOST, _CALM_MOST = 300, 3_000
 _CALM_SECONDS = 15.0
-_CALM_TRANSACTION, _BURST_TRANSACTION = 6, 1_000
+_CALM_TRANSACTION, _BURST_TRANSACTION = 12, 1_000
 _STUCK_SECONDS = 60.0
 """Waiting for deliveries ends when none came for so long; what is missing is then lost."""
 _CLOSING_SECONDS = 30.0

@@ -190,38 +190,36 @@ class ServerProcess:
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program, if it still runs."""
-        if self.running:
-            self._child.send_signal(number)
+        """Send a signal to the program and everything it started in its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, number)
 
     def stop(self, number: signal.Signals, seconds: float) -> None:
         """End the program with a signal, after `seconds` by force; nothing of it is left running.
 
-        What it started and left behind in its process group gets the same signal afterwards, and
-        the rest of the time. Safe to call twice.
+        What it started gets the same signal at the same time, as with Ctrl-C in a terminal. Safe
+        to call twice.
         """
         atexit.unregister(self.stop)
         if self._guard.returncode is not None:
             return
-        deadline = time.monotonic() + seconds
-        for step, patience in ((number, seconds), (self._quick_signal, 5.0)):
+        for step, patience in ((number, seconds), (self._quick_signal, 5.0), (signal.SIGKILL, 5.0)):
             self.send(step)
             self.send(signal.SIGCONT)  # a paused program would never see the other signal
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(patience)
+            if self._ended(patience):
                 break
-        else:
-            self._child.kill()
-            self._child.wait()
-        for step in (number, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._child.pid, step)
-            while _group_lives(self._child.pid) and time.monotonic() < deadline:
-                time.sleep(0.05)
         self._guard.kill()
         self._guard.wait()
         if self._guard.stdin:
             self._guard.stdin.close()
+
+    def _ended(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.running or _group_lives(self._child.pid):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
 
     def log_tail(self) -> str:
         """Return the last lines of its log, in one."""
