@@ -97,7 +97,7 @@ def test_settings_win_over_role_and_database(postgres_dsn: str, role: str) -> No
     login = with_parameters(postgres_dsn, user=role, password=PASSWORD)
 
     with server(login).query(5) as connection:
-        found = {name: connection.execute(f"SHOW {name}").fetchone() for name in SETTINGS}  # type: ignore[arg-type]
+        found = {name: connection.execute(f"SHOW {name}").fetchone() for name in SETTINGS}
 
     expected = SETTINGS | {
         "DateStyle": "ISO, MDY",

@@ -1,0 +1,518 @@
+"""What is PostgreSQL's own about its source; the promises common to all are in the contract."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PermissionMissing,
+    PositionLost,
+    SourceMisconfigured,
+    SourceUnavailable,
+    UnsupportedEvent,
+)
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.base import ReadLimits
+from deltaforge_dagster.sources.postgres import slots, source
+from tests.contracts.test_source import (
+    Taken,
+    Versions,
+    add,
+    insert,
+    inserts,
+    read_into,
+    take,
+    whole,
+)
+from tests.fix_postgres import StartPostgres
+from tests.sources.postgres.bench import PostgresBench
+from tests.sources.postgres.test_connection import PASSWORD, everything_said, role  # noqa: F401
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def bench(postgres_dsn: str) -> Iterator[PostgresBench]:
+    """A database with `orders`, `items` and `other`."""
+    with PostgresBench(postgres_dsn) as made:
+        yield made
+
+
+def problem(error: pytest.ExceptionInfo[DeltaforgeError]) -> str:
+    """Return the message, after checking that it is one line without the password."""
+    assert PASSWORD not in everything_said(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+class TestStart:
+    """`ensure_start`: what it makes, and where it says to begin."""
+
+    def test_makes_a_publication_of_the_matching_tables(self, bench: PostgresBench) -> None:
+        """Exactly the captured tables are published, in their database."""
+        bench.source(tables=("public.o%",)).ensure_start()
+
+        published = bench.connection.execute(
+            "SELECT tablename FROM pg_publication_tables WHERE pubname = 'p' ORDER BY 1"
+        ).fetchall()
+        assert published == [("orders",), ("other",)]
+
+    def test_earliest_is_what_an_existing_slot_holds(self, bench: PostgresBench) -> None:
+        """Changes made between the slot's creation and ours are read."""
+        bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+
+        start = bench.source(start_position="earliest").ensure_start()
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_latest_skips_what_an_existing_slot_holds(self, bench: PostgresBench) -> None:
+        """Only changes made after the call are read."""
+        bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+
+        start = bench.source(start_position="latest").ensure_start()
+        bench.execute(insert("orders", 2))
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 2)
+
+    def test_an_lsn_within_the_slot_is_honoured(self, bench: PostgresBench) -> None:
+        """Reading starts at the LSN that the file names."""
+        bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+        lsn = bench.value("SELECT pg_current_wal_insert_lsn()::text")
+        bench.execute(insert("orders", 2))
+
+        start = bench.source(start_position={"lsn": lsn}).ensure_start()
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 2)
+
+    def test_an_lsn_that_no_slot_holds_is_refused(self, bench: PostgresBench) -> None:
+        """An LSN of the past is an error before and after a slot exists, and makes no slot."""
+        with pytest.raises(PositionLost) as before:
+            bench.source(start_position={"lsn": "0/100"}).ensure_start()
+        assert "start_position 0/00000100 is in the past" in problem(before)
+        assert bench.reader() is None
+        assert not bench.value("SELECT count(*) FROM pg_publication")
+
+        bench.source().ensure_start()
+        with pytest.raises(PositionLost) as after:
+            bench.source(start_position={"lsn": "0/100"}).ensure_start()
+        assert "use earliest or latest" in problem(after)
+
+    def test_an_open_transaction_delays_it(self, bench: PostgresBench) -> None:
+        """It gives up within 5 seconds, names the transaction, leaves no slot, and works later."""
+        with psycopg.connect(bench.dsn) as other:
+            other.execute(insert("other", 1))
+            began = time.monotonic()
+            with pytest.raises(SourceUnavailable) as caught:
+                bench.source().ensure_start()
+            assert time.monotonic() - began < 6
+            assert f"the oldest: process {other.info.backend_pid}" in problem(caught)
+            assert not bench.value(
+                "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", bench.slot
+            )
+            other.rollback()
+
+        assert bench.source().ensure_start() <= bench.source().head()
+
+    def test_a_locked_table_delays_it(self, bench: PostgresBench) -> None:
+        """A table under an exclusive lock cannot be published in time; the message says so."""
+        with psycopg.connect(bench.dsn) as other:
+            other.execute("LOCK TABLE orders")
+            with pytest.raises(SourceUnavailable, match="locked by another session"):
+                bench.source().ensure_start()
+
+    def test_an_absent_table_is_named(self, bench: PostgresBench) -> None:
+        """A table that the file names and the database lacks stops the pipeline."""
+        with pytest.raises(SourceMisconfigured) as caught:
+            bench.source(tables=("public.orders", "shop.nothing")).ensure_start()
+
+        assert "shop.nothing" in problem(caught)
+
+    def test_patterns_that_match_nothing_are_refused(self, bench: PostgresBench) -> None:
+        """A pipeline that could never capture anything does not start; views do not count."""
+        bench.execute("CREATE VIEW v_orders AS SELECT * FROM orders")
+        with pytest.raises(SourceMisconfigured, match="no table matches"):
+            bench.source(tables=("public.v_*",)).ensure_start()
+
+    def test_a_slot_without_its_publication_is_refused(self, bench: PostgresBench) -> None:
+        """PostgreSQL could not decode what was written before the publication."""
+        bench.forget()
+        with pytest.raises(SourceMisconfigured, match="pg_drop_replication_slot"):
+            bench.source().ensure_start()
+
+    def test_a_slot_of_another_plugin_is_refused(self, bench: PostgresBench) -> None:
+        """The message names plugin and database."""
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+        bench.value("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", bench.slot)
+
+        with pytest.raises(SourceMisconfigured, match="'test_decoding'"):
+            bench.source().ensure_start()
+
+    def test_a_role_without_rights_is_told_what_to_run(
+        self,
+        bench: PostgresBench,
+        role: str,  # noqa: F811
+    ) -> None:
+        """First the publication's statement, then the role's attribute; no password anywhere."""
+        dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+        with pytest.raises(PermissionMissing) as publication:
+            bench.source(dsn=dsn).ensure_start()
+        statement = problem(publication).partition("run: ")[2]
+        bench.execute(statement)
+
+        with pytest.raises(PermissionMissing) as replication:
+            bench.source(dsn=dsn).ensure_start()
+        statement = problem(replication).partition("run: ")[2]
+        bench.execute(statement)
+
+        start = bench.source(dsn=dsn).ensure_start()
+        bench.execute(insert("orders", 1))
+        taken = take(bench, start, whole(1), source=bench.source(dsn=dsn))
+        assert taken.changes == inserts("orders", 1)
+
+    def test_wal_level_is_checked(self, start_postgres: StartPostgres) -> None:
+        """A server that writes no logical log names the statement that changes it."""
+        server = start_postgres({"wal_level": "replica"})
+        with (
+            PostgresBench(server.dsn) as bench,
+            pytest.raises(SourceMisconfigured, match="ALTER SYSTEM SET wal_level = logical"),
+        ):
+            bench.source().ensure_start()
+
+    def test_a_server_without_free_slots_is_named(self, start_postgres: StartPostgres) -> None:
+        """`max_replication_slots` reached is a setting to change."""
+        server = start_postgres({"max_replication_slots": "1"})
+        with PostgresBench(server.dsn) as bench:
+            bench.source().ensure_start()
+            with pytest.raises(SourceMisconfigured, match="max_replication_slots"):
+                bench.source(slot="one_more").ensure_start()
+
+
+class TestPublication:
+    """Tables that a publication sends and the patterns want, and the other way round."""
+
+    def test_a_named_table_that_is_not_sent_is_an_error(self, bench: PostgresBench) -> None:
+        """The message has the statement, which mends it."""
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders")
+        with pytest.raises(SourceMisconfigured) as caught:
+            bench.source().ensure_start()
+        statement = problem(caught).partition("run: ")[2].partition(" (")[0]
+
+        bench.execute(statement)
+
+        assert bench.source().ensure_start() is not None
+
+    def test_a_new_table_that_matches_a_wildcard_is_logged(
+        self, bench: PostgresBench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is not captured, which is said with the remedy, and the others go on."""
+        start = bench.source(tables=("public.*",)).ensure_start()
+        bench.execute("CREATE TABLE newer (id int PRIMARY KEY, v text)", insert("newer", 1))
+        bench.execute(insert("orders", 1))
+
+        with caplog.at_level(logging.WARNING):
+            taken = take(bench, start, whole(1), source=bench.source(tables=("public.*",)))
+
+        assert taken.changes == inserts("orders", 1)
+        assert 'ALTER PUBLICATION "p" ADD TABLE "public"."newer"' in caplog.text
+
+    def test_a_wider_publication_captures_no_more(self, bench: PostgresBench) -> None:
+        """Tables that the publication sends beyond the patterns are passed over."""
+        bench.execute("CREATE PUBLICATION p FOR ALL TABLES")
+        start = bench.source().ensure_start()
+        bench.execute(insert("other", 1))
+        assert not bench.source().has_changes(start)
+        bench.execute(insert("other", 2), insert("orders", 1), insert("other", 3))
+        assert bench.source().has_changes(start)
+
+        taken = take(bench, start, whole(1))
+
+        assert taken.changes == inserts("orders", 1)
+        assert taken.rows[0]["tx_end"] is True
+
+    def test_rows_of_partitions_carry_the_name_of_their_table(self, bench: PostgresBench) -> None:
+        """A partitioned table is captured as itself."""
+        bench.execute(
+            "CREATE TABLE parted (id int, v text, PRIMARY KEY (id)) PARTITION BY RANGE (id)",
+            "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+            "CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+        )
+        of_all = ("public.*",)
+        start = bench.source(tables=of_all).ensure_start()
+        bench.execute(insert("parted", 1, 11))
+
+        taken = take(bench, start, whole(2), source=bench.source(tables=of_all))
+
+        assert taken.changes == inserts("parted", 1, 11)
+
+    def test_a_publication_that_is_gone_stops_the_pipeline(self, bench: PostgresBench) -> None:
+        """What was written without it cannot be decoded."""
+        start = bench.source().ensure_start()
+        bench.execute("DROP PUBLICATION p")
+
+        with pytest.raises(SourceMisconfigured, match="publication 'p' is gone"):
+            take(bench, start, whole(1))
+
+    def test_log_from_before_the_publication_stops_the_pipeline(self, bench: PostgresBench) -> None:
+        """An error inside the stream is translated as well."""
+        start = bench.source().ensure_start()
+        bench.execute("DROP PUBLICATION p")
+        bench.execute(insert("orders", 1))
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+
+        with pytest.raises(SourceMisconfigured, match="did not exist when this part of the log"):
+            take(bench, start, whole(1))
+
+
+class TestSlot:
+    """Who reads the slot, and where it stands."""
+
+    def test_a_slot_that_is_gone_is_lost(self, bench: PostgresBench) -> None:
+        """Reading and asking for changes both say so."""
+        start = bench.source().ensure_start()
+        bench.drop_slot()
+
+        for call in (
+            lambda: take(bench, start, whole(1)),
+            lambda: bench.source().has_changes(start),
+        ):
+            with pytest.raises(PositionLost) as caught:
+                call()
+            assert f"replication slot {bench.slot!r} is gone" in problem(caught)
+
+    def test_an_older_reader_of_the_pipeline_is_ended(
+        self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a run was killed its reader may still hold the slot; the new one takes it."""
+        monkeypatch.setattr(slots, "_WAIT_SECONDS", 0.5)
+        start = bench.source().ensure_start()
+        reading = bench.source().read(start, ReadLimits(), Versions())
+        next(reading)
+        bench.execute(insert("orders", 1))
+
+        assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_a_reader_that_is_not_ours_is_named(
+        self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody else's process is never ended."""
+        monkeypatch.setattr(slots, "_WAIT_SECONDS", 0.5)
+        start = bench.source().ensure_start()
+        other = source.PostgresSource(bench.config(), "another-pipeline")
+        with closing(other):
+            reading = other.read(start, ReadLimits(), Versions())
+            next(reading)
+            pid = bench.reader()
+
+            with pytest.raises(SourceUnavailable) as caught:
+                take(bench, start, whole(1))
+
+            assert f"in use by process {pid} (deltaforge/another-pipeline)" in problem(caught)
+            assert bench.reader() == pid
+
+    def test_a_slot_in_use_is_worth_a_look(self, bench: PostgresBench) -> None:
+        """`has_changes` does not fail beside a reader."""
+        start = bench.source().ensure_start()
+        reader = bench.source()
+        reading = reader.read(start, ReadLimits(), Versions())
+        next(reading)
+        bench.execute(insert("orders", 1))
+
+        assert bench.source().has_changes(start)
+
+    def test_much_log_is_worth_a_run(
+        self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Log of others that piles up starts a run, whose idle progress lets the server forget it."""
+        monkeypatch.setattr(slots, "MAX_UNCONFIRMED_BYTES", 1 << 20)
+        start = bench.source().ensure_start()
+        bench.execute(
+            "INSERT INTO other SELECT n, repeat('x', 100) FROM generate_series(1, 20000) n"
+        )
+        assert bench.source().has_changes(start)
+
+        reader = bench.source()
+        for batch in reader.read(start, ReadLimits(), Versions()):
+            if batch.end is not None:
+                reader.confirm(batch.end)
+                if reader.head().lsn - bench.confirmed().lsn < 1 << 20:
+                    break
+        reader.close()
+
+        assert not bench.source().has_changes(start)
+
+    def test_changes_behind_unconfirmed_ones_are_told_apart(self, bench: PostgresBench) -> None:
+        """A sink that is behind holds the slot back; what was captured already is no news."""
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+        captured = take(bench, start, whole(1)).end
+
+        assert not bench.source().has_changes(captured)
+        bench.execute(insert("orders", 2))
+        assert bench.source().has_changes(captured)
+
+
+class TestStream:
+    """The stream as PostgreSQL sends it."""
+
+    def test_a_busy_consumer_keeps_its_connection(self, bench: PostgresBench) -> None:
+        """Keepalives are answered while the consumer sleeps for longer than wal_sender_timeout."""
+        start = bench.source().ensure_start()
+        bench.execute(
+            "INSERT INTO orders SELECT n, repeat('x', 200) FROM generate_series(1, 50000) n"
+        )
+        reader = bench.source(dsn=bench.with_options("-c wal_sender_timeout=1500"))
+        taken = Taken([], start, [])
+        reading = reader.read(start, ReadLimits(max_events=1000), Versions())
+        add(taken, next(reading))
+        pid = bench.reader()
+        for _ in range(2):
+            time.sleep(2)
+            add(taken, next(reading))
+        while not whole(50000)(taken):
+            add(taken, next(reading))
+
+        assert bench.reader() == pid
+        assert [row["tx_end"] for row in taken.rows].count(True) == 1
+
+    def test_settings_of_the_role_do_not_reach_values(
+        self,
+        bench: PostgresBench,
+        role: str,  # noqa: F811
+    ) -> None:
+        """Times, floats and bytes arrive in one form, whatever the role sets."""
+        bench.execute(
+            "CREATE TABLE odd (id int PRIMARY KEY, t timestamptz, f float8, b bytea, d date)",
+            "CREATE PUBLICATION p FOR TABLE odd",
+            f"ALTER ROLE {role} REPLICATION",
+            f"ALTER ROLE {role} SET TimeZone = 'Asia/Tokyo'",
+            f"ALTER ROLE {role} SET DateStyle = 'German'",
+            f"ALTER ROLE {role} SET extra_float_digits = -5",
+            f"ALTER ROLE {role} SET bytea_output = 'escape'",
+            f"ALTER ROLE {role} SET client_encoding = 'LATIN1'",
+        )
+        dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+        changed = {"tables": ("odd",), "dsn": dsn}
+        start = bench.source(**changed).ensure_start()
+        bench.execute(
+            "INSERT INTO odd VALUES (1, '2026-03-01 12:00+00', 0.1, '\\xff', '2026-03-01')"
+        )
+
+        taken = take(bench, start, whole(1), source=bench.source(**changed))
+
+        assert taken.changes[0][2] == {
+            "id": 1,
+            "t": "2026-03-01 12:00:00+00",
+            "f": 0.1,
+            "b": {"_base64": "/w=="},
+            "d": "2026-03-01",
+        }
+
+    def test_a_transaction_before_the_start_is_not_repeated(self, bench: PostgresBench) -> None:
+        """A transaction counts by its commit: one that began before another ended comes after it."""
+        start = bench.source().ensure_start()
+        with psycopg.connect(bench.dsn) as slow:
+            slow.execute(insert("orders", 1))
+            bench.execute(insert("orders", 2))
+            first = take(bench, start, whole(1))
+            slow.commit()
+
+        second = take(bench, first.end, whole(1))
+
+        assert first.changes == inserts("orders", 2)
+        assert second.changes == inserts("orders", 1)
+
+    def test_a_server_that_stops_ends_the_stream(self, start_postgres: StartPostgres) -> None:
+        """A shutdown is retryable, and the stream goes on once the server is back."""
+        server = start_postgres()
+        with PostgresBench(server.dsn) as bench:
+            start = bench.source().ensure_start()
+            bench.execute(insert("orders", 1))
+            reader = bench.source()
+            ended: list[DeltaforgeError] = []
+
+            def read() -> None:
+                try:
+                    for _ in reader.read(start, ReadLimits(), Versions()):
+                        pass
+                except DeltaforgeError as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            while bench.reader() is None:
+                time.sleep(0.05)
+            bench.connection.close()
+            server.restart()
+            thread.join(10)
+            bench.connection = psycopg.connect(server.dsn, autocommit=True)
+
+            assert isinstance(ended[0], SourceUnavailable)
+            assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_what_is_not_decoded_stops_with_its_place(self, bench: PostgresBench) -> None:
+        """TRUNCATE comes after everything before it, as UnsupportedEvent."""
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+        bench.execute("TRUNCATE orders")
+        reader = bench.source()
+        taken = Taken([], start, [])
+
+        with pytest.raises(UnsupportedEvent, match=r"public\.orders"):
+            read_into(taken, reader.read(start, ReadLimits(), Versions()))
+
+        assert taken.changes == inserts("orders", 1)
+
+    def test_closing_leaves_the_slot_free(self, bench: PostgresBench) -> None:
+        """Many short streams, one after another, need no waiting for each other."""
+        start = bench.source().ensure_start()
+        began = time.monotonic()
+        for _ in range(10):
+            take(bench, start, lambda _: True)
+
+        assert time.monotonic() - began < 10
+        assert threading.active_count() < 10
+
+    def test_a_closed_source_reads_no_more(self, bench: PostgresBench) -> None:
+        """A source closed before its stream began ends at once."""
+        start = bench.source().ensure_start()
+        reader = bench.source()
+        reader.close()
+
+        with pytest.raises(SourceUnavailable):
+            next(reader.read(start, ReadLimits(), Versions()))
+        assert bench.reader() is None
+
+
+def test_tables_and_schema_come_from_the_catalog(bench: PostgresBench) -> None:
+    """`tables` are those that match, `schema` has columns in order and the primary key."""
+    reader = bench.source(tables=("public.*",))
+
+    assert reader.tables() == ["public.items", "public.orders", "public.other"]
+    schema = reader.schema("public.orders")
+    assert [(column.name, column.data_type, column.nullable) for column in schema.columns] == [
+        ("id", "integer", False),
+        ("v", "text", True),
+    ]
+    assert schema.primary_key == ("id",)
+    with pytest.raises(SourceMisconfigured, match=r"there is no table public\.nothing"):
+        reader.schema("public.nothing")
+
+
+def test_the_start_is_a_position(bench: PostgresBench) -> None:
+    """Positions are LSNs, ordered, and text and back."""
+    start = bench.source().ensure_start()
+
+    assert isinstance(start, LsnPosition)
+    assert start < LsnPosition(start.lsn + 1)
