@@ -1,0 +1,21 @@
+import re
+from pathlib import Path
+
+from deltaforge_dagster.cli.main import COMMANDS
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """The table of commands has every command, and no other."""
+    named = re.findall(r"^\| `deltaforge (\w+)", README.read_text(), re.MULTILINE)
+
+    assert set(named) == set(COMMANDS)
+
+
+def test_links_lead_somewhere() -> None:
+    """Every file that a document links to exists."""
+    documents = [README, *README.parent.glob("docs/**/*.md"), README.parent / "CONTRIBUTING.md"]
+    for document in documents:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
