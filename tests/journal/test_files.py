@@ -8,7 +8,10 @@ import gc
 import hashlib
 import os
 import resource
+import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -429,3 +432,23 @@ def test_writers_share_a_journal(journal: Journal) -> None:
     for segment in (1, 2):
         journal.verify(rows[segment])
     assert rows[1].content_hash == rows[2].content_hash
+
+
+def test_killed_writer_leaves_an_orphan(local: Journal, tmp_path: Path) -> None:
+    """What a killed process wrote of a segment is an orphan of its epoch, and is swept."""
+    url = f"file://{tmp_path}/journal"
+    program = f"""
+import os, signal
+from deltaforge_dagster.journal import files
+from tests.journal.changes import changes
+files.ROW_GROUP_BYTES = 1000
+writer = files.Journal({url!r}).writer("shop", "u1", 7, 3)
+writer.write(changes(0, 1000))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.run([sys.executable, "-c", program], check=False)
+
+    swept = local.sweep("shop", "u1", set(), epoch=4, older_than=0)
+
+    assert (process.returncode, len(swept)) == (-signal.SIGKILL, 1)
+    assert local.sweep("shop", "u1", set(), epoch=4, older_than=0) == []
