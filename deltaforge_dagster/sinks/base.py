@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 SendGuard = Callable[[], None]
 """Called before anything leaves the process; raises `LeaseLost` when the run must stop sending."""
 
-MESSAGES = pa.schema(
-    [
-        pa.field("ordinal", pa.int64(), nullable=False),
-        pa.field("destination", pa.string(), nullable=False),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.string(), nullable=False),
-        pa.field("event_id", pa.string(), nullable=False),
-        pa.field("idempotency_key", pa.string(), nullable=False),
-        pa.field("headers", pa.string()),
-    ]
-)
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("ordinal", pa.int64(), nullable=False),
+    pa.field("destination", pa.string(), nullable=False),
+    pa.field("key", pa.string()),
+    pa.field("value", pa.string(), nullable=False),
+    pa.field("event_id", pa.string(), nullable=False),
+    pa.field("idempotency_key", pa.string(), nullable=False),
+    pa.field("headers", pa.string()),
+]
+
+MESSAGES = pa.schema(_FIELDS)
 """Columns of `SinkBatch.messages`: what one sink sends, one row per message, in order.
 
 `value` is the finished envelope, `headers` a JSON object as text or null, `key` the resolved
