@@ -1,0 +1,146 @@
+"""Rows of the change frame for tests, and what the event of a row is, in plain Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.processors.envelope import Origin
+
+Row = Mapping[str, Any]
+
+PLAIN: Row = {
+    "segment": 1,
+    "ordinal": 0,
+    "op": "c",
+    "ts_us": 1_700_000_000_123_456,
+    "db": "shop",
+    "schema": "public",
+    "table": "orders",
+    "before": None,
+    "after": '{"id":1}',
+    "key": '{"id":1}',
+    "file": None,
+    "pos": 0x16B6C50,
+    "row": 0,
+    "tx_id": "731",
+    "tx_end": False,
+    "schema_version": "sha256:00ff",
+    "schema_sequence": 3,
+    "event_id": "0192f0c1-0000-7000-8000-000000000001",
+    "ddl": None,
+    "topic": None,
+    "route_key": None,
+    "headers": None,
+    "raw_payload": False,
+    "tags": None,
+}
+"""An ordinary insert of PostgreSQL; tests change what they are about."""
+
+
+def row(**changed: Any) -> Row:
+    """Return `PLAIN` with some columns changed."""
+    return {**PLAIN, **changed}
+
+
+def table(rows: Sequence[Row]) -> pa.Table:
+    """Return rows as a change frame."""
+    return pa.Table.from_pylist([dict(one) for one in rows], schema=FRAME)
+
+
+def write(path: Path, rows: Sequence[Row]) -> Path:
+    """Write rows as a Parquet file, as a journal has it."""
+    pq.write_table(table(rows), path, compression="lz4")
+    return path
+
+
+def dumps(value: Any) -> str:
+    """Write JSON as the change frame has it: compact, non-ASCII text as it is."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def event(row: Row, origin: Origin) -> dict[str, Any]:
+    """Return the native event of a row, written from the event model and not from our code."""
+    source: dict[str, Any] = {
+        "version": f"deltaforge-{__version__}",
+        "connector": origin.connector,
+        "name": origin.name,
+        "ts_ms": row["ts_us"] // 1000,
+        "db": row["db"],
+    }
+    if row["schema"] is not None:
+        source["schema"] = row["schema"]
+    source["table"] = row["table"]
+    if row["op"] == "r":
+        source["snapshot"] = "true"
+    elif origin.connector == "postgresql":
+        if row["pos"] is not None:
+            source["lsn"] = format_lsn(row["pos"])
+        if row["tx_id"] is not None:
+            source["txId"] = int(row["tx_id"])
+    else:
+        names = {"tx_id": "gtid", "file": "file", "pos": "pos"}
+        source |= {key: row[name] for name, key in names.items() if row[name] is not None}
+    whole: dict[str, Any] = {
+        "before": None if row["before"] is None else json.loads(row["before"]),
+        "after": None if row["after"] is None else json.loads(row["after"]),
+        "source": source,
+        "op": row["op"],
+        "ts_ms": row["ts_us"] // 1000,
+    }
+    if row["tx_id"] is not None:
+        whole["transaction"] = {"id": row["tx_id"]}
+    whole["event_id"] = row["event_id"]
+    whole["tenant_id"] = origin.tenant
+    for name in ("schema_version", "schema_sequence"):
+        if row[name] is not None:
+            whole[name] = row[name]
+    for name in ("ddl", "tags"):
+        if row[name] is not None:
+            whole[name] = json.loads(row[name])
+    if row["tx_end"]:
+        whole["tx_end"] = True
+    return whole
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+names = st.one_of(
+    st.sampled_from(
+        ["orders", 'quo"ted', "back\\slash", "tab\tbell\x07", "naïve 名 😀", "\x1f", ""]
+    ),
+    texts,
+)
+values = st.one_of(texts, st.integers(-(2**70), 2**70), st.booleans(), st.none())
+images = st.dictionaries(names, values | st.dictionaries(names, values, max_size=2), max_size=4)
+image_texts = st.none() | images.map(dumps)
+rows = st.fixed_dictionaries(
+    {
+        "op": st.sampled_from("cudrt"),
+        "ts_us": st.integers(0, 2**52),
+        "db": names,
+        "schema": st.none() | names,
+        "table": names,
+        "before": image_texts,
+        "after": image_texts,
+        "file": st.none() | names,
+        "pos": st.none() | st.integers(0, 2**63 - 1),
+        "tx_id": st.none() | st.integers(0, 2**32).map(str),
+        "tx_end": st.booleans(),
+        "schema_version": st.none() | st.just("sha256:ab12"),
+        "schema_sequence": st.none() | st.integers(0, 2**31),
+        "event_id": st.uuids().map(str),
+        "ddl": st.none() | st.builds(lambda one: dumps({"sql": one}), texts),
+        "topic": st.none() | names,
+        "route_key": st.none() | names,
+        "tags": st.none() | st.lists(texts, max_size=3).map(dumps),
+    }
+).map(lambda one: row(**one))
