@@ -191,29 +191,32 @@ def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], s
             PermissionMissing,
             "; the role must own the store's tables, or may CREATE in the schema",
         )
-    # Words of SQLite and libpq, which have no finer codes in Python 3.11 or before a connection.
-    words: dict[str, tuple[type[DeltaforgeError], str]] = {
-        "password authentication failed": (AuthFailed, "; check DELTAFORGE_STATE_URL"),
-        "no password supplied": (AuthFailed, "; check DELTAFORGE_STATE_URL"),
-        "is not a database": (SettingsError, "; DELTAFORGE_STATE_URL names another kind of file"),
-        "malformed": (Terminal, "; the file is damaged: restore it from a backup"),
-        "is locked": (
-            StoreUnavailable,
-            f": another process has been writing for {_BUSY_SECONDS} s",
-        ),
-    }
-    for word, diagnosis in words.items():
-        if word in reason:
-            return diagnosis
     if isinstance(error, SqlIntegrityError | SqlProgrammingError):
-        return Terminal, "; the tables are not as this release made them"
+        return Terminal, _FOREIGN_TABLES
+    for words, kind, remedy in _DIAGNOSES:
+        if words in reason:
+            return kind, remedy
     return StoreUnavailable, ""
+
+
+_FOREIGN_TABLES = "; the tables are not as this release made them"
+
+# Python 3.11 has no finer codes for SQLite, libpq none before a connection stands: words decide.
+_DIAGNOSES: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
+    ("password authentication failed", AuthFailed, "; check DELTAFORGE_STATE_URL"),
+    ("no password supplied", AuthFailed, "; check DELTAFORGE_STATE_URL"),
+    ('" does not exist', SettingsError, "; create it, or correct DELTAFORGE_STATE_URL"),
+    ("is not a database", SettingsError, "; DELTAFORGE_STATE_URL names another kind of file"),
+    ("malformed", Terminal, "; the file is damaged: restore it from a backup"),
+    ("no such ", Terminal, _FOREIGN_TABLES),
+    ("is locked", StoreUnavailable, f": another process has been writing for {_BUSY_SECONDS} s"),
+)
 
 
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url.replace("postgres://", "postgresql://", 1))
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
         parsed = None
     if parsed is not None and parsed.get_backend_name() == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")

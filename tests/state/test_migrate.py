@@ -1,0 +1,98 @@
+"""Tables are made and upgraded by opening a store."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.state.migrate import VERSION_TABLE
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.tables import metadata
+from tests.state.make import NAME, capture, held
+
+
+def test_migrations_make_what_the_code_uses(store: StateStore) -> None:
+    """The tables after all migrations are those of `tables`: no column, type or index differs."""
+    with store.database.read() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "compare_type": True}
+        )
+        assert compare_metadata(context, metadata) == []
+
+
+def test_up_to_date(tmp_path: Path) -> None:
+    """Opening an up-to-date store again changes nothing in it."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    for _ in range(2):
+        store = StateStore.open(url)
+        with store.database.read() as connection:
+            version = connection.exec_driver_sql("PRAGMA schema_version").scalar()
+        store.close()
+
+    again = StateStore.open(url)
+    with again.database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA schema_version").scalar() == version
+    again.close()
+
+
+def test_newer_than_the_code(store_url: str, tmp_path: Path) -> None:
+    """Tables that a newer release has upgraded are left alone, with one clear error."""
+    url = f"sqlite:///{tmp_path}/newer.db" if store_url == "memory" else store_url
+    store = StateStore.open(url)
+    with store.database.write() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+    store.close()
+
+    with pytest.raises(SettingsError, match=r"version 9999.*newer release"):
+        StateStore.open(url)
+
+
+@pytest.mark.postgres
+def test_beside_other_tables(postgres_server: PostgresServer) -> None:
+    """Another program's Alembic version, as Dagster's, in the same database is not ours."""
+    url = postgres_server.create_database()
+    store = StateStore.open(url)
+    with store.database.write() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num text)"))
+        connection.execute(text("INSERT INTO alembic_version VALUES ('theirs')"))
+    store.close()
+
+    again = StateStore.open(url)
+    capture(again, held(again), 1)
+    again.close()
+
+
+def open_and_use(url: str, number: int) -> None:
+    """Open the store and write to it, in a process of its own."""
+    store = StateStore.open(url)
+    store.register_pipeline(f"{NAME}-{number}", "spec", ["redis"])
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_processes_that_start_at_once(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Several processes that find no tables make them once, and all go on."""
+    url = f"sqlite:///{tmp_path}/new/state.db"
+    if kind == "postgres":
+        url = request.getfixturevalue("postgres_server").create_database()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=open_and_use, args=(url, n)) for n in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+
+    assert [process.exitcode for process in processes] == [0] * 4
+    store = StateStore.open(url)
+    names = [row.name for row in store.pipelines()]
+    store.close()
+    assert names == [f"{NAME}-{n}" for n in range(4)]
