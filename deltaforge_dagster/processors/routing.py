@@ -2,8 +2,9 @@
 
 For destination and key alike: what a processor set on the event comes first, then the sink's
 template, then, for keys, the event id. A variable is a path into the native event. Its text is the
-string itself, or the JSON text of anything else (numbers with a fraction or exponent in Java's
-shortest form: `1.10` is `1.1`); null and missing are *unresolved*. That is an error in a
+string itself, or the JSON text of anything else; null and missing are *unresolved*. Inside a row
+image, numbers with a fraction or exponent and objects are written as Spark writes them (`1.10` is
+`1.1`): the same every time, and only read here, never sent as a value. That is an error in a
 destination, and empty text in a key.
 """
 

@@ -56,7 +56,10 @@ PATHS = [
 def test_variables_equal_the_reference(
     spark: SparkSession, tmp_path: Path, given_rows: list[Row]
 ) -> None:
-    """Every kind of path gives the text of the event's value there, or null."""
+    """Every kind of path gives the text of the event's value there, or null.
+
+    Objects inside a row image are written anew by Spark, with other escapes of the same text.
+    """
     given_rows = [{**one, "topic": None} for one in given_rows]
     frame = spark.read.parquet(str(write(tmp_path / "rows.parquet", given_rows)))
     columns = [
@@ -67,8 +70,10 @@ def test_variables_equal_the_reference(
     answer = with_texts(frame.coalesce(1)).select(*columns).toArrow()
 
     for number, path in enumerate(PATHS):
-        found = answer[str(number)].to_pylist()
-        assert found == [resolved(one, path) for one in given_rows], path
+        for found, one in zip(answer[str(number)].to_pylist(), given_rows, strict=True):
+            expected = resolved(one, path)
+            same = found == expected or json.loads(found) == json.loads(expected or "")
+            assert same, path
 
 
 def test_destination(spark: SparkSession, tmp_path: Path) -> None:
