@@ -19,9 +19,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person should know about the expansion; `line` counts from 1."""
+    """Something a person should know about variable `name`; `line` counts from 1."""
 
     line: int
+    name: str
     text: str
 
 
@@ -45,6 +46,7 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
                 notes.append(
                     Note(
                         line,
+                        name,
                         f"${{{name}}} was replaced by the environment variable {name}, although "
                         "events have a field of that name (unset the variable to route by the field)",
                     )
@@ -53,9 +55,8 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
         if colon and _NAME.fullmatch(name):
             return default
         if _NAME.fullmatch(name) and name not in EVENT_FIELDS:
-            notes.append(
-                Note(line, f"${{{name}}} stays as it is: no environment variable {name} is set")
-            )
+            text_of_note = f"${{{name}}} stays as it is: no environment variable {name} is set"
+            notes.append(Note(line, name, text_of_note))
         return f"${{{body}}}"
 
     return _REFERENCE.sub(replace, text), notes

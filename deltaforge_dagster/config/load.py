@@ -213,10 +213,11 @@ def _read(path: Path) -> _File:
         file.problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
         return file
     text, notes = expand(text, os.environ)
-    file.warn(Problem((), note.text, note.line) for note in notes)
     file.document = parse(text)
     file.add(file.document.problems)
     _build(file, file.document.value)
+    named = set(re.findall(r"\w+", " ".join(file.problems)))
+    file.warn(Problem((), note.text, note.line) for note in notes if note.name not in named)
     return file
 
 
@@ -291,7 +292,12 @@ def _validate(
         for stranger in unknown:
             _remove(value, stranger.path)
         spec, errors = _try(value)
-    problems = [Problem(_document_path(e["loc"], value), sentence(e)) for e in errors]
+    problems = [
+        Problem(_document_path(error["loc"], value), sentence(error))
+        for error in errors
+        # Entries with problems of their own do not count as entries.
+        if error["type"] != "too_short" or not _at(value, error["loc"])
+    ]
     return spec, unknown, problems
 
 
@@ -316,6 +322,12 @@ def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
     return tuple(path)
 
 
+def _at(value: Any, path: DocumentPath) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
 def _guess(path: DocumentPath) -> str:
     block = re.sub(r"\[\d+\]", "[]", format_path(path[:-1]))
     close = difflib.get_close_matches(str(path[-1]), field_names(block), n=1)
@@ -323,9 +335,7 @@ def _guess(path: DocumentPath) -> str:
 
 
 def _remove(value: Any, path: DocumentPath) -> None:
-    for part in path[:-1]:
-        value = value[part]
-    del value[path[-1]]
+    del _at(value, path[:-1])[path[-1]]
 
 
 def _rules(value: Mapping[str, Any]) -> Iterator[Problem]:

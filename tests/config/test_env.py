@@ -35,8 +35,8 @@ def test_unknown_variables_stay_with_a_note() -> None:
 
     assert expanded == "a: ${NOPE}\nb: ${nope}\n"
     assert notes == [
-        Note(1, "${NOPE} stays as it is: no environment variable NOPE is set"),
-        Note(2, "${nope} stays as it is: no environment variable nope is set"),
+        Note(1, "NOPE", "${NOPE} stays as it is: no environment variable NOPE is set"),
+        Note(2, "nope", "${nope} stays as it is: no environment variable nope is set"),
     ]
 
 

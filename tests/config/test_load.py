@@ -194,6 +194,27 @@ def test_unknown_fields_warn_by_name(write: Write) -> None:
     ]
 
 
+def test_the_only_sink_can_be_wrong(write: Write) -> None:
+    """A list whose every entry has problems is not also called empty."""
+    path = write({"spec.sinks": [{"type": "file", "config": {"id": "lines"}}]})
+
+    assert problems(path) == ["16: spec.sinks[0].config.path: is required"]
+
+
+def test_an_unset_variable_is_mentioned_once(write: Write) -> None:
+    """A variable that a problem names needs no warning; one that nothing else names does."""
+    path = write({f"{SOURCE}.dsn": "${NOT_SET_DSN}"})
+    path.write_text(path.read_text() + "# ${NOT_SET_EITHER}\n")
+
+    (broken,) = load_pipelines(path)
+
+    assert isinstance(broken, BrokenPipeline)
+    assert len(broken.error.problems) == 1
+    assert broken.warnings == (
+        f"{path}:24: ${{NOT_SET_EITHER}} stays as it is: no environment variable NOT_SET_EITHER is set",
+    )
+
+
 def test_fields_without_effect_warn(write: Write) -> None:
     """What a file sets and nothing reads yet is not left out in silence."""
     path = write({"spec.batch": {"max_events": 500}, "spec.engine.journal.max_bytes": 1})
