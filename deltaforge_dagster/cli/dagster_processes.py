@@ -15,6 +15,8 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
+import dagster as dg
+
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.process import ServerProcess, free_port
@@ -57,6 +59,8 @@ class DagsterProcesses:
         workspace.write_text(_WORKSPACE.format(port=code_port))
         # Also for the runs, which the code server starts.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
+        # Processes that make Dagster's SQLite tables at the same time leave them unusable.
+        dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         started = cls(f"http://127.0.0.1:{port}")
         try:
             started._run(
