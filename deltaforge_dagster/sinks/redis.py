@@ -89,7 +89,7 @@ class RedisSink:
             PermissionMissing: The user may not use transactions.
             SinkRejected: The server is a Redis Cluster, or has no such database.
         """
-        with self._use:
+        with self._used():
             self._closed.clear()
             for wait in (*_CONNECT_WAITS, None):
                 try:
@@ -114,7 +114,7 @@ class RedisSink:
             SinkRejected: A stream's name belongs to a key of another type, or the server refuses
                 a message for another lasting reason.
         """
-        with self._use:
+        with self._used():
             blocks = resp.pack_blocks(batch.messages, batch.replay)
             block = next(blocks, None)
             while block is not None:
@@ -126,11 +126,20 @@ class RedisSink:
         self._closed.set()
         if (link := self._link) is not None:
             link.interrupt()
-        if self._use.acquire(timeout=1):  # a thread that is just connecting gives up by itself
+        if self._use.acquire(timeout=1):  # else a thread is connecting, and will see `_closed`
             try:
                 self._drop()
             finally:
                 self._use.release()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        with self._use:
+            try:
+                yield
+            finally:
+                if self._closed.is_set():
+                    self._drop()
 
     def _deliver(
         self, block: resp.Block, blocks: Iterator[resp.Block], batch: SinkBatch, guard: SendGuard
@@ -167,9 +176,9 @@ class RedisSink:
 
     def _connected(self) -> _Link:
         """Return a link that is ready for a block; makes a new one when there is none."""
+        self._raise_when_closed()
         if self._link is None or not self._link.clean:
             self._drop()
-            self._raise_when_closed()
             where = "redis sentinel"
             try:
                 link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
@@ -187,7 +196,6 @@ class RedisSink:
 
     def _raise_when_closed(self) -> None:
         if self._closed.is_set():
-            self._drop()
             raise SinkUnavailable(f"sink {self._sink_id}: closed")
 
     def _end_old_connections(self, link: _Link) -> None:

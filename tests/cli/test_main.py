@@ -1,0 +1,102 @@
+"""The command as a user meets it: list of commands, exit codes, errors, and no slow imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.cli import main
+
+
+def deltaforge(*arguments: object) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(main.app, [str(one) for one in arguments], prog_name="deltaforge")
+
+
+def test_version() -> None:
+    """`--version` prints the version."""
+    result = deltaforge("--version")
+
+    assert (result.exit_code, result.output) == (0, f"deltaforge {__version__}\n")
+
+
+def test_help_lists_every_command() -> None:
+    """`--help`, or nothing at all, lists the commands."""
+    listed = deltaforge("--help")
+
+    assert listed.exit_code == 0
+    assert all(name in listed.output for name in main.COMMANDS)
+    nothing = deltaforge()
+    assert (nothing.exit_code, nothing.output.strip()) == (2, listed.output.strip())
+
+
+def test_help_needs_nothing_heavy() -> None:
+    """The list of commands is shown without importing what only commands need."""
+    code = (
+        "import sys; from deltaforge_dagster.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'dagster', 'numba', 'pandas', 'pyarrow', 'pydantic', 'pyspark', 'sqlalchemy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_each_command_has_help(command: str) -> None:
+    """Each command exists and describes itself."""
+    result = deltaforge(command, "--help")
+
+    assert result.exit_code == 0
+    assert f"deltaforge {command} " in result.output
+
+
+def test_usage_errors_end_with_2() -> None:
+    """A wrong command, option or argument is a usage error."""
+    assert deltaforge("stauts").exit_code == 2
+    assert deltaforge("ranges").exit_code == 2
+    assert deltaforge("ranges", "orders", "--limit", "0").exit_code == 2
+
+
+def test_our_errors_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's mistake ends with 2, a failure with 1; standard error has the message, no stack."""
+    mistake = deltaforge("ranges", "orders")
+    assert (mistake.exit_code, mistake.stdout) == (2, "")
+    assert mistake.stderr == (
+        f"error: no state in {tmp_path}/home/state.db: nothing has run here yet, "
+        "or DELTAFORGE_HOME is another directory\n"
+    )
+
+    monkeypatch.setenv("DELTAFORGE_STATE_URL", "postgresql://me:secret@127.0.0.1:1/state")
+    failure = deltaforge("status")
+    assert (failure.exit_code, failure.stdout) == (1, "")
+    assert failure.stderr.startswith("error: ")
+    assert "secret" not in failure.stderr
+    assert "Traceback" not in failure.stderr
+
+
+def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not an error of ours is a defect, and is not hidden."""
+
+    def broken(_target: str) -> typer.Typer:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(main, "_load", broken)
+
+    assert isinstance(deltaforge("status").exception, ZeroDivisionError)
+
+
+def test_warm() -> None:
+    """`warm` runs every kernel and says how long it took."""
+    result = deltaforge("warm")
+
+    assert result.exit_code == 0
+    assert result.output.startswith("Kernels are ready (")

@@ -1,0 +1,44 @@
+"""Words for sizes, times and positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from deltaforge_dagster.cli.output import duration, moment, position, size
+from deltaforge_dagster.positions import LsnPosition
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (13_000_000, "12.4 MiB"),
+        (1 << 50, "1024.0 TiB"),
+    ],
+)
+def test_size(count: int, expected: str) -> None:
+    """Sizes come in the largest unit that fits."""
+    assert size(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(-5, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (65, "1 min 5 s"), (90_061, "1 d 1 h")],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    """Spans come in their two largest units; none is negative."""
+    assert duration(seconds) == expected
+
+
+def test_moment() -> None:
+    """A time is a date and a time of day."""
+    assert len(moment(1_700_000_000)) == len("2023-11-14 22:13:20")
+
+
+def test_position() -> None:
+    """A position shows its fields, without those it does not know."""
+    assert position(LsnPosition(0x1234, 7).to_json()) == "lsn 0/00001234 tx_id 7"
+    assert position(LsnPosition(0x1234).to_json()) == "lsn 0/00001234"
+    assert position(None) == "-"

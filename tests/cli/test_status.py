@@ -1,0 +1,131 @@
+"""`status` and `ranges` over a real state store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, capture, deliver, expire, held
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """The installation's own store."""
+    monkeypatch.setenv("COLUMNS", "200")
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    yield opened
+    opened.close()
+
+
+def lines(*arguments: str) -> list[list[str]]:
+    """Run a command and return its lines, with the columns apart."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    split = (line.replace("  ", "\t").split("\t") for line in result.output.splitlines())
+    return [[cell.strip() for cell in line if cell.strip()] for line in split]
+
+
+def test_status_of_nothing(store: StateStore) -> None:
+    """An empty store says that nothing has run."""
+    assert lines("status") == [["No pipeline has run yet."]]
+
+
+def test_status_of_a_live_pipeline(store: StateStore) -> None:
+    """A pipeline's line of facts, and a line per sink with how far it is behind."""
+    lease = held(store, "cache", "file")
+    capture(store, lease, 1, 2)
+    capture(store, lease, 3, close=False)
+    deliver(store, lease, "cache", 3)
+    with store.fenced(lease) as writer:
+        writer.advance("file", 2, 1, False, None)
+        writer.sink_failed("file", "sink file: disk [full]", store.now() + 3600)
+
+    shown = lines("status")
+
+    assert shown[0] == ["orders", "running"]
+    assert shown[1] == ["captured", "lsn 0/00000300 tx_id 3, segment 3"]
+    assert shown[2] == ["confirmed", "-"]
+    assert shown[3] == ["journal", "300 B"]
+    assert shown[4][0] == "range"
+    assert shown[4][1].startswith("2 open for ")
+    assert shown[4][1].endswith(", 3 rows")
+    assert shown[5][1].startswith("run run-1 (epoch 1), ")
+    assert shown[6] == ["sink", "segment", "behind", "failures", "next attempt", "last error"]
+    assert shown[7] == ["cache", "3", "no", "0"]
+    assert shown[8][:4] == ["file", "2 row 1", "2 segments, 4 rows", "1"]
+    assert shown[8][4] in {"in 1 h", "in 59 min 59 s", "in 59 min 58 s"}
+    assert shown[8][5] == "sink file: disk [full]"
+
+
+def test_status_after_a_crash(store: StateStore) -> None:
+    """A lease that ran out names the run that lost it; a closed range says why it was closed."""
+    lease = held(store, "cache")
+    capture(store, lease, 1)
+    expire(store)
+    store.set_want(NAME, "paused")
+
+    shown = lines("status")
+
+    assert shown[0] == ["orders", "paused"]
+    assert shown[4][1].startswith("1 closed ")
+    assert shown[4][1].endswith("ago (max_events), 3 rows")
+    assert shown[5][1].startswith("free; run run-1 lost it ")
+
+
+def test_status_of_a_new_pipeline(store: StateStore) -> None:
+    """A pipeline that only has a start position shows that."""
+    store.register_pipeline("a-new-one", "spec", ["cache"])
+
+    shown = lines("status")
+
+    assert shown[:2] == [["a-new-one", "running"], ["captured", "-, segment 0"]]
+    assert shown[4:6] == [["range", "none yet"], ["lease", "free"]]
+
+
+def test_ranges(store: StateStore) -> None:
+    """Newest first: what each range holds, who has it, and what was published."""
+    lease = held(store, "cache")
+    capture(store, lease, 1, 2)
+    capture(store, lease, 3)
+    capture(store, lease, 4, close=False)
+    deliver(store, lease, "cache", 3)
+    store.register_pipeline(NAME, "spec-2", ["cache", "late"])
+    for number, asset in ((1, "changes"), (1, "cache"), (1, "late"), (2, "changes")):
+        store.mark_published(NAME, number, asset)
+
+    shown = lines("ranges", NAME)
+
+    assert shown[0][:6] == ["range", "state", "rows", "bytes", "opened", "seconds"]
+    assert shown[0][6:] == ["cache", "late", "published"]
+    assert [line[0] for line in shown[1:]] == ["3", "2", "1"]
+    assert shown[1][1:4] == ["open", "3", "100 B"]
+    assert shown[1][6:] == ["no", "no", "no"]
+    assert shown[2][6:] == ["yes", "-", "changes"]
+    assert shown[3][1:4] == ["closed", "6", "200 B"]
+    assert shown[3][6:] == ["yes", "-", "all"]
+    assert [line[0] for line in lines("ranges", NAME, "--limit", "1")[1:]] == ["3"]
+
+
+def test_no_ranges(store: StateStore) -> None:
+    """A pipeline without a range says so; an unknown one is an error that lists the others."""
+    store.register_pipeline(NAME, "spec", ["cache"])
+
+    assert lines("ranges", NAME) == [["No range yet."]]
+    result = CliRunner().invoke(app, ["ranges", "order"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: no pipeline 'order' in the state store (there is: orders)\n"
+
+
+def test_memory_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State in memory belongs to its process alone, and a command says so."""
+    monkeypatch.setenv("DELTAFORGE_STATE_URL", "memory")
+
+    result = CliRunner().invoke(app, ["status"])
+
+    assert result.exit_code == 2
+    assert "memory" in result.stderr
