@@ -5,6 +5,10 @@ The rules for writing one:
 
 - It takes NumPy arrays and integers and returns integers. It never raises: an error is a negative
   number or a stop code, which the Python caller turns into an error of the one tree.
+- It allocates nothing. It is compiled without Numba's memory manager (`_nrt=False`), because counting
+  references to arrays at each call inside a kernel was seen to take half of its time.
+- It is flat: loops, comparisons with `==`, early returns. That is what compiles well, and why the
+  complexity rules of the linter are off in files of kernels.
 - Numba checks no bounds. A kernel compares every length it reads with the end of what it may read,
   and every write with the room that is left, before it touches a byte.
 - It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a
@@ -33,4 +37,4 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def kernel(function: _Function) -> _Function:
     """Compile `function` at its first call; see the rules in this module's text."""
-    return cast("_Function", numba.njit(nogil=True, cache=True)(function))
+    return cast("_Function", numba.njit(nogil=True, cache=True, _nrt=False)(function))

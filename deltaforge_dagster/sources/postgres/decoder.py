@@ -281,14 +281,19 @@ class Decoder:
 def warm() -> None:
     """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
     stream = orders(2)
-    Decoder(
-        source_id="warm",
-        db="warm",
+    make_up().feed(stream, len(stream))
+
+
+def make_up() -> Decoder:
+    """Return a decoder for made-up streams (`samples`): no registry, only built-in types."""
+    return Decoder(
+        source_id="made-up",
+        db="made-up",
         start=LsnPosition(0),
         registry=_NoRegistry(),
         catalog=_NoCatalog(),
         captures=lambda _schema, _table: True,
-    ).feed(stream, len(stream))
+    )
 
 
 class _NoRegistry:

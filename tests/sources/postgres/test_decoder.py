@@ -17,6 +17,7 @@ from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.decoder import Decoder
+from deltaforge_dagster.sources.postgres.samples import Cell
 from tests.sources.postgres.reference import Catalog, Reference, Registry
 from tests.strategies import ENUM, streams
 
@@ -310,7 +311,8 @@ def test_values_in_binary_form_are_refused() -> None:
 
 def test_key_value_not_sent() -> None:
     """A key column that was not sent is taken from the old row, or the decoder stops."""
-    old, new = [b"1", None], [samples.UNCHANGED, b"x"]
+    old: list[Cell] = [b"1", None]
+    new: list[Cell] = [samples.UNCHANGED, b"x"]
     batches, _ = decode(transaction(RELATION, samples.update(TABLE, new, old)))
     _, error = decode(transaction(RELATION, samples.update(TABLE, new)))
 
