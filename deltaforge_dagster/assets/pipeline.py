@@ -27,6 +27,7 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.assets.publish import add_partition, materialization, publish
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
@@ -121,7 +122,11 @@ class _RunObserver:
         self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
-        publish(self._context.instance, self._store, self._pipeline, self._context.log_event)
+        publish(self._context.instance, self._store, self._pipeline, self._emit)
+
+    def _emit(self, event: dg.AssetMaterialization) -> None:
+        self._context.log_event(event)
+        failpoint("range-published")
 
 
 def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
-from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.publication import Publication, Value, pending
 from deltaforge_dagster.state.store import StateStore
 
@@ -27,7 +26,6 @@ def publish(instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit
         if not _is_recorded(instance, pipeline, publication):
             emit(materialization(pipeline, publication))
             written += 1
-        failpoint("range-published")
         store.mark_published(pipeline, publication.range, publication.asset)
     return written
 

@@ -95,7 +95,9 @@ class Deployment:
         """Start the daemon, which starts the code server and the runs."""
         self.spawn("-m", "dagster._daemon", "run", "-m", "deltaforge_dagster.definitions")
 
-    def spawn(self, *arguments: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, *arguments: str, more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a Python process of the deployment in a process group of its own."""
         log = (self.folder / f"process-{len(self.processes)}.log").open("wb")
         process = subprocess.Popen(
@@ -109,6 +111,11 @@ class Deployment:
         log.close()
         self.processes.append(process)
         return process
+
+    def last_line(self, process: subprocess.Popen[bytes]) -> str:
+        """Return the last line that a process printed."""
+        number = self.processes.index(process)
+        return (self.folder / f"process-{number}.log").read_text().strip().splitlines()[-1]
 
     def members(self) -> list[int]:
         """Return the living processes that work for this deployment."""
@@ -158,9 +165,13 @@ class Deployment:
             store.close()
         if lease is None or lease.run_id is None or lease.expires_at < now:
             return None
-        for pid in self.members():
-            if lease.run_id.encode() in _command_line(pid):
-                return pid
+        with self.instance() as instance:
+            for entry in instance.all_logs(lease.run_id):
+                event = entry.dagster_event
+                if event is not None and event.is_engine_event:
+                    pid = event.engine_event_data.metadata.get("pid")
+                    if pid is not None:
+                        return int(str(pid.value))
         return None
 
     def materializations(
@@ -203,13 +214,6 @@ def _process_ids() -> Iterable[int]:
 def _environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
-    except OSError:
-        return b""
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
 

@@ -45,9 +45,7 @@ def test_changes_reach_redis_and_the_ui_knows(
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Grace')")
     eventually(lambda: len(shop.entries("shop-feed.customers")) == 2, what="the first delivery")
-    eventually(
-        lambda: deployment.materializations("shop-feed", "redis", 1), what="the first range"
-    )
+    eventually(lambda: deployment.materializations("shop-feed", "redis", 1), what="the first range")
     shop.execute(
         "INSERT INTO orders SELECT n, 1, n * 1.5 FROM generate_series(1, 50) n",
         "UPDATE orders SET total = 0 WHERE id = 7",
@@ -60,9 +58,7 @@ def test_changes_reach_redis_and_the_ui_knows(
     )
     finished = eventually(
         lambda: [
-            record
-            for record in deployment.live_runs("shop-feed")
-            if record.dagster_run.is_success
+            record for record in deployment.live_runs("shop-feed") if record.dagster_run.is_success
         ],
         what="the end of the idle run",
     )
@@ -116,14 +112,18 @@ def test_an_idle_pipeline_beside_a_busy_table_starts_no_runs(
     eventually(lambda: started(deployment, "quiet"), what="the first tick")
 
     for _ in range(20):
-        shop.execute("INSERT INTO visits (page) SELECT repeat('x', 100) FROM generate_series(1, 500)")
+        shop.execute(
+            "INSERT INTO visits (page) SELECT repeat('x', 100) FROM generate_series(1, 500)"
+        )
     with deployment.instance() as instance:
+
         def ticks() -> int:
             states = instance.all_instigator_state()
             return sum(
                 len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=50))
                 for one in states
             )
+
         before = ticks()
         eventually(lambda: ticks() > before + 4, what="four more ticks")
 
