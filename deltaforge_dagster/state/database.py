@@ -72,7 +72,11 @@ _POSTGRES_OPTIONS = {
 _POSTGRES_SESSION = (
     f"SET lock_timeout = '{_BUSY_SECONDS}s'; "
     "SET statement_timeout = '60s'; "
-    "SET idle_in_transaction_session_timeout = '15s'"
+    "SET idle_in_transaction_session_timeout = '15s'; "
+    # A source forgets what we have committed: a server that acknowledges commits before they are
+    # on disk would lose them in a crash. Stronger settings than `on` stay.
+    "SELECT set_config('synchronous_commit', 'on', false)"
+    " WHERE current_setting('synchronous_commit') = 'off'"
 )
 
 

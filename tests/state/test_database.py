@@ -204,17 +204,25 @@ class TestPostgres:
         with pytest.raises(PermissionMissing, match="CREATE"):
             StateStore.open(f"postgresql://reader:reader@{address}")
 
-    def test_stalled_holders_are_cut_off(self, postgres_dsn: str) -> None:
-        """The server ends a transaction left idle, and waits for no lock for ever."""
+    def test_settings(self, postgres_dsn: str) -> None:
+        """A transaction left idle is ended, no lock is waited for for ever, a commit is on disk."""
         store = StateStore.open(postgres_dsn)
         with store.database.read() as connection:
             values = {
                 name: connection.exec_driver_sql(f"SHOW {name}").scalar()
-                for name in ("idle_in_transaction_session_timeout", "lock_timeout")
+                for name in (
+                    "idle_in_transaction_session_timeout",
+                    "lock_timeout",
+                    "synchronous_commit",
+                )
             }
         store.close()
 
-        assert values == {"idle_in_transaction_session_timeout": "15s", "lock_timeout": "10s"}
+        assert values == {
+            "idle_in_transaction_session_timeout": "15s",
+            "lock_timeout": "10s",
+            "synchronous_commit": "on",
+        }
 
     def test_cut_connection(self, postgres_dsn: str) -> None:
         """Connections cut while idle are replaced unseen; within a block nothing is written."""
