@@ -147,9 +147,9 @@ class RedisSink:
         """Deliver one block, and return the next one, packed while the server worked."""
         following: list[resp.Block | None] = []
         for wait in (*_BLOCK_WAITS, None):
-            guard()
             try:
                 link = self._connected()
+                guard()  # as late as can be: connecting may have taken long
                 deadline = time.monotonic() + self._batch_timeout
                 link.transmit(block, deadline)
                 if not following:
