@@ -32,9 +32,11 @@ import numpy.typing as npt
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Longs: TypeAlias = npt.NDArray[np.int64]
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
     """Compile `function` at its first call; see the rules in this module's text."""
-    return cast("_Function", numba.njit(nogil=True, cache=True, _nrt=False)(function))
+    return cast("_Function", numba.njit(**_OPTIONS)(function))

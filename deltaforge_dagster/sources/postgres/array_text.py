@@ -51,7 +51,7 @@ def _bounds_end(source: Bytes, start: int, end: int) -> int:
     for place in range(start, end):
         byte = source[place]
         if byte == EQUALS:
-            return place + 1
+            return place + 1 if source[place - 1] == CLOSE_BRACKET else INVALID
         if not (
             ZERO <= byte <= NINE
             or byte == OPEN_BRACKET

@@ -5,6 +5,8 @@ the decoder but the words of the change frame. It reads a whole stream and retur
 transactions that are complete.
 """
 
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917 - follows the manual message by message
+
 from __future__ import annotations
 
 import base64
@@ -297,7 +299,7 @@ def _refuse() -> str:
 
 def _array(element: int, text: str) -> str:
     """Return a JSON array, reading the array text token by token."""
-    text = re.sub(r"^\[[0-9:\[\]-]*\]?=", "", text) if text.startswith("[") else text
+    text = re.sub(r"^\[[0-9:\[\]-]*\]=", "", text) if text.startswith("[") else text
     token = re.compile(r'[{},]|"(?:[^"\\]|\\.)*"|[^{},"\\]+', re.DOTALL)
     out = []
     at, depth, before = 0, 0, ""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.postgres import samples
+from deltaforge_dagster.sources.postgres.pgoutput import (
+    Relation,
+    RelationColumn,
+    parse_relation,
+    truncated_relations,
+)
+
+COLUMNS = (("id", 20, -1, True), ("näme", 1043, 68, False))
+MESSAGE = samples.relation(16_385, "public", "users", COLUMNS, "i")[1:]
+
+
+def test_relation() -> None:
+    """A Relation message says all that it says; a system table's schema is sent empty."""
+    assert parse_relation(MESSAGE) == Relation(
+        16_385,
+        "public",
+        "users",
+        "i",
+        (RelationColumn("id", 20, -1, True), RelationColumn("näme", 1043, 68, False)),
+    )
+    assert parse_relation(samples.relation(1, "", "t", ())[1:]).schema == "pg_catalog"
+
+
+def test_every_cut_relation_is_refused() -> None:
+    """A Relation message that is shorter or longer is damage, never a table with fewer columns."""
+    for end in range(len(MESSAGE)):
+        with pytest.raises(CorruptLog):
+            parse_relation(MESSAGE[:end])
+    with pytest.raises(CorruptLog, match="goes on"):
+        parse_relation(MESSAGE + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (MESSAGE.replace(b"users\0i", b"users\0x"), "unknown replica identity 'x'"),
+        (MESSAGE.replace(b"users", b"us\xffrs"), "not UTF-8"),
+        (samples.relation(1, "s", "t", [COLUMNS[0], COLUMNS[0]])[1:], "two columns of one name"),
+    ],
+)
+def test_bad_relations(message: bytes, words: str) -> None:
+    """What cannot be a table is refused in words."""
+    with pytest.raises(CorruptLog, match=words):
+        parse_relation(message)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_answered(content: bytes) -> None:
+    """Random bytes are a relation or an error of the tree."""
+    for read in (parse_relation, truncated_relations):
+        try:
+            read(content)
+        except CorruptLog as error:
+            assert str(error)  # noqa: PT017

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from deltaforge_dagster.sources import json_text
+from deltaforge_dagster.sources.json_text import INVALID, JSON, MAX_DEPTH, OVERHEAD, TOO_DEEP
+
+GUARD = 0xEE
+"""Fills the buffer, to show that nothing beyond the promised bound is touched."""
+
+
+def write(kind: int, text: bytes) -> str | int:
+    """Write a scalar with exactly the room it may ask for; return its text or the code."""
+    bound = len(text) * json_text.STRING_GROWTH + OVERHEAD
+    out = np.full(bound + 16, GUARD, np.uint8)
+    source = np.frombuffer(b"<" + text + b">", np.uint8)
+    stack = np.empty(MAX_DEPTH, np.uint8)
+    end = json_text.write_scalar(kind, source, 1, 1 + len(text), out, 0, stack)
+    assert set(out[bound:].tolist()) == {GUARD}
+    return end if end < 0 else out[:end].tobytes().decode()
+
+
+@settings(deadline=None)
+@given(st.text())
+@example("".join(map(chr, range(256))))
+def test_strings_are_escaped_as_json_does(text: str) -> None:
+    """A string comes out as Python's own JSON writer has it, and its size is known beforehand."""
+    raw = text.encode("utf-8", "surrogatepass")
+    out = np.zeros(len(raw) * 6 + 2, np.uint8)
+    source = np.frombuffer(raw, np.uint8)
+    end = json_text.write_string(source, 0, len(raw), out, 0)
+
+    written = out[:end].tobytes().decode("utf-8", "surrogatepass")
+    assert written == json.dumps(text, ensure_ascii=False)
+    assert json_text.string_size(source, 0, len(raw)) == end
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        (b"0", True),
+        (b"-7", True),
+        (b"9223372036854775808", True),
+        (b"", False),
+        (b"-", False),
+        (b"01", False),
+        (b"+1", False),
+        (b"1.0", False),
+        (b"1 ", False),
+    ],
+)
+def test_integers(text: bytes, valid: bool) -> None:
+    """An integer of any length stands as it is; anything else is refused."""
+    assert write(json_text.INTEGER, text) == (text.decode() if valid else INVALID)
+
+
+@pytest.mark.parametrize("text", ["0", "-0", "1e+20", "1.5e-07", "-12.25", "1E5"])
+def test_floats_stand_as_they_are(text: str) -> None:
+    """A float keeps its digits: no conversion, no loss."""
+    assert write(json_text.FLOAT, text.encode()) == text
+
+
+def test_special_floats_are_strings() -> None:
+    """JSON has no NaN and no infinity: they are strings; other words are refused."""
+    assert write(json_text.FLOAT, b"NaN") == '"NaN"'
+    assert write(json_text.FLOAT, b"-Infinity") == '"-Infinity"'
+    for text in (b"", b"-NaN", b"nan", b"Infinit", b".5", b"5.", b"1e", b"--1", b"0x1"):
+        assert write(json_text.FLOAT, text) == INVALID
+
+
+def test_booleans() -> None:
+    """PostgreSQL's `t` and `f`, and nothing else."""
+    assert [write(json_text.BOOLEAN, b) for b in (b"t", b"f", b"", b"true")] == [
+        "true",
+        "false",
+        INVALID,
+        INVALID,
+    ]
+
+
+@pytest.mark.parametrize("size", range(7))
+def test_hex_becomes_base64(size: int) -> None:
+    """Bytes of every length come out as base64 with its padding."""
+    content = bytes(range(250, 250 + size)) if size < 6 else bytes(range(6))
+    written = write(json_text.HEX, b"\\x" + content.hex().encode())
+
+    assert isinstance(written, str)
+    assert json.loads(written) == {"_base64": base64.b64encode(content).decode()}
+
+
+def test_bad_hex_is_refused() -> None:
+    """Half bytes, other characters and other notations are refused."""
+    for text in (b"", b"\\", b"\\x0", b"\\x0g", b"abc", b"\\X00"):
+        assert write(json_text.HEX, text) == INVALID
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(documents, st.sampled_from([None, 0, 3, "\t\r\n "]))
+def test_documents_lose_their_white_space(document: object, indent: int | str | None) -> None:
+    """A document stays the same but for the white space between its tokens."""
+    if "Infinity" in json.dumps(document):
+        return
+    written = write(JSON, json.dumps(document, indent=indent).encode())
+
+    assert written == json.dumps(document, separators=(",", ":"))
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text('{}[]",:\\u0e-+.19 tfnrualse\n/b\x01', max_size=12))
+@example('"\\u00e"')
+@example("[1,]")
+@example("{,}")
+@example('{"a"}')
+@example('{"a":1,}')
+@example("[}")
+@example("tru")
+@example("1 2")
+@example("")
+def test_only_json_is_a_document(text: str) -> None:
+    """What Python's JSON parser refuses is refused, and nothing else."""
+    try:
+        json.loads(text, parse_constant=lambda _: 1 / 0)
+        valid = True
+    except (ValueError, ZeroDivisionError):
+        valid = False
+
+    assert (write(JSON, text.encode()) != INVALID) == valid
+
+
+def test_depth_is_limited() -> None:
+    """A document as deep as the stack is written; one level more is refused, and nothing breaks."""
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+
+    assert write(JSON, deepest) == deepest.decode()
+    assert write(JSON, b"[" + deepest + b"]") == TOO_DEEP
