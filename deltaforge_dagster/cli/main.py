@@ -27,6 +27,7 @@ COMMANDS = {
     "status": ("status:status", "Show every pipeline: position, range, lease, sinks."),
     "ranges": ("status:ranges", "Show a pipeline's newest ranges and who has them."),
     "checkpoint": ("checkpoint:app", "Show how far sinks have acknowledged, or set it."),
+    "bench": ("bench:app", "Measure how fast parts of the platform are on this machine."),
     "warm": ("warm:warm", "Compile and cache the kernels, as when building an image."),
 }
 """Module below `deltaforge_dagster.cli` and its function or app, and the line in the list."""
