@@ -13,7 +13,7 @@ one number after the other: `h = mix(h ^ number)`. Each `mix` is a bijection of 
 spreads every input bit over all output bits (chain a: the finalizer of MurmurHash3, chain b:
 "variant 13" of SplitMix64). So ids of one transaction differ in chain b but for the two bits that
 the version field takes, and the chance that any two of a million changes with one commit time
-share an id is about 1 in 10^11.
+share an id is about 3 in 10^11.
 """
 
 # ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`

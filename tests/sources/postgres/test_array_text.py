@@ -68,8 +68,6 @@ def test_arrays(element: int, text: str, value: object) -> None:
         "{1}{2}",
         "[0:1]",
         "[0:1={1}",
-    ]
-    + [
         "[0;1]={1}",
         '{"1}',
         '{1"2"}',

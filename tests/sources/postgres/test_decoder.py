@@ -27,6 +27,7 @@ RELATION = samples.relation(TABLE, "public", "users", COLUMNS)
 
 
 def make_decoder(**changed: Any) -> Decoder:
+    """Return a decoder that captures everything, with some arguments changed."""
     arguments: dict[str, Any] = {
         "source_id": "shop-db",
         "db": "shop",
@@ -58,6 +59,7 @@ def decode(
 
 
 def rows_of(batches: list[ChangeBatch]) -> list[dict[str, Any]]:
+    """Return all rows."""
     return [row for batch in batches if batch.rows for row in batch.rows.to_pylist()]
 
 
@@ -68,11 +70,13 @@ def committed(batches: list[ChangeBatch]) -> list[dict[str, Any]]:
 
 
 def transaction(*messages: bytes, lsn: int = 1000, xid: int = 7) -> bytes:
+    """Return the messages as a transaction that commits at `lsn` + 50 and ends at `lsn` + 60."""
     parts = [samples.begin(lsn + 50, 0, xid), *messages, samples.commit(lsn + 50, lsn + 60, 0)]
     return b"".join(samples.xlog(lsn + number, part) for number, part in enumerate(parts))
 
 
 def insert(number: int, name: str = "x") -> bytes:
+    """Return an Insert message for `users`."""
     return samples.insert(TABLE, [str(number).encode(), name.encode()])
 
 

@@ -222,7 +222,7 @@ def selected(bench: PostgresBench, columns: list[str]) -> list[list[tuple[str, A
     nulls = ", ".join(f"{column} IS NULL" for column in columns)
     bench.connection.execute("SET timezone = 'UTC'")
     found = bench.connection.execute(
-        f"SELECT ARRAY[{nulls}], {asked} FROM zoo ORDER BY id"  # type: ignore[arg-type]
+        f"SELECT ARRAY[{nulls}], {asked} FROM zoo ORDER BY id"
     ).fetchall()
     kinds = [KINDS.get(name.removesuffix("[]"), STRING) for name in ZOO]
     return [
