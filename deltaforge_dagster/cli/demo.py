@@ -47,7 +47,7 @@ _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
 _FIRST_MOST, _CALM_MOST = 300, 3_000
 _CALM_SECONDS = 15.0
 _CALM_TRANSACTION, _BURST_TRANSACTION = 12, 1_000
-_STUCK_SECONDS = 60.0
+_STUCK_SECONDS = 120.0
 """Waiting for deliveries ends when none came for so long; what is missing is then lost."""
 _CLOSING_SECONDS = 30.0
 _TICK_SECONDS = 0.25
@@ -230,7 +230,7 @@ class _Demo:
                 if writing or arrived != before:
                     moved, before = time.monotonic(), arrived
                 elif time.monotonic() - moved > _STUCK_SECONDS:
-                    self._log("nothing has arrived for a minute: going on without the rest")
+                    self._log("nothing has arrived for two minutes: going on without the rest")
                     break
                 time.sleep(_TICK_SECONDS)
         finally:

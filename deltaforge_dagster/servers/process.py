@@ -69,7 +69,7 @@ def temporary_directory(name: str, account: Account | None) -> Path:
         if account is None:
             return directory
         os.chown(directory, account.uid, account.gid)
-        if run_as(["true"], account, directory).returncode == 0:
+        if run_as(["test", "-w", str(directory)], account, Path("/")).returncode == 0:
             return directory
         directory.rmdir()
     raise SettingsError(

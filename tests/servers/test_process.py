@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.servers.process import ServerProcess, free_port, package_directory
+from deltaforge_dagster.servers.process import (
+    Account,
+    ServerProcess,
+    free_port,
+    package_directory,
+    run_as,
+    temporary_directory,
+)
 
 
 def alive(pid: int) -> bool:
@@ -107,6 +114,22 @@ def test_the_server_ends_and_its_files_go_when_we_are_killed(
     while directory.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not directory.exists()
+
+
+def test_a_temporary_directory_can_be_reached_by_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TMPDIR that only we can enter is passed over for an account that is not us."""
+    closed = tmp_path / "closed" / "tmp"
+    closed.mkdir(parents=True)
+    closed.parent.chmod(0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(closed))
+    account = Account.ordinary()
+    directory = temporary_directory("test", account)
+
+    assert run_as(["test", "-w", str(directory)], account, Path("/")).returncode == 0
+    assert directory.is_relative_to(closed) == (account is None)
+    directory.rmdir()
 
 
 def test_free_ports_differ_while_taken() -> None:
