@@ -21,6 +21,8 @@ RUN_TAG = "deltaforge/run"
 REASON_TAG = "deltaforge/reason"
 UNTIL_TAG = "deltaforge/until"
 """`caught up` lets a live run end as soon as there is nothing more to do."""
+OUTCOME_METADATA = "outcome"
+"""Each live run leaves an observation of `changes` with how it ended, under this name."""
 
 
 def dagster_name(pipeline: str) -> str:

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from deltaforge_dagster.assets.names import (
+    OUTCOME_METADATA,
     REASON_TAG,
     RUN_TAG,
     UNTIL_TAG,
@@ -25,7 +26,6 @@ from deltaforge_dagster.assets.names import (
     job_name,
     partition_key,
 )
-from deltaforge_dagster.assets.pipeline import OUTCOME_METADATA
 from deltaforge_dagster.cli.instance import local_instance
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline

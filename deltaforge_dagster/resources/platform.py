@@ -1,4 +1,4 @@
-"""The installation as a resource: state store, journal, Spark, for as long as they are used.
+"""The installation as a resource: state store and journal, for as long as they are used.
 
 A plain object on purpose: Dagster's UI shows the configuration of configurable resources, and
 the state URL may hold a password.
@@ -14,9 +14,6 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.run import Tools
-from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore
@@ -24,33 +21,11 @@ from deltaforge_dagster.state.store import StateStore
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open state store and journal, and what is built upon them."""
+    """An open state store and journal."""
 
     settings: Settings
     store: StateStore
     journal: Journal
-
-    def tools(self, loaded: LoadedPipeline) -> Tools:
-        """Return what a run of this pipeline works with; nothing is connected yet."""
-        return Tools(
-            store=self.store,
-            journal=self.journal,
-            sessions=lambda session_id, remember: SparkSessions(
-                self.settings, session_id, remember
-            ),
-            replay_sessions=self._replay_sessions,
-            build_source=self.source_builder(loaded),
-            build_sink=lambda sink_id: build_sink(loaded.spec, sink_id),
-        )
-
-    @contextmanager
-    def _replay_sessions(self) -> Iterator[SparkSessions]:
-        """Lend sessions that no later run continues."""
-        sessions = SparkSessions(self.settings, None, lambda _session_id: None)
-        try:
-            yield sessions
-        finally:
-            sessions.stop()
 
     def source_builder(self, loaded: LoadedPipeline) -> Callable[[], Source]:
         """Return a function that makes a reader of the pipeline's source."""

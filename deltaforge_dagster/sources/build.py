@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.postgres.source import PostgresSource
 
 
 def build_source(spec: PipelineSpec) -> Source:
@@ -13,4 +12,7 @@ def build_source(spec: PipelineSpec) -> Source:
     Raises:
         SpecError: The DSN or a table pattern is not what the source takes.
     """
+    # Only when it is used: kernels and drivers take a second to import.
+    from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415
+
     return PostgresSource(spec.spec.source.config, spec.metadata.name)

@@ -1,0 +1,168 @@
+"""What the op of a pipeline's asset does: a live run, or a Materialize of chosen ranges.
+
+Imported by the op when it runs, not by the definitions: this is where Spark and the kernels come
+in, which take seconds to import and which a code server never needs.
+"""
+
+import dataclasses
+
+import dagster as dg
+
+from deltaforge_dagster.assets.checks import evaluate
+from deltaforge_dagster.assets.names import (
+    OUTCOME_METADATA,
+    RUN_TAG,
+    UNTIL_TAG,
+    asset_key,
+    range_number,
+)
+from deltaforge_dagster.assets.publish import add_partition, materialization, publish
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
+from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
+from deltaforge_dagster.resources.platform import Opened
+from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.state.store import StateStore
+
+
+def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
+    """Do what this Dagster run was started for.
+
+    Raises:
+        DeltaforgeError: It cannot be done; the message says why.
+        dg.Failure: It was done, and capture failed or every sink is down.
+    """
+    tools = build_tools(opened, loaded)
+    if context.run.tags.get(RUN_TAG) == "live":
+        _run_live(context, loaded, tools)
+    else:
+        _materialize(context, loaded, tools)
+
+
+class _RunObserver:
+    """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
+
+    def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+        self._context = context
+        self._store = store
+        self._pipeline = pipeline
+
+    def range_opened(self, number: int) -> None:
+        add_partition(self._context.instance, self._pipeline, number)
+        self._context.log.info("range %s opened", number)
+
+    def publish(self) -> None:
+        publish(self._context.instance, self._store, self._pipeline, self._emit)
+
+    def _emit(self, event: dg.AssetMaterialization) -> None:
+        self._context.log_event(event)
+        failpoint("range-published")
+
+
+def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
+    observer = _RunObserver(context, tools.store, loaded.name)
+    run = LiveRun(
+        loaded,
+        tools,
+        context.run.run_id,
+        observer,
+        until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
+    )
+    outcome = run.execute()
+    if not outcome.held:
+        context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
+        return
+    context.log.info(_summary(outcome))
+    context.log_event(
+        dg.AssetObservation(
+            asset_key(loaded.name, CHANGES),
+            description=_summary(outcome),
+            metadata={
+                "captured": outcome.captured,
+                **{f"delivered/{sink}": count for sink, count in outcome.delivered.items()},
+                OUTCOME_METADATA: dg.MetadataValue.json(dataclasses.asdict(outcome)),
+            },
+        )
+    )
+    for evaluation in evaluate(context.instance, tools.store, loaded, outcome.capture_error):
+        context.log_event(evaluation)
+    problem = failure_of(outcome)
+    if problem is not None:
+        raise dg.Failure(problem, allow_retries=False)
+
+
+def failure_of(outcome: RunOutcome) -> str | None:
+    """Return why a run failed: capture failed, or every sink is down; None otherwise."""
+    if outcome.reason == "capture failed":
+        return f"capture failed: {outcome.capture_error}"
+    if outcome.delivered and outcome.delivered.keys() == outcome.sink_errors.keys():
+        problems = [f"{sink}: {error}" for sink, error in sorted(outcome.sink_errors.items())]
+        return "every sink is down: " + "; ".join(problems)
+    return None
+
+
+def _summary(outcome: RunOutcome) -> str:
+    sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
+    return (
+        f"run ended ({outcome.reason}): {outcome.captured} changes captured in "
+        f"{outcome.segments} segments and {outcome.ranges} ranges; sent {sent or 'nothing'}"
+    )
+
+
+def _materialize(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise NotAllowed(
+            f"{loaded.name}: choose the ranges to materialize; live runs are started by the "
+            "pipeline's sensor, its schedule, or `deltaforge run`"
+        )
+    ranges = sorted(range_number(key) for key in context.partition_keys)
+    assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
+    for asset in assets:
+        if asset_key(loaded.name, asset) not in context.selected_asset_keys:
+            continue
+        if asset == CHANGES:
+            for number in ranges:
+                events = verify(tools.store, tools.journal, loaded.name, number)
+                _log_again(context, tools.store, loaded.name, CHANGES, number, verified=events)
+        else:
+            _replay(context, loaded, tools, asset, ranges)
+
+
+def _replay(
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    tools: Tools,
+    sink_id: str,
+    ranges: list[int],
+) -> None:
+    def log(done: ReplayedRange) -> None:
+        _log_again(context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages)
+
+    with tools.replay_sessions() as sessions:
+        replay(
+            tools.store,
+            loaded.name,
+            sink_id,
+            ranges,
+            preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
+            build_sink=lambda: tools.build_sink(sink_id),
+            run_id=context.run.run_id,
+            progress=log,
+        )
+
+
+def _log_again(
+    context: dg.AssetExecutionContext,
+    store: StateStore,
+    pipeline: str,
+    asset: str,
+    number: int,
+    **done: int,
+) -> None:
+    """Write the range's true metadata once more, with what this run did to it."""
+    publication = Publication(number, asset, metadata_of(store, pipeline, number, asset))
+    context.log_event(materialization(pipeline, publication, done))

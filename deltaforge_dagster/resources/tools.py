@@ -1,0 +1,40 @@
+"""What a run works with: an open installation, and Spark, source and sinks of one pipeline.
+
+Apart from `platform`, which code server and sensors use as well: Spark and the kernels take
+seconds to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.run import Tools
+from deltaforge_dagster.resources.platform import Opened
+from deltaforge_dagster.resources.spark import SparkSessions
+from deltaforge_dagster.sinks.build import build_sink
+
+
+def build_tools(opened: Opened, loaded: LoadedPipeline) -> Tools:
+    """Return what a run of this pipeline works with; nothing is connected yet."""
+    settings = opened.settings
+    return Tools(
+        store=opened.store,
+        journal=opened.journal,
+        sessions=lambda session_id, remember: SparkSessions(settings, session_id, remember),
+        replay_sessions=lambda: _replay_sessions(settings),
+        build_source=opened.source_builder(loaded),
+        build_sink=lambda sink_id: build_sink(loaded.spec, sink_id),
+    )
+
+
+@contextmanager
+def _replay_sessions(settings: Settings) -> Iterator[SparkSessions]:
+    """Lend sessions that no later run continues."""
+    sessions = SparkSessions(settings, None, lambda _session_id: None)
+    try:
+        yield sessions
+    finally:
+        sessions.stop()
