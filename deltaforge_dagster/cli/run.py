@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import dagster as dg
 import typer
@@ -128,7 +128,7 @@ def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
         if event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
             if OUTCOME_METADATA in metadata:
-                return dict(metadata[OUTCOME_METADATA].value)
+                return cast("dict[str, Any]", metadata[OUTCOME_METADATA].value)
         if event.is_step_failure:
             failure = event.step_failure_data.user_failure_data
             described = failure.description if failure is not None else None

@@ -67,6 +67,7 @@ class Deliverer:
         self._limits = limits
         self._moved = moved
         self._sink: Sink | None = None
+        self._connected = False
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread = threading.Thread(
@@ -178,16 +179,18 @@ class Deliverer:
         self._moved()
 
     def _open_sink(self) -> Sink:
+        # One object for the whole run: a sink may remember its last connection, to end it.
         if self._sink is None:
-            sink = self._build_sink()
-            self._sink = sink
-            sink.open()
+            self._sink = self._build_sink()
+        if not self._connected:
+            self._sink.open()
+            self._connected = True
         return self._sink
 
     def _close_sink(self) -> None:
-        sink, self._sink = self._sink, None
-        if sink is not None:
-            sink.close()
+        self._connected = False
+        if self._sink is not None:
+            self._sink.close()
 
     def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
         self._close_sink()

@@ -10,7 +10,6 @@ instead, which saves the start of a Python worker and the way over the disk.
 from __future__ import annotations
 
 import functools
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,7 +163,7 @@ class Preparer:
         return prepared
 
     def _select(self, session: SparkSession, segments: Sequence[SegmentRow]) -> DataFrame:
-        paths = [_literal_path(self._journal.spark_path(one.path)) for one in segments]
+        paths = [self._journal.spark_path(one.path) for one in segments]
         frame = session.read.schema(_FRAME).parquet(*paths)
         return with_texts(frame).select(*self._columns)
 
@@ -315,11 +314,6 @@ def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
         return prepared_files.open_batches(path)
     except OSError as error:
         raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
-
-
-def _literal_path(path: str) -> str:
-    """Return `path` for Hadoop, which takes every path for a pattern."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
 
 
 def _translated(

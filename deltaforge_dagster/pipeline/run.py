@@ -400,7 +400,7 @@ class _Confirmer:
         self._lease = lease
         row = store.pipeline(loaded.name)
         confirmed = None if row is None else row.confirmed_position
-        self._confirmed = None if confirmed is None else parse_position(confirmed)
+        self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
         self._passed_at = time.monotonic()
 
     def confirm(self, capture: Capture | None) -> None:

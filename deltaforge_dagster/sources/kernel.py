@@ -15,14 +15,18 @@ The rules for writing one:
   `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
 - It releases the GIL, so the threads that renew the lease and answer keepalives run meanwhile.
 
-Machine code is cached on disk (`NUMBA_CACHE_DIR`). Numba refreshes a cached kernel when the file of
-that kernel changes, not when a kernel that it calls changes in another file: delete the cache
-after such an edit.
+Machine code is cached on disk, below `NUMBA_CACHE_DIR` or the user's cache directory. Numba
+refreshes a cached kernel when the file of that kernel changes, but not when a kernel that it calls
+changes in another file, which would decode with yesterday's code. So the cache of each version of
+the sources is a folder of its own, named by their digest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
@@ -35,6 +39,21 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _cache_folder() -> Path:
+    """Return the folder for the machine code of exactly these sources."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in ("sources", "sinks"):  # where kernels are
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given or cache / "deltaforge" / "kernels") / digest.hexdigest()[:16]
+
+
+numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]  # set at import
 
 
 def kernel(function: _Function) -> _Function:

@@ -195,10 +195,8 @@ class Deployment:
         """Return the newest evaluation of a check."""
         with self.instance() as instance:
             key = dg.AssetCheckKey(asset_key(pipeline, asset), name)
-            history = instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
-        if not history or history[0].event is None or history[0].event.dagster_event is None:
-            return None
-        return history[0].event.dagster_event.asset_check_evaluation_data
+            history = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+        return next((one.evaluation for one in history if one.evaluation is not None), None)
 
     def logs(self) -> str:
         """Return what the processes printed."""
