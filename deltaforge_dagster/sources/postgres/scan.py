@@ -47,7 +47,8 @@ NEED_MORE, FULL, RELATION, FOREIGN, UNSUPPORTED = range(5)
 message that ends the copy; a pgoutput message that is not decoded."""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
 """Damage: an impossible size; a message of another length than its kind, or with a negative LSN; a
-change or Commit outside a transaction or a Begin inside one; a Commit of another transaction; a table never described."""
+change or Commit outside a transaction or a Begin inside one; a Commit of another transaction; a
+table never described."""
 
 _COPY_DATA, _NOTICE, _PARAMETER = ord("d"), ord("N"), ord("S")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")

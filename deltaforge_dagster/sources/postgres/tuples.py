@@ -66,9 +66,9 @@ BEFORE, AFTER, KEY = range(3)
 BAD_VALUE = INVALID
 TOO_DEEP_VALUE = TOO_DEEP
 NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
-"""Codes of `report[CODE]`: a value is not of its type's form; a JSON document is nested too deeply; a text
-is full; a tuple does not follow its format; a value was sent in binary form; a key column was not
-sent."""
+"""Codes of `report[CODE]`: a value is not of its type's form; a JSON document is nested too deeply; a
+text is full; a tuple does not follow its format; a value was sent in binary form; a key column
+was not sent."""
 
 CODE, COLUMN, PLACE = range(3)
 """Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer."""
