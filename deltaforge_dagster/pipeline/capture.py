@@ -69,6 +69,7 @@ class Capture:
         self._ranges = ranges
         self._limits = limits
         self._position = start
+        self._confirmed = start
         self._next_segment = next_segment
         self._someone_waits = someone_waits
         self._captured = captured
@@ -91,6 +92,7 @@ class Capture:
     def confirm(self, position: Position) -> None:
         """Pass a committed position on to the source, if it is being read."""
         with self._source_lock:
+            self._confirmed = max(self._confirmed, position)
             if self._source is not None:
                 self._source.confirm(position)
 
@@ -123,13 +125,15 @@ class Capture:
         source = self._build_source()
         with self._source_lock:
             self._source = source
+            # Idle progress may be confirmed beyond the journal's end: the source has let go of it.
+            start = max(self._position, self._confirmed)
         cutter = Cutter(self._limits, self._open_writer, self._seal, self._someone_waits)
         try:
             # As many changes a batch as fit a segment; small waits keep the cut prompt.
             reading = ReadLimits(
                 max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
             )
-            for batch in source.read(self._position, reading, self._registry):
+            for batch in source.read(start, reading, self._registry):
                 if self._stop.is_set():
                     break
                 backoff.reset()
