@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +25,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.servers.process import ServerProcess
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.state.store import StateStore
 
@@ -97,14 +100,17 @@ class DemoEnvironment:
             SettingsError: They do not start; the message names the log.
             SparkUnavailable: Spark does not start.
         """
-        self._say("starting Spark, Dagster's webserver and daemon")
+        self._say("starting Spark, Dagster's webserver and daemon; compiling kernels")
         settings = Settings.from_env()
+        kernels = self._compile_kernels()
         with ThreadPoolExecutor(1) as other:
             spark = other.submit(SparkServer.ensure, self._home)
             self._owned.callback(_stop_spark, spark)
             self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
             self._owned.callback(self._dagster.stop)
             spark.result()
+        while kernels.running:
+            time.sleep(0.1)
         self.store = StateStore.open(settings.state_url)
         self._owned.callback(self.store.close)
         deadline = time.monotonic() + _TICK_SECONDS
@@ -131,6 +137,15 @@ class DemoEnvironment:
         while True:
             self.check()
             time.sleep(1)
+
+    def _compile_kernels(self) -> ServerProcess:
+        """Compile beside everything else that starts; a run finds the result, or compiles again."""
+        folder = self._home / "logs" / "kernels"
+        folder.mkdir(parents=True)
+        command = [sys.executable, "-c", "from deltaforge_dagster.cli.warm import warm; warm()"]
+        process = ServerProcess("kernels", command, directory=folder)
+        self._owned.callback(process.stop, signal.SIGTERM, 5)
+        return process
 
     def _pipeline_waits(self) -> bool:
         """Say whether the sensor has fixed the start position."""
