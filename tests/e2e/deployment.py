@@ -16,13 +16,14 @@ import dagster as dg
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, partition_key
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.state.store import StateStore
 
 DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
 
 
 def eventually(
-    happened: Callable[[], Any], *, seconds: float = 60.0, what: str = "it", every: float = 0.1
+    happened: Callable[[], Any], *, seconds: float = 120.0, what: str = "it", every: float = 0.1
 ) -> Any:
     """Return the first true value of `happened`, or fail after `seconds`."""
     deadline = time.monotonic() + seconds
@@ -194,9 +195,7 @@ class Deployment:
     def check(self, pipeline: str, asset: str, name: str) -> dg.AssetCheckEvaluation | None:
         """Return the newest evaluation of a check."""
         with self.instance() as instance:
-            key = dg.AssetCheckKey(asset_key(pipeline, asset), name)
-            history = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
-        return next((one.evaluation for one in history if one.evaluation is not None), None)
+            return newest_evaluation(instance, dg.AssetCheckKey(asset_key(pipeline, asset), name))
 
     def logs(self) -> str:
         """Return what the processes printed."""
