@@ -157,6 +157,8 @@ def _refusal(error: BaseException) -> RefusedError | None:
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "the host's name is unknown"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's TLS certificate is refused ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({error.reason or type(error).__name__})"
     if isinstance(error, TimeoutError):

@@ -1,0 +1,123 @@
+"""Both clients over TLS: the DSN's sslmode means the same for queries and for the stream."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.sources.base import ReadLimits
+from deltaforge_dagster.sources.postgres.connection import Server
+from tests.contracts.test_source import Versions, insert, inserts, take, whole
+from tests.fix_postgres import FAST
+from tests.sources.postgres.bench import PostgresBench
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def certificate() -> Iterator[Path]:
+    """A directory with a certificate of 127.0.0.1 that signs itself, and its key."""
+    directory = Path(tempfile.mkdtemp(prefix="df-tls-"))
+    directory.chmod(0o755)
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", directory / "key", "-out", directory / "cert",
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def server(certificate: Path) -> Iterator[PostgresServer]:
+    """A server that offers TLS."""
+    with PostgresServer.start(settings=FAST) as started:
+        owner = started._data.stat()
+        (certificate / "key").chmod(0o600)
+        os.chown(certificate / "key", owner.st_uid, owner.st_gid)
+        files = {"ssl_cert_file": certificate / "cert", "ssl_key_file": certificate / "key"}
+        started.restart({"ssl": "on"} | {name: str(path) for name, path in files.items()})
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("sslmode", "encrypted"),
+    [("disable", False), ("prefer", True), ("require", True), ("verify-full", True)],
+)
+def test_the_stream_is_as_encrypted_as_the_queries(
+    server: PostgresServer, certificate: Path, sslmode: str, *, encrypted: bool
+) -> None:
+    """The mode rules both, and changes arrive the same, also while status messages go out."""
+    parameters = {"sslmode": sslmode, "options": "-c wal_sender_timeout=2000"}
+    if sslmode == "verify-full":
+        parameters["sslrootcert"] = str(certificate / "cert")
+    with PostgresBench(server.create_database()) as bench:
+        dsn = conninfo.make_conninfo(bench.dsn, **parameters)
+        start = bench.source(dsn=dsn).ensure_start()
+        bench.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 30000) n")
+        reader = bench.source(dsn=dsn)
+        reading = reader.read(start, ReadLimits(), Versions())
+        next(reading)
+
+        assert (
+            bench.value("SELECT ssl FROM pg_stat_ssl WHERE pid = %s", bench.reader()) is encrypted
+        )
+        reader.close()
+        taken = take(bench, start, whole(30000), source=bench.source(dsn=dsn))
+        assert taken.changes == inserts("orders", *range(1, 30001))
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(
+    server: PostgresServer, certificate: Path, tmp_path: Path
+) -> None:
+    """verify-full with another root is a setting to change, for both clients."""
+    other = tmp_path / "root"
+    shutil.copy(
+        ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt", other
+    )
+    dsn = conninfo.make_conninfo(server.dsn, sslmode="verify-full", sslrootcert=str(other))
+
+    with (
+        pytest.raises(SourceMisconfigured, match="certificate"),
+        Server.from_dsn(dsn, "t").query(5),
+    ):
+        pass
+
+    trusting = conninfo.make_conninfo(server.dsn, sslmode="require")
+    distrusting = Server.from_dsn(dsn, "t")
+    with (
+        psycopg.connect(trusting, autocommit=True) as connection,
+        pytest.raises(SourceMisconfigured, match="certificate"),
+    ):
+        distrusting.replicate(connection, 5)
+
+
+def test_the_stream_reads_on_over_tls(server: PostgresServer) -> None:
+    """A small change arrives at once: nothing decrypted waits unseen."""
+    with PostgresBench(server.create_database()) as bench:
+        dsn = conninfo.make_conninfo(bench.dsn, sslmode="require")
+        start = bench.source(dsn=dsn).ensure_start()
+        reader = bench.source(dsn=dsn)
+        reading = reader.read(start, ReadLimits(max_wait=1.0), Versions())
+        next(reading)
+        for id_ in range(5):
+            bench.execute(insert("orders", id_))
+            began = time.monotonic()
+
+            assert any(batch.rows for batch in reading)
+            assert time.monotonic() - began < 0.9
