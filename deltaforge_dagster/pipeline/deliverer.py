@@ -109,6 +109,8 @@ class Deliverer:
                     self._deliver_until_stopped(backoff)
                 except LeaseLost:
                     return
+                except StoreUnavailable:  # not the sink's failure: it stays connected
+                    self._stop.wait(1.0)
                 except DeltaforgeError as error:
                     self._failed(error, backoff)
                 except Exception as error:  # noqa: BLE001 - a defect must show as this sink's failure

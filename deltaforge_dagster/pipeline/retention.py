@@ -3,7 +3,8 @@
 A segment goes when its range is closed and published, it is older than
 `engine.journal.retention_hours`, and every sink has it: never one that a sink still needs. The
 row goes first, then its file; a crash in between leaves a file without a row. Such files, also a
-killed run's, are orphans and go after an hour.
+killed run's, are orphans and go after an hour; messages prepared by runs that are gone after a
+day, since a long replay may still be reading its own.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.prepared_files import sweep_prepared
 from deltaforge_dagster.state.store import StateStore
 
 ORPHAN_SECONDS = 3600.0
 """Age at which a journal file without a row is an orphan: far beyond the life of a write."""
+
+PREPARED_SECONDS = 86400.0
+"""Age at which prepared messages of a run that does not hold the lease are orphans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +48,8 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     known = {segment.path for segment in store.segments(loaded.name)}
     orphans = journal.sweep(
         loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
+    )
+    orphans += sweep_prepared(
+        journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )
     return Expired(len(gone), ranges, len(orphans))

@@ -17,6 +17,7 @@ lost. Then the open range is closed, so that the next run begins with a new one.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -24,12 +25,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError, StoreUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliverer import Deliverer
-from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer, SessionProvider
@@ -43,8 +44,8 @@ from deltaforge_dagster.state.records import PipelineRow, Want
 from deltaforge_dagster.state.store import StateStore
 
 _LOOK_SECONDS = 0.2
+_PUBLISH_SECONDS = 1.0
 _SINK_GRACE_SECONDS = 10.0
-_IDLE_PROGRESS_SECONDS = 10.0
 
 
 class Observer(Protocol):
@@ -140,6 +141,9 @@ class LiveRun:
         self._until_caught_up = until_caught_up
         self._asked_to_end: str | None = None
         self._want: Want = "running"
+        self._began = 0.0
+        self._quiet_head: Position | None = None
+        self._quiet_since = 0.0
         self._lease: HeldLease
         self._capture: Capture | None = None
         self._deliverers: dict[str, Deliverer] = {}
@@ -261,44 +265,60 @@ class LiveRun:
 
     def _look_for_wishes(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""
-        row = self._store.pipeline(self._loaded.name)
-        if row is not None and row.want != self._want:
-            self.request_end(row.want)
-        try:
+        with contextlib.suppress(StoreUnavailable):
+            row = self._store.pipeline(self._loaded.name)
+            if row is not None and row.want != self._want:
+                self.request_end(row.want)
+        # A half-written or broken file shows by its own failing check; this run goes on.
+        with contextlib.suppress(SpecError):
             if load_pipeline(self._loaded.path).hash != self._loaded.hash:
                 self.request_end("pipeline file changed")
-        except SpecError:
-            pass  # half-written or broken: its own failing check says so; this run goes on
 
     def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
-        began = time.monotonic()
-        confirmer = _Confirmer(self._loaded, self._store, self._lease)
-        run = self._engine.run
-        head: Position | None = None  # the source's, once nothing has happened for a while
+        """Look after everything until the run is over; return why it is."""
+        self._began = time.monotonic()
+        confirmer = Confirmer(self._loaded, self._store, self._lease)
+        published_at = 0.0
         while True:
-            if self._lease.lost.is_set():
-                raise LeaseLost(f"{self._loaded.name}: the lease is gone")
-            if self._asked_to_end is not None:
-                return self._asked_to_end
-            if self._capture is not None and self._capture.failed:
-                return "capture failed"
-            now = time.monotonic()
-            if now - began >= run.max_seconds and self._may_pause_reading():
-                return "max_seconds"
-            reached = goal is not None and self._reached(goal)
-            caught_up = self._all_delivered_or_failing()
-            if reached and caught_up:
-                return "caught up"
-            if now - max(began, self._moved_at()) < run.idle_seconds:
-                head = None
-            elif caught_up:
-                head = head or self._head()
-                if head is None or self._reached(head):
-                    return "idle"
-            ranges.close_if_due()
-            confirmer.confirm(self._capture)
-            self._observer.publish()
+            self._lease.guard()
+            with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
+                ended = self._over(goal)
+                if ended is not None:
+                    return ended
+                ranges.close_if_due()
+                confirmer.confirm(self._capture)
+                if time.monotonic() - published_at >= _PUBLISH_SECONDS:
+                    self._observer.publish()
+                    published_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
+
+    def _over(self, goal: Position | None) -> str | None:
+        """Return why the run should end now, None when it should go on."""
+        if self._asked_to_end is not None:
+            return self._asked_to_end
+        run = self._engine.run
+        now = time.monotonic()
+        if now - self._began >= run.max_seconds and self._may_pause_reading():
+            return "max_seconds"
+        reached = goal is not None and self._reached(goal)
+        if not self._all_delivered_or_failing():
+            return None
+        if self._capture is not None and self._capture.failed:
+            return "capture failed"
+        if reached:
+            return "caught up"
+        quiet = now - max(self._began, self._moved_at()) >= run.idle_seconds
+        return "idle" if quiet and self._source_is_quiet() else None
+
+    def _source_is_quiet(self) -> bool:
+        """Whether the reader has passed the head that the source had when it fell quiet.
+
+        A database that is decoding a long transaction sends nothing for long, and is not idle.
+        """
+        if self._quiet_head is None or self._quiet_since != self._moved_at():
+            self._quiet_since = self._moved_at()
+            self._quiet_head = self._head()
+        return self._quiet_head is None or self._reached(self._quiet_head)
 
     def _may_pause_reading(self) -> bool:
         """Whether ending now wastes no reading: a long transaction would have to start over."""
@@ -385,49 +405,3 @@ class LiveRun:
             },
             behind={sink_id: count for sink_id, count in lacking.items() if count},
         )
-
-
-class _Confirmer:
-    """Moves the committed position, and tells the source of it after the store has it.
-
-    When every sink has everything, what the source's keepalives have passed may go as well: it
-    holds no change for us. That progress is written at most every `_IDLE_PROGRESS_SECONDS`.
-    """
-
-    def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
-        self._loaded = loaded
-        self._store = store
-        self._lease = lease
-        row = store.pipeline(loaded.name)
-        confirmed = None if row is None else row.confirmed_position
-        self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
-        self._passed_at = time.monotonic()
-
-    def confirm(self, capture: Capture | None) -> None:
-        # In this order: what was passed, then how far the sinks are. A segment sealed in between
-        # makes its sinks lag, and the idle progress is left for the next turn.
-        passed = None if capture is None else capture.passed
-        row = self._store.pipeline(self._loaded.name)
-        assert row is not None
-        checkpoints = self._store.checkpoints(self._loaded.name)
-        position = committed_position(self._loaded.spec, row, checkpoints)
-        delivered = not any(segments_behind(row, one) for one in checkpoints.values())
-        if passed is not None and delivered and self._idle_progress_due():
-            reached = passed.to_json()
-            self._lease.write(lambda writer: writer.set_captured(reached))
-            position = passed
-        if position is None or (self._confirmed is not None and position <= self._confirmed):
-            return
-        confirmed = position.to_json()
-        self._lease.write(lambda writer: writer.set_confirmed(confirmed))
-        self._confirmed = position
-        if capture is not None:
-            capture.confirm(position)
-        failpoint("source-confirmed")
-
-    def _idle_progress_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._passed_at < _IDLE_PROGRESS_SECONDS:
-            return False
-        self._passed_at = now
-        return True
