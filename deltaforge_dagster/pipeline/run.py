@@ -283,10 +283,10 @@ class LiveRun:
             self._lease.guard()
             with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
                 ended = self._over(goal)
-                if ended is not None:
-                    return ended
                 ranges.close_if_due()
                 confirmer.confirm(self._capture)
+                if ended is not None:
+                    return ended
                 if time.monotonic() - published_at >= _PUBLISH_SECONDS:
                     self._observer.publish()
                     published_at = time.monotonic()
