@@ -346,8 +346,8 @@ class TestSlot:
         for batch in reader.read(start, ReadLimits(), Versions()):
             if batch.end is not None:
                 reader.confirm(batch.end)
-                if reader.head().lsn - bench.confirmed().lsn < 1 << 20:
-                    break
+            if reader.head().lsn - bench.confirmed().lsn < 1 << 20:
+                break
         reader.close()
 
         assert not bench.source().has_changes(start)
