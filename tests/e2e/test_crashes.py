@@ -1,0 +1,134 @@
+"""Whatever is killed, the pipeline goes on by itself, from where the store says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.conftest import Shop
+from tests.e2e.deployment import Deployment, eventually
+from tests.e2e.test_daemon import ops, started
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_run_and_a_crashed_host_are_survived(
+    shop: Shop, deploy: Callable[..., Deployment]
+) -> None:
+    """A run killed with a range open: the next tick starts another one, which closes the range.
+
+    Code server, daemon and run killed together, and started again: the pipeline goes on. Nothing
+    is lost, and repeats are only of what was in flight.
+    """
+    deployment = deploy()
+    deployment.add(
+        "sturdy",
+        shop.pipeline(
+            "sturdy",
+            run="{idle_seconds: 60, lease_seconds: 4, renew_seconds: 1}",
+            range_="{max_seconds: 600}",
+        ),
+    )
+    deployment.start()
+    eventually(lambda: started(deployment, "sturdy"), what="the first tick")
+    store = deployment.store()
+
+    shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    eventually(lambda: len(shop.entries("sturdy.customers")) == 1, what="the first delivery")
+    assert [row.state for row in store.ranges("sturdy")] == ["open"]
+    os.kill(eventually(lambda: deployment.run_pid("sturdy"), what="the run"), signal.SIGKILL)
+    shop.execute("INSERT INTO customers VALUES (2, 'Grace')")
+    eventually(
+        lambda: ("c", 2) in ops(shop, "sturdy.customers"),
+        seconds=90,
+        what="the delivery after the run was killed",
+    )
+    first = store.range("sturdy", 1)
+    assert first is not None
+    assert (first.state, first.close_reason) == ("closed", "recovered")
+    reasons = [one.dagster_run.tags["deltaforge/reason"] for one in deployment.live_runs("sturdy")]
+    assert reasons == ["changes", "range open"]
+
+    eventually(lambda: deployment.run_pid("sturdy"), what="the second run")
+    deployment.kill()
+    shop.execute("UPDATE customers SET name = 'Grace H' WHERE id = 2")
+    deployment.start()
+    eventually(
+        lambda: ("u", 2) in ops(shop, "sturdy.customers"),
+        seconds=120,
+        what="the delivery after the host crashed",
+    )
+    store.close()
+
+    seen = list(dict.fromkeys(ops(shop, "sturdy.customers")))
+    assert seen == [("c", 1), ("c", 2), ("u", 2)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("step", ["range-closed", "range-published"])
+def test_a_run_killed_before_it_has_published_is_published_once(
+    shop: Shop, deploy: Callable[..., Deployment], step: str
+) -> None:
+    """Killed after closing, or between the event and its row: a tick publishes, once."""
+    name = step.replace("range-", "killed-")
+    deployment = deploy(environment={"DELTAFORGE_FAILPOINT": step})
+    deployment.add(
+        name,
+        shop.pipeline(
+            name,
+            run="{idle_seconds: 2, lease_seconds: 4, renew_seconds: 1}",
+            range_="{max_seconds: 600}",
+        ),
+    )
+    deployment.start()
+    eventually(lambda: started(deployment, name), what="the first tick")
+
+    shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    store = deployment.store()
+    eventually(lambda: store.published(name, 1, 1) == {(1, "changes"), (1, "redis")}, seconds=90)
+
+    assert len(deployment.materializations(name, "changes", 1)) == 1
+    assert len(deployment.materializations(name, "redis", 1)) == 1
+    assert [record.dagster_run.status.value for record in deployment.live_runs(name)][
+        0
+    ] == "FAILURE"
+    store.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_second_start_ends_quietly_and_termination_in_order(
+    shop: Shop, deploy: Callable[..., Deployment]
+) -> None:
+    """While one run works, another start writes nothing; SIGTERM closes the range and ends."""
+    deployment = deploy()
+    deployment.add(
+        "single",
+        shop.pipeline("single", run="{idle_seconds: 90}", range_="{max_seconds: 600}"),
+    )
+    deployment.start()
+    eventually(lambda: started(deployment, "single"), what="the first tick")
+    shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+    eventually(lambda: len(shop.entries("single.customers")) == 1, what="the first delivery")
+    store = deployment.store()
+    before = (store.ranges("single"), store.segments("single"), store.pipeline("single"))
+
+    second = deployment.spawn("-m", "deltaforge_dagster", "run", "single", "--json")
+    assert second.wait(60) == 1
+    outcome = json.loads(deployment.last_line(second))
+    assert outcome["reason"] == "held elsewhere"
+    assert (store.ranges("single"), store.segments("single"), store.pipeline("single")) == before
+    assert len(shop.entries("single.customers")) == 1
+
+    pid = deployment.run_pid("single")
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: deployment.run_pid("single") is None, seconds=30, what="the end of the run")
+    (row,) = store.ranges("single")
+    assert row.state == "closed"
+    eventually(lambda: deployment.materializations("single", "redis", 1), what="publication")
+    store.close()
