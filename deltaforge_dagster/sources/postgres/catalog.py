@@ -32,6 +32,8 @@ class Table:
     oid: int
     schema: str
     name: str
+    partitioned: bool
+    """It has no rows of its own, its partitions have them."""
     root: int | None
     """The topmost partitioned table above it, None when it is no partition."""
 
@@ -123,7 +125,7 @@ def tables(connection: psycopg.Connection) -> list[Table]:
             SELECT above.oid, inhparent FROM above JOIN pg_inherits ON inhrelid = above.root
               JOIN pg_class c ON c.oid = inhrelid WHERE c.relispartition
         )
-        SELECT c.oid::int8, n.nspname, c.relname,
+        SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p',
                (SELECT a.root::int8 FROM above a
                   JOIN pg_class r ON r.oid = a.root AND NOT r.relispartition
                  WHERE a.oid = c.oid)
@@ -141,6 +143,29 @@ def captured(found: Sequence[Table], patterns: TablePatterns) -> list[Table]:
     matching = [table for table in found if patterns.matches(table.schema, table.name)]
     chosen = {table.oid for table in matching}
     return [table for table in matching if table.root not in chosen]
+
+
+def without_identity(connection: psycopg.Connection, chosen: Sequence[Table]) -> list[str]:
+    """Return `schema.table` of those, or of their partitions, that have no replica identity.
+
+    Once such a table is published, PostgreSQL refuses every UPDATE and DELETE of it.
+    """
+    oids = [table.oid for table in chosen]
+    rows = connection.execute(
+        """
+        SELECT n.nspname || '.' || c.relname
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.relkind = 'r'
+           AND c.oid IN (SELECT unnest(%s::oid[])
+                         UNION SELECT leaf.relid
+                           FROM unnest(%s::oid[]) AS root, pg_partition_tree(root) AS leaf)
+           AND (c.relreplident = 'n' OR c.relreplident = 'd' AND NOT EXISTS (
+                SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary))
+         ORDER BY 1
+        """,
+        (oids, oids),
+    ).fetchall()
+    return [row[0] for row in rows]
 
 
 def published(

@@ -8,7 +8,7 @@ not there yet. One that exists belongs to somebody: it is checked and never chan
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psycopg
 from psycopg import sql
@@ -29,11 +29,24 @@ def create(
     """Create the publication with every table that matches now.
 
     Raises:
-        SourceMisconfigured: No table matches, or one that is named does not exist.
+        SourceMisconfigured: No table matches, one that is named does not exist, or publishing one
+            would make statements of its users fail.
         PermissionMissing: The role may not; the message has the statement for somebody who may.
         SourceUnavailable: A table stayed locked.
     """
-    tables = _matching(connection, server, patterns)
+    tables = catalog.captured(_existing(connection, server, patterns), patterns)
+    if not tables:
+        raise SourceMisconfigured(
+            f"{server.where}: no table matches source.config.tables; views, temporary, unlogged "
+            "and system tables are never captured"
+        )
+    bare = catalog.without_identity(connection, tables)
+    if bare:
+        raise SourceMisconfigured(
+            f"{server.where}: without a primary key or replica identity: {', '.join(bare)}; once "
+            "published, their UPDATEs and DELETEs would fail; run ALTER TABLE ... REPLICA IDENTITY "
+            "FULL for each, or leave them out of source.config.tables"
+        )
     statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
@@ -75,8 +88,8 @@ def check(
             f"{server.where}: publication {name!r} is gone; the log written without it cannot be "
             "decoded"
         )
-    tables = _matching(connection, server, patterns)
-    missing = [table for table in tables if (table.schema, table.name) not in sent]
+    found = _existing(connection, server, patterns)
+    missing = _missing(found, sent, patterns)
     named = [table for table in missing if (table.schema, table.name) in patterns.exact]
     if named:
         raise SourceMisconfigured(
@@ -104,25 +117,37 @@ def foreign(connection: psycopg.Connection, name: str, patterns: TablePatterns) 
     ]
 
 
-def _matching(
+def _existing(
     connection: psycopg.Connection, server: Server, patterns: TablePatterns
 ) -> list[catalog.Table]:
+    """Return every table of users, after checking that those named are among them."""
     found = catalog.tables(connection)
     existing = {(table.schema, table.name) for table in found}
-    absent = [
-        f"{schema}.{table}" for schema, table in patterns.exact if (schema, table) not in existing
-    ]
+    absent = [".".join(name) for name in patterns.exact if name not in existing]
     if absent:
         raise SourceMisconfigured(
             f"{server.where}: source.config.tables names what is no table here: {', '.join(absent)}"
         )
-    matching = catalog.captured(found, patterns)
-    if not matching:
-        raise SourceMisconfigured(
-            f"{server.where}: no table matches source.config.tables; views, temporary, unlogged "
-            "and system tables are never captured"
-        )
-    return matching
+    return found
+
+
+def _missing(
+    found: Sequence[catalog.Table], sent: Collection[tuple[str, str]], patterns: TablePatterns
+) -> list[catalog.Table]:
+    """Return the tables that match and whose rows do not come, or under a name that is not ours.
+
+    Rows of a partition may come as the partitioned table's, or the other way round.
+    """
+    arriving = {table.oid for table in found if (table.schema, table.name) in sent}
+    wanted = {table.oid for table in found if patterns.matches(table.schema, table.name)}
+    return [
+        table
+        for table in found
+        if table.oid in wanted
+        and table.oid not in arriving
+        and table.root not in wanted & arriving
+        and (not table.partitioned or (table.schema, table.name) in patterns.exact)
+    ]
 
 
 def _names(tables: Sequence[catalog.Table]) -> str:

@@ -21,6 +21,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import slots, source
 from tests.contracts.test_source import (
@@ -145,19 +146,40 @@ class TestStart:
         with pytest.raises(SourceMisconfigured, match="no table matches"):
             bench.source(tables=("public.v_*",)).ensure_start()
 
+    def test_a_table_whose_updates_would_fail_is_refused(self, bench: PostgresBench) -> None:
+        """Publishing a table without replica identity would break its users' statements."""
+        bench.execute("CREATE TABLE bare (id int, v text)", insert("bare", 1))
+        with pytest.raises(SourceMisconfigured, match=r"public\.bare; once published"):
+            bench.source(tables=("public.*",)).ensure_start()
+        bench.execute("UPDATE bare SET v = 'still works'")
+
+        bench.execute("ALTER TABLE bare REPLICA IDENTITY FULL")
+        start = bench.source(tables=("public.*",)).ensure_start()
+        bench.execute("UPDATE bare SET v = 'new'")
+
+        taken = take(bench, start, whole(1), source=bench.source(tables=("public.*",)))
+        assert taken.rows[0]["before"] == '{"id":1,"v":"still works"}'
+        assert taken.rows[0]["after"] == '{"id":1,"v":"new"}'
+
     def test_a_slot_without_its_publication_is_refused(self, bench: PostgresBench) -> None:
         """PostgreSQL could not decode what was written before the publication."""
         bench.forget()
         with pytest.raises(SourceMisconfigured, match="pg_drop_replication_slot"):
             bench.source().ensure_start()
 
-    def test_a_slot_of_another_plugin_is_refused(self, bench: PostgresBench) -> None:
-        """The message names plugin and database."""
+    def test_a_slot_of_another_database_is_refused(
+        self, bench: PostgresBench, postgres_server: PostgresServer
+    ) -> None:
+        """Slots belong to the whole server; the message names plugin and database."""
         bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
-        bench.value("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", bench.slot)
+        with PostgresBench(postgres_server.create_database()) as other:
+            other.value("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", other.slot)
+            other_name = other.value("SELECT current_database()")
 
-        with pytest.raises(SourceMisconfigured, match="'test_decoding'"):
-            bench.source().ensure_start()
+            with pytest.raises(SourceMisconfigured) as caught:
+                bench.source(slot=other.slot).ensure_start()
+
+        assert f"of plugin 'pgoutput' in database {other_name!r}" in problem(caught)
 
     def test_a_role_without_rights_is_told_what_to_run(
         self,
@@ -255,6 +277,34 @@ class TestPublication:
         taken = take(bench, start, whole(2), source=bench.source(tables=of_all))
 
         assert taken.changes == inserts("parted", 1, 11)
+
+    def test_partitions_may_be_sent_as_themselves(
+        self, bench: PostgresBench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A publication without publish_via_partition_root serves patterns that match partitions.
+
+        It cannot serve one that names the partitioned table: its rows come under other names.
+        """
+        bench.execute(
+            "CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+            "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+            "CREATE PUBLICATION p FOR TABLE parted, orders, items, other",
+        )
+        start = bench.source(tables=("public.*",)).ensure_start()
+        bench.execute(insert("parted", 1))
+
+        taken = take(bench, start, whole(1), source=bench.source(tables=("public.*",)))
+
+        assert taken.changes == inserts("parted_1", 1)
+        assert not caplog.text
+        bench.execute(
+            "ALTER PUBLICATION p DROP TABLE parted", "ALTER PUBLICATION p ADD TABLE parted_1"
+        )
+        bench.execute("CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (10) TO (20)")
+        bench.source(tables=("public.*",)).ensure_start()
+        assert 'ADD TABLE "public"."parted_2"' in caplog.text
+        with pytest.raises(SourceMisconfigured, match="publish_via_partition_root"):
+            bench.source(tables=("public.parted",)).ensure_start()
 
     def test_a_publication_that_is_gone_stops_the_pipeline(self, bench: PostgresBench) -> None:
         """What was written without it cannot be decoded."""
