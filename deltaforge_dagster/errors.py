@@ -61,13 +61,13 @@ class DeltaforgeError(Exception):
     kind = "other"
 
 
-class Retryable(DeltaforgeError):
+class Retryable(DeltaforgeError):  # noqa: N818 - names what to do, not what went wrong
     """The same call may succeed later."""
 
     kind = "io"
 
 
-class Terminal(DeltaforgeError):
+class Terminal(DeltaforgeError):  # noqa: N818 - names what to do, not what went wrong
     """The same call fails again until a person changes something."""
 
 

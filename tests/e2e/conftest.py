@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import psycopg
 import pytest
@@ -50,8 +51,12 @@ class Shop:
     redis_uri: str
 
     def execute(self, *statements: str) -> None:
-        """Run statements in one transaction."""
+        """Run statements in one transaction; it is durable when this returns.
+
+        The test server's default would let the log's durable end lag behind a commit.
+        """
         with psycopg.connect(self.dsn) as connection:
+            connection.execute("SET LOCAL synchronous_commit = on")
             for statement in statements:
                 connection.execute(statement)
 
@@ -83,14 +88,16 @@ class Shop:
         """Return the fields of a stream's entries, in order."""
         client = redis.Redis.from_url(self.redis_uri, decode_responses=True)
         try:
-            return [fields for _, fields in client.xrange(stream)]
+            return [cast("dict[str, str]", fields) for _, fields in client.xrange(stream) or []]
         finally:
             client.close()
 
 
 @pytest.fixture
-def shop(postgres_server: PostgresServer, redis_server: RedisServer) -> Iterator[Shop]:
-    """An empty shop: `customers`, `orders`, and the busy table `visits`."""
+def shop(
+    postgres_server: PostgresServer, redis_server: RedisServer, redis_client: redis.Redis
+) -> Iterator[Shop]:
+    """An empty shop: `customers`, `orders`, and the busy table `visits`; Redis is empty, too."""
     made = Shop(postgres_server.create_database(), redis_server.uri)
     made.execute(
         "CREATE TABLE customers (id bigint PRIMARY KEY, name text)",

@@ -175,9 +175,7 @@ class Deployment:
                         return int(str(pid.value))
         return None
 
-    def materializations(
-        self, pipeline: str, asset: str, number: int
-    ) -> list[Mapping[str, dg.MetadataValue]]:
+    def materializations(self, pipeline: str, asset: str, number: int) -> list[dict[str, Any]]:
         """Return the metadata of every materialization of a range, newest first."""
         with self.instance() as instance:
             found = instance.fetch_materializations(
@@ -187,7 +185,7 @@ class Deployment:
                 limit=100,
             )
         return [
-            record.asset_materialization.metadata
+            {name: one.value for name, one in record.asset_materialization.metadata.items()}
             for record in found.records
             if record.asset_materialization is not None
         ]

@@ -33,9 +33,9 @@ def started(deployment: Deployment, pipeline: str) -> bool:
 def test_changes_reach_redis_and_the_ui_knows(
     shop: Shop, deploy: Callable[..., Deployment]
 ) -> None:
-    """Inserts, updates, deletes and multi-row transactions of two tables arrive in order, once;
+    """Inserts, updates, deletes and multi-row transactions arrive in order, once, in two ranges.
 
-    ranges are partitions with true metadata, two of them by one run; an idle phase makes no range;
+    The ranges are partitions with true metadata, both by one run; an idle phase makes no range;
     then new data starts a new run.
     """
     deployment = deploy()
@@ -72,15 +72,15 @@ def test_changes_reach_redis_and_the_ui_knows(
     (first,) = deployment.materializations("shop-feed", "changes", 1)
     (second,) = deployment.materializations("shop-feed", "changes", 2)
     (sent,) = deployment.materializations("shop-feed", "redis", 2)
-    assert first["events"].value == 2
-    assert first["events/c"].value == 2
-    assert second["events"].value == 53
-    assert second["events/public.orders"].value == 52
-    assert (second["events/u"].value, second["events/d"].value) == (2, 1)
-    assert sent["checkpoint_segment"].value >= second["last_segment"].value
-    assert first["end_position"].value == second["start_position"].value
-    assert len(str(second["content_hash"].value)) == 64
-    assert str(second["schema/public.orders"].value).startswith("sha256:")
+    assert first["events"] == 2
+    assert first["events/c"] == 2
+    assert second["events"] == 53
+    assert second["events/public.orders"] == 52
+    assert (second["events/u"], second["events/d"]) == (2, 1)
+    assert sent["checkpoint_segment"] >= second["last_segment"]
+    assert first["end_position"] == second["start_position"]
+    assert len(str(second["content_hash"])) == 64
+    assert str(second["schema/public.orders"]).startswith("sha256:")
     assert len(finished) == 1, "both ranges are one run's"
     for asset, check in [
         ("changes", "contiguity"),

@@ -77,8 +77,8 @@ class PlayedSource:
 
     def head(self) -> LsnPosition:
         """Return the end of the newest transaction."""
-        ends = [one.end for one in self.batches if isinstance(one, ChangeBatch) and one.end]
-        return max(ends, default=LsnPosition(0))  # type: ignore[type-var]
+        ends = [getattr(one, "end", None) for one in self.batches]
+        return max((end for end in ends if end is not None), default=LsnPosition(0))
 
     def ensure_start(self) -> LsnPosition:
         """Begin before everything."""

@@ -82,7 +82,7 @@ class Stage:
         for row in self.store.segments("p"):
             self.journal.verify(row)
             for batch in self.journal.open(row.path).iter_batches():
-                found += pa.Table.from_batches([batch])["pos"].to_pylist()
+                found += [int(one) for one in pa.Table.from_batches([batch])["pos"].to_numpy()]
         return found
 
 

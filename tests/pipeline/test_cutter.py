@@ -35,7 +35,7 @@ class Recorder:
         assert isinstance(end, LsnPosition)
         written = writer.close()
         rows = pa.Table.from_batches(self.journal.open(written.path).iter_batches())
-        self.sealed.append((rows["pos"].to_pylist(), end.lsn))
+        self.sealed.append(([int(one) for one in rows["pos"].to_numpy()], end.lsn))
 
 
 def test_a_waiting_sink_gets_each_transaction_at_once(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from deltaforge_dagster.positions import parse_lsn
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.stream import ReplicationStream
+from tests.sources.postgres.test_connection import silencing_proxy
 
 pytestmark = pytest.mark.postgres
 
@@ -57,7 +58,7 @@ class Slot:
     def column(self, name: str) -> str | None:
         """Return a column of the slot, or of its walsender, as text."""
         row = self.connection.execute(
-            f"SELECT {name}::text FROM pg_replication_slots"  # type: ignore[arg-type]
+            f"SELECT {name}::text FROM pg_replication_slots"
             " LEFT JOIN pg_stat_replication ON active_pid = pid WHERE slot_name = %s",
             (self.name,),
         ).fetchone()
@@ -114,7 +115,7 @@ def test_much_log_arrives_in_big_pieces(slot: Slot) -> None:
     slot.connection.execute(
         "INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 100000) n"
     )
-    sizes = []
+    sizes: list[int] = []
     with closing(slot.stream()) as stream, memoryview(bytearray(4 << 20)) as buffer:
         while sum(sizes) < 13_000_000:
             sizes.append(stream.receive(buffer, 0.05))
@@ -226,15 +227,14 @@ def test_a_silent_server_is_asked_and_then_given_up(
 ) -> None:
     """Half-way through the silence the server is asked; one that answers stays."""
     monkeypatch.setattr("deltaforge_dagster.sources.postgres.stream.SILENCE_SECONDS", 1.0)
-    options = "-c wal_sender_timeout=0"  # sends no keepalives by itself
-    with (
-        closing(slot.stream(status_seconds=60, options=options)) as stream,
-        memoryview(bytearray(1 << 20)) as buffer,
-    ):
-        deadline = time.monotonic() + 3
-        while time.monotonic() < deadline:
-            stream.receive(buffer, 0.05)
-        monkeypatch.setattr(stream, "send_status", lambda **_: None)
+    with silencing_proxy(slot.dsn) as (slot.dsn, silence):
+        options = "-c wal_sender_timeout=0"  # sends no keepalives by itself
+        with closing(slot.stream(status_seconds=60, options=options)) as stream:
+            with memoryview(bytearray(1 << 20)) as buffer:
+                deadline = time.monotonic() + 3
+                while time.monotonic() < deadline:
+                    stream.receive(buffer, 0.05)
+            silence.set()
 
-        with pytest.raises(SourceUnavailable, match="has said nothing for 1 s"):
-            receive(stream, b"never", 5)
+            with pytest.raises(SourceUnavailable, match="has said nothing for 1 s"):
+                receive(stream, b"never", 5)
