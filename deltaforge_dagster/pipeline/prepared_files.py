@@ -27,9 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 _NUMBERS = ("batch", "offset", "segment", "ordinal", "rows", "bytes")
-PIECES = pa.schema(
-    [pa.field("path", pa.string()), *(pa.field(name, pa.int64()) for name in _NUMBERS)]
-)
+PIECES = pa.schema({"path": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())})
 """What a writer reports: columns of `Piece`."""
 
 
