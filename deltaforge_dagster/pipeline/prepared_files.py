@@ -21,13 +21,18 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from io import IOBase
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 
 _NUMBERS = ("batch", "offset", "segment", "ordinal", "rows", "bytes")
-PIECES = pa.schema({"path": pa.string(), **dict.fromkeys(_NUMBERS, pa.int64())})
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("path", pa.string()),
+    *(pa.field(name, pa.int64()) for name in _NUMBERS),
+]
+PIECES = pa.schema(_FIELDS)
 """What a writer reports: columns of `Piece`."""
 
 

@@ -300,7 +300,8 @@ class LiveRun:
         now = time.monotonic()
         if now - self._began >= run.max_seconds and self._may_pause_reading():
             return "max_seconds"
-        reached = goal is not None and self._reached(goal)
+        # Asked before the sinks: what is captured after this is not part of the goal.
+        reached = self._until_caught_up and (goal is None or self._reached(goal))
         if not self._all_delivered_or_failing():
             return None
         if self._capture is not None and self._capture.failed:
