@@ -247,7 +247,7 @@ def test_representations_hide_the_password(postgres_server: PostgresServer) -> N
 
 
 class silencing_proxy:  # noqa: N801 - reads as the context manager that it is
-    """Forwards a TCP connection, until the event is set: then it swallows everything."""
+    """Forwards TCP connections, until the event is set: then it swallows everything."""
 
     def __init__(self, dsn: str) -> None:
         target = conninfo.conninfo_to_dict(dsn)
@@ -276,19 +276,21 @@ class silencing_proxy:  # noqa: N801 - reads as the context manager that it is
         thread.start()
 
     def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError:
-            return
-        upstream = socket.create_connection(self._target)
-        self._sockets += [client, upstream]
-        self._spawn(self._forward, client, upstream)
-        self._spawn(self._forward, upstream, client)
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection(self._target)
+            self._sockets += [client, upstream]
+            self._spawn(self._forward, client, upstream)
+            self._spawn(self._forward, upstream, client)
 
     def _forward(self, origin: socket.socket, target: socket.socket) -> None:
         try:
             while piece := origin.recv(65536):
                 if not self._silent.is_set():
                     target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
         except OSError:
             return
