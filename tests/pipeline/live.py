@@ -1,0 +1,132 @@
+"""A live run for tests: on real servers, in this process and a thread of its own, no Dagster."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.publication import pending
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.state.store import StateStore
+from tests.e2e.conftest import Shop
+
+
+class Watcher:
+    """Publishes as Dagster would, and remembers which ranges it was told of."""
+
+    def __init__(self, store: StateStore, pipeline: str) -> None:
+        self.ranges: list[int] = []
+        self._store = store
+        self._pipeline = pipeline
+
+    def range_opened(self, number: int) -> None:
+        """Remember a range."""
+        self.ranges.append(number)
+
+    def publish(self) -> None:
+        """Mark what is due as published."""
+        for one in pending(self._store, self._pipeline):
+            self._store.mark_published(self._pipeline, one.range, one.asset)
+
+
+class Background:
+    """A run in a thread; `outcome` waits for its end."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self._outcome: RunOutcome | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._execute)
+        self._thread.start()
+
+    def _execute(self) -> None:
+        try:
+            self._outcome = self.run.execute()
+        except BaseException as error:  # noqa: BLE001 - raised again by `outcome`
+            self._error = error
+
+    def outcome(self, seconds: float = 30.0) -> RunOutcome:
+        """Return how the run ended, which must be within `seconds`."""
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"the run has not ended in {seconds:.0f} s"
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+    def end(self) -> RunOutcome:
+        """Ask the run to end, and wait for it."""
+        self.run.request_end()
+        return self.outcome()
+
+
+class Feed:
+    """A pipeline over a shop, and the installation it runs in."""
+
+    def __init__(self, shop: Shop, opened: Opened, path: Path) -> None:
+        self.shop = shop
+        self.path = path
+        self.opened = opened
+        self.store = opened.store
+        self._running: list[Background] = []
+
+    @property
+    def loaded(self) -> LoadedPipeline:
+        """The pipeline file as it is now."""
+        return load_pipeline(self.path)
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        return self.path.stem
+
+    def live_run(self, *, until_caught_up: bool = False) -> LiveRun:
+        """Return a run, not yet begun."""
+        return LiveRun(
+            self.loaded,
+            build_tools(self.opened, self.loaded),
+            str(uuid.uuid4()),
+            Watcher(self.store, self.name),
+            until_caught_up=until_caught_up,
+        )
+
+    def catch_up(self) -> RunOutcome:
+        """Execute a run that ends when everything is captured and delivered."""
+        return self.live_run(until_caught_up=True).execute()
+
+    def begin(self) -> Background:
+        """Begin a run in a thread."""
+        self._running.append(Background(self.live_run()))
+        return self._running[-1]
+
+    def end_all(self) -> None:
+        """End what is still running."""
+        for one in self._running:
+            one.end()
+
+    def delivered(self, table: str) -> list[dict[str, str]]:
+        """Return the entries of a table's stream."""
+        return self.shop.entries(f"{self.name}.{table}")
+
+
+@contextmanager
+def opened_feed(shop: Shop, path: Path, text: str, spark_remote: str) -> Iterator[Feed]:
+    """Lend a feed whose pipeline file is `path`; its start position is fixed already."""
+    path.write_text(text)
+    settings = Settings.from_env(
+        {"DELTAFORGE_HOME": str(path.parent / "home"), "DELTAFORGE_SPARK_REMOTE": spark_remote}
+    )
+    with Platform(settings, single_process=True).open() as opened:
+        feed = Feed(shop, opened, path)
+        feed.catch_up()
+        try:
+            yield feed
+        finally:
+            feed.end_all()

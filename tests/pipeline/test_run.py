@@ -1,0 +1,331 @@
+"""One run, in this process: how it ends, what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from deltaforge_dagster.pipeline import prepare
+from deltaforge_dagster.pipeline.run import RunOutcome
+from tests.e2e.conftest import Shop, shop
+from tests.e2e.deployment import eventually
+from tests.fix_spark import SparkAddress
+from tests.pipeline.live import Feed, opened_feed
+
+__all__ = ["shop"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+PATIENT = "{idle_seconds: 120, lease_seconds: 6, renew_seconds: 0.5}"
+QUICK = "{idle_seconds: 1, lease_seconds: 6, renew_seconds: 0.5}"
+
+MakeFeed = Callable[..., Feed]
+
+
+@pytest.fixture
+def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterator[MakeFeed]:
+    """Make a feed of the shop with the given parts of its pipeline file."""
+    with ExitStack() as stack:
+
+        def make(name: str = "feed", **parts: str) -> Feed:
+            text = shop.pipeline(name, **parts)
+            path = tmp_path / f"{name}.yaml"
+            return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
+
+        yield make
+
+
+def insert(shop: Shop, first: int, last: int) -> None:
+    """Insert customers in one transaction."""
+    shop.execute(f"INSERT INTO customers SELECT n, 'x' FROM generate_series({first}, {last}) n")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is in use, here and on the servers."""
+
+    spark_processes: int
+    open_files: int
+    threads: tuple[str, ...]
+    postgres_connections: int
+    redis_connections: int
+    prepared_files: int
+
+
+class Meter:
+    """Counts what a feed uses, from when the meter was made.
+
+    The Spark server may have Python processes of earlier sessions, which end when they like.
+    """
+
+    def __init__(self, feed: Feed, spark: SparkAddress) -> None:
+        self._feed = feed
+        token = re.search(r"token=([^;]+)", spark.remote)
+        self._marker = b"" if token is None else token[1].encode()
+        self._older = self._spark_processes()
+
+    def settled(self) -> Usage:
+        """Return the usage once it has stayed the same for a second."""
+        before, same = self._usage(), 0
+        deadline = time.monotonic() + 20
+        while same < 4 and time.monotonic() < deadline:
+            time.sleep(0.25)
+            now = self._usage()
+            same = same + 1 if now == before else 0
+            before = now
+        return before
+
+    def _usage(self) -> Usage:
+        gc.collect()
+        shop = self._feed.shop
+        with psycopg.connect(shop.dsn) as connection:
+            (backends,) = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchone() or (0,)
+        with redis.Redis.from_url(shop.redis_uri) as client:
+            clients = len(client.client_list()) - 1
+        prepared = self._feed.opened.settings.home / "journal" / "feed" / "prepared"
+        return Usage(
+            spark_processes=len(self._spark_processes() - self._older),
+            open_files=len(list(Path("/proc/self/fd").iterdir())),
+            threads=tuple(sorted(_threads())),
+            postgres_connections=backends,
+            redis_connections=clients,
+            prepared_files=sum(len(files) for *_, files in os.walk(prepared)),
+        )
+
+    def _spark_processes(self) -> set[int]:
+        """Return the Python processes that the server has started: parents and workers."""
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes()
+                if b"spark_daemon" in command and self._marker in (folder / "environ").read_bytes():
+                    found.add(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+
+def _threads() -> Iterator[str]:
+    """Yield the names of our threads; those of gRPC and PySpark come and go."""
+    for thread in threading.enumerate():
+        if not thread.name.startswith(("Dummy-", "ThreadPoolExecutor-")):
+            yield thread.name
+
+
+@pytest.fixture
+def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Spark write each result, however small, with its Python workers."""
+    monkeypatch.setattr(prepare, "SMALL_ROWS", 0)
+
+
+def test_fifty_ranges_of_one_run_leave_no_more_than_five(
+    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
+) -> None:
+    """Processes, files, threads and connections do not grow with the number of ranges."""
+    feed = make_feed(run=PATIENT, range_="{max_events: 1}")
+    meter = Meter(feed, spark_server)
+    run = feed.begin()
+
+    def make_ranges(first: int, last: int) -> Usage:
+        for number in range(first, last + 1):
+            insert(feed.shop, number, number)
+            eventually(lambda: feed.store.checkpoints("feed")["redis"].segment == number)  # noqa: B023
+        assert len(feed.store.ranges("feed", state="closed")) == last
+        return meter.settled()
+
+    after_five = make_ranges(1, 5)
+    after_fifty = make_ranges(6, 50)
+
+    assert after_fifty == after_five
+    assert after_fifty.spark_processes > 0
+    outcome = run.end()
+    assert (outcome.captured, outcome.ranges) == (50, 50)
+    assert [json.loads(one["df-event"])["after"]["id"] for one in feed.delivered("customers")] == [
+        *range(1, 51)
+    ]
+
+
+def test_short_runs_leave_nothing(
+    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
+) -> None:
+    """One run after another uses the same Spark session, and closes all that it opened."""
+    feed = make_feed(range_="{max_events: 1}")
+    meter = Meter(feed, spark_server)
+
+    def make_runs(first: int, last: int) -> Usage:
+        for number in range(first, last + 1):
+            insert(feed.shop, number, number)
+            assert feed.catch_up().captured == 1
+        return meter.settled()
+
+    after_two = make_runs(1, 2)
+    after_eight = make_runs(3, 8)
+
+    assert after_eight.open_files <= after_two.open_files + 5, "a channel that gRPC closes late"
+    assert replace(after_eight, open_files=0) == replace(after_two, open_files=0)
+    assert after_eight.postgres_connections == after_eight.prepared_files == 0
+
+
+def test_until_caught_up(make_feed: MakeFeed) -> None:
+    """Everything committed before is captured and delivered, its range closed; then it ends."""
+    feed = make_feed()
+    insert(feed.shop, 1, 100)
+    feed.shop.execute("UPDATE customers SET name = 'y' WHERE id = 7", "DELETE FROM customers")
+
+    outcome = feed.catch_up()
+
+    assert outcome == RunOutcome(
+        "caught up", captured=201, segments=outcome.segments, ranges=1, delivered={"redis": 201}
+    )
+    assert outcome.segments >= 1
+    assert len(feed.delivered("customers")) == 201
+    (row,) = feed.store.ranges("feed")
+    assert (row.state, row.rows, row.close_reason) == ("closed", 201, "run ended")
+    lease = feed.store.lease("feed")
+    assert lease is not None
+    assert lease.run_id is None, "the next run need not wait"
+
+
+def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:
+    """Nothing to do: it ends by itself, and the source is asked again a little later each time."""
+    feed = make_feed(run=QUICK)
+
+    waits = []
+    for _ in range(2):
+        outcome = feed.begin().outcome()
+        row = feed.store.pipeline("feed")
+        assert row is not None
+        waits.append(row.probe_wait)
+
+    assert outcome == RunOutcome("idle", delivered={"redis": 0})
+    assert feed.store.ranges("feed") == []
+    assert waits[1] == 2 * waits[0] > 0
+
+
+@pytest.mark.parametrize("want", ["paused", "stopped"])
+def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str) -> None:
+    """Within seconds, with its range closed; and a paused pipeline captures nothing."""
+    feed = make_feed(run=PATIENT)
+    run = feed.begin()
+    insert(feed.shop, 1, 1)
+    eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
+
+    feed.store.set_want("feed", want)  # type: ignore[arg-type]
+    outcome = run.outcome(seconds=5)
+
+    assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+    insert(feed.shop, 2, 2)
+    assert feed.catch_up().captured == 0
+    feed.store.set_want("feed", "running")
+    assert feed.catch_up().captured == 1
+
+
+def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
+    """A comment changes nothing, a broken file is left to its check, another setting ends it."""
+    feed = make_feed(run=PATIENT)
+    run = feed.begin()
+    text = feed.path.read_text()
+    feed.path.write_text(text + "# a comment\n")
+    insert(feed.shop, 1, 1)
+    eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
+    feed.path.write_text(text + "  sinks: [\n")
+    time.sleep(1.2)  # two renewals
+    insert(feed.shop, 2, 2)
+    eventually(lambda: len(feed.delivered("customers")) == 2, what="the second delivery")
+
+    feed.path.write_text(text.replace("tenant: acme", "tenant: other"))
+
+    assert run.outcome(seconds=5).reason == "pipeline file changed"
+
+
+def test_a_run_with_a_failing_sink_ends_by_idling(
+    make_feed: MakeFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sibling has everything; the store says what failed, and when to try again."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(faults))
+    lines = tmp_path / "lines.jsonl"
+    feed = make_feed(
+        run=QUICK, more_sinks=f"    - {{type: file, config: {{id: lines, path: {lines}}}}}\n"
+    )
+    (faults / "lines").write_text("fail_before")
+    insert(feed.shop, 1, 10)
+
+    outcome = feed.begin().outcome()
+
+    error = "sink lines: injected fault (fail_before)"
+    assert outcome == RunOutcome(
+        "idle",
+        captured=10,
+        segments=outcome.segments,
+        ranges=1,
+        delivered={"redis": 10, "lines": 0},
+        sink_errors={"lines": error},
+        behind={"lines": outcome.segments},
+    )
+    checkpoint = feed.store.checkpoints("feed")["lines"]
+    assert (checkpoint.segment, checkpoint.last_error) == (0, error)
+    assert checkpoint.failures > 0
+    assert checkpoint.next_attempt_at > feed.store.now() - 5
+    assert feed.store.unpublished("feed") == []
+
+    (faults / "lines").unlink()
+    assert feed.catch_up().delivered == {"redis": 0, "lines": 10}
+    assert len(lines.read_text().splitlines()) == 10
+
+
+def test_a_run_ends_although_a_sink_hangs(
+    make_feed: MakeFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to end, it waits a moment for the sink, then closes it; nothing is acknowledged."""
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path))
+    feed = make_feed(run=PATIENT)
+    (tmp_path / "redis").write_text("hang")
+    run = feed.begin()
+    insert(feed.shop, 1, 1)
+    eventually(lambda: feed.store.segments("feed"), what="the segment")
+
+    feed.store.set_want("feed", "stopped")
+    outcome = run.outcome(seconds=20)
+
+    assert (outcome.reason, outcome.captured, outcome.behind) == ("stopped", 1, {"redis": 1})
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+
+
+def test_an_event_that_cannot_be_decoded_stops_capture_only(make_feed: MakeFeed) -> None:
+    """One clear sentence with its position; everything before it is delivered, nothing after."""
+    feed = make_feed(run=PATIENT)
+    insert(feed.shop, 1, 3)
+    feed.shop.execute("TRUNCATE orders")
+    insert(feed.shop, 4, 5)
+
+    first = feed.begin().outcome()
+    second = feed.begin().outcome()
+
+    assert first.reason == second.reason == "capture failed"
+    assert (first.captured, second.captured) == (3, 0)
+    assert first.capture_error == second.capture_error
+    assert first.capture_error is not None
+    assert "Truncate" in first.capture_error
+    assert "public.orders" in first.capture_error
+    assert "\n" not in first.capture_error
+    assert len(feed.delivered("customers")) == 3
+    assert first.delivered == {"redis": 3}
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
