@@ -1,4 +1,4 @@
-"""What the op of a pipeline's asset does: a live run, or a Materialize of chosen ranges.
+"""What the op of a pipeline's asset does: a live run, a Materialize of chosen ranges, or checks.
 
 Imported by the op when it runs, not by the definitions: this is where Spark and the kernels come
 in, which take seconds to import and which a code server never needs.
@@ -18,7 +18,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.assets.publish import add_partition, materialization, publish
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
@@ -39,8 +39,10 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     tools = build_tools(opened, loaded)
     if context.run.tags.get(RUN_TAG) == "live":
         _run_live(context, loaded, tools)
-    else:
+        return
+    if context.selected_asset_keys:
         _materialize(context, loaded, tools)
+    _evaluate(context, loaded, tools, _source_problem(tools))
 
 
 class _RunObserver:
@@ -88,11 +90,31 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
             },
         )
     )
-    for evaluation in evaluate(context.instance, tools.store, loaded, outcome.capture_error):
-        context.log_event(evaluation)
+    _evaluate(context, loaded, tools, outcome.capture_error)
     problem = failure_of(outcome)
     if problem is not None:
         raise dg.Failure(problem, allow_retries=False)
+
+
+def _evaluate(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, problem: str | None
+) -> None:
+    """Log the outcome of every check that this Dagster run was asked for."""
+    for evaluation in evaluate(context.instance, tools.store, loaded, problem):
+        if evaluation.asset_check_key in context.selected_asset_check_keys:
+            context.log_event(evaluation)
+
+
+def _source_problem(tools: Tools) -> str | None:
+    """Return why the source cannot be asked for its head, None when it can."""
+    source = tools.build_source()
+    try:
+        source.head()
+    except DeltaforgeError as error:
+        return str(error)
+    finally:
+        source.close()
+    return None
 
 
 def failure_of(outcome: RunOutcome) -> str | None:

@@ -14,6 +14,8 @@ from deltaforge_dagster.config.settings import Settings
 _INSTANCE_SETTINGS = """\
 telemetry:
   enabled: false
+nux:
+  enabled: false
 concurrency:
   runs:
     max_concurrent_runs: 10
