@@ -113,10 +113,14 @@ class Deployment:
         self.processes.append(process)
         return process
 
+    def output(self, process: subprocess.Popen[bytes]) -> str:
+        """Return what a process printed."""
+        number = self.processes.index(process)
+        return (self.folder / f"process-{number}.log").read_text()
+
     def last_line(self, process: subprocess.Popen[bytes]) -> str:
         """Return the last line that a process printed."""
-        number = self.processes.index(process)
-        return (self.folder / f"process-{number}.log").read_text().strip().splitlines()[-1]
+        return self.output(process).strip().splitlines()[-1]
 
     def members(self) -> list[int]:
         """Return the living processes that work for this deployment."""
