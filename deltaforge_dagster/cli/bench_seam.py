@@ -176,11 +176,9 @@ def _send(prepared: Prepared, sink_id: str, segment: SegmentRow) -> int:
     sent = size = 0
     for batch in prepared.batches(sink_id, segment.segment, -1):
         messages = batch.messages
-        commands = pc.binary_join_element_wise(
-            messages.column("destination"), messages.column("key"), messages.column("value"), "\r\n"
-        )
-        sent += len(commands)
-        size += pc.sum(pc.binary_length(messages.column("value"))).as_py()
+        columns: list[Any] = [messages.column(name) for name in ("destination", "key", "value")]
+        sent += len(pc.binary_join_element_wise(*columns, pa.scalar("\r\n")))
+        size += pc.sum(pc.binary_length(columns[-1])).as_py() or 0
     if sent != segment.rows:
         raise RuntimeError(f"{sent} of {segment.rows} messages arrived")
     return round(size / sent)
@@ -257,7 +255,7 @@ def _changes(ids: Sequence[int]) -> pa.RecordBatch:
     for field in CAPTURED:
         value = columns.get(field.name, [None] * len(ids))
         if pa.types.is_dictionary(field.type):
-            array: pa.Array = pa.array(value, pa.string()).dictionary_encode()
+            array: pa.Array[Any] = pa.array(value, pa.string()).dictionary_encode()
         else:
             array = pa.array(value, field.type)
         arrays.append(array)
