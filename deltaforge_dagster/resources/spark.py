@@ -7,6 +7,7 @@ with its server, with `stop`, or after 24 hours without use; then a new one is m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import uuid
@@ -18,7 +19,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
-from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.settings import Settings
@@ -47,9 +47,6 @@ _DEAD_SERVER = {
     "UNKNOWN",
 }
 """Codes of gRPC, when Spark itself named no error."""
-
-_PATIENCE = DefaultPolicy(max_retries=4, initial_backoff=50, max_backoff=500)
-"""About a second; PySpark's own policy waits ten minutes for a server that is gone."""
 
 
 class SparkSessions:
@@ -103,7 +100,9 @@ class SparkSessions:
             session, self._session, self._session_id = self._session, None, None
             server, self._server = self._server, None
         if session is not None:
-            session.stop()
+            with contextlib.suppress(PySparkException):  # gone already is as good
+                session.client.release_session()
+            session.client.close()
         if server is not None:
             server.release()
 
@@ -136,7 +135,10 @@ class SparkSessions:
         session = SparkSession(
             f"{remote}{separator}user_id=deltaforge;session_id={quote(session_id)}"
         )
-        session.client.set_retry_policies([_PATIENCE])
+        # PySpark waits ten minutes for a server that is gone, and may run a job twice: a failure
+        # is for the deliverer to repeat. Nor is there anything to attach to again after one.
+        session.client.set_retry_policies([])
+        session.client.disable_reattachable_execute()
         for name, value in SESSION_SETTINGS.items():
             session.conf.set(name, value)
         return session

@@ -1,0 +1,321 @@
+"""Preparing segments through a real Spark server: order, sharing, and what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import JournalDamaged, SinkRejected, SparkUnavailable
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline import prepare
+from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
+from deltaforge_dagster.pipeline.prepared_files import Piece
+from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.state.records import SegmentRow
+from tests.processors.rows import Row, row
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+metadata: {name: shop, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: db, dsn: "postgres://u@localhost/shop", slot: s, publication: p, tables: [a]}
+  sinks:
+    - type: redis
+      config: {id: by-table, uri: "redis://localhost", stream: "df:${source.table}"}
+    - type: redis
+      config: {id: by-id, uri: "redis://localhost", stream: "id-${after.id}", key: "${after.id}"}
+    - type: file
+      config: {id: lines, path: "/tmp/all.jsonl"}
+"""
+
+
+class OneSession:
+    """A provider with one session that never ends; remembers what it was told of errors."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self.errors: list[BaseException] = []
+
+    def session(self) -> SparkSession:
+        """Return the session."""
+        return self._session
+
+    def lost(self, error: BaseException) -> bool:
+        """Note the error."""
+        self.errors.append(error)
+        return False
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """An empty journal."""
+    return Journal((tmp_path / "a [journal]").as_uri())
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> PipelineSpec:
+    """A pipeline with three sinks."""
+    file = tmp_path / "shop.yaml"
+    file.write_text(PIPELINE)
+    return load_pipeline(file).spec
+
+
+@pytest.fixture
+def sessions(spark: SparkSession) -> OneSession:
+    """A provider over the test session."""
+    return OneSession(spark)
+
+
+@pytest.fixture
+def preparer(spec: PipelineSpec, journal: Journal, sessions: OneSession) -> Preparer:
+    """A preparer of the pipeline."""
+    return Preparer(spec, journal, sessions, "run-1")
+
+
+@pytest.fixture
+def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send every result through prepared files, however small."""
+    monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+
+
+def segment(journal: Journal, number: int, rows: Sequence[Row]) -> SegmentRow:
+    """Write a segment and return its row."""
+    writer = journal.writer("shop", "uid", number, 1)
+    for start in range(0, len(rows), 500):
+        pylist = [{name: one[name] for name in CAPTURED.names} for one in rows[start : start + 500]]
+        writer.write(pa.RecordBatch.from_pylist(pylist, schema=CAPTURED))
+    written = writer.close()
+    return SegmentRow(
+        segment=number,
+        segment_id=written.segment_id,
+        path=written.path,
+        checksum=written.checksum,
+        content_hash=written.content_hash,
+        rows=written.rows,
+        bytes=written.bytes,
+        start_position="{}",
+        end_position="{}",
+        counts=written.counts,
+        schema_versions=written.schema_versions,
+        first_ts_us=written.first_ts_us,
+        last_ts_us=written.last_ts_us,
+        range=1,
+        epoch=1,
+        created_at=0.0,
+    )
+
+
+def inserts(first: int, count: int) -> list[Row]:
+    """Return inserts with ids from `first` on."""
+    return [row(after=f'{{"id":{one}}}', pos=one) for one in range(first, first + count)]
+
+
+def ids(batches: Sequence[SinkBatch]) -> list[int]:
+    """Return the ids in the messages, in order."""
+    return [
+        json.loads(str(value))["after"]["id"]
+        for batch in batches
+        for value in batch.messages.column("value").to_pylist()
+    ]
+
+
+def prepared_names(journal: Journal) -> list[Path]:
+    """Return the prepared files that exist."""
+    return sorted(Path(journal.prepared_dir("shop")).iterdir())
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_messages_of_a_sink(
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """One sink's messages, column by column, on both ways back from Spark."""
+    if not small:
+        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+    one = segment(journal, 7, [row(headers='{"a":"b"}'), row(topic="audit", route_key="k")])
+
+    prepared = preparer.prepare([one])
+    (batch,) = prepared.batches("by-table", 7, -1)
+
+    assert (batch.segment, batch.segment_id, batch.replay) == (7, one.segment_id, None)
+    assert batch.messages.schema == MESSAGES
+    batch.messages.validate(full=True)
+    messages = batch.messages.drop_columns(["value"]).to_pylist()
+    event_id = row()["event_id"]
+    assert messages == [
+        {
+            "ordinal": 0,
+            "destination": "df:orders",
+            "key": event_id,
+            "event_id": event_id,
+            "idempotency_key": f"acme|shop.orders|731|{event_id}",
+            "headers": '{"a":"b"}',
+        },
+        {
+            "ordinal": 1,
+            "destination": "audit",
+            "key": "k",
+            "event_id": event_id,
+            "idempotency_key": f"acme|shop.orders|731|{event_id}",
+            "headers": None,
+        },
+    ]
+    (other,) = prepared.batches("by-id", 7, -1)
+    assert other.messages.column("destination").to_pylist() == ["id-1", "audit"]
+    assert other.messages.column("key").to_pylist() == ["1", "k"]
+    assert other.messages.column("value").equals(batch.messages.column("value"))
+    assert (prepared.bytes > 0, len(prepared_names(journal))) == (True, 0 if small else 1)
+    prepared.discard()
+
+
+@pytest.mark.usefixtures("through_files")
+def test_many_segments_in_order(
+    preparer: Preparer,
+    journal: Journal,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files of very different sizes, cut anywhere: each segment comes out whole and in order."""
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 256 << 10)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "777")
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "60000")
+    spark.conf.set("spark.sql.files.openCostInBytes", "0")
+    sizes = {3: 40, 4: 6000, 5: 1, 6: 2500, 7: 9000}
+    segments = [segment(journal, n, inserts(n * 10_000, size)) for n, size in sizes.items()]
+
+    try:
+        prepared = preparer.prepare(segments)
+    finally:
+        for name in ("maxPartitionBytes", "openCostInBytes"):
+            spark.conf.unset(f"spark.sql.files.{name}")
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+    assert (prepared.first_segment, prepared.last_segment) == (3, 7)
+    assert len(prepared_names(journal)) > 1
+    for number, size in sizes.items():
+        batches = list(prepared.batches("by-table", number, -1))
+        assert ids(batches) == list(range(number * 10_000, number * 10_000 + size))
+    rest = list(prepared.batches("lines", 6, 1233))
+    assert ids(rest) == list(range(61_234, 62_500))
+    assert rest[0].messages.column("ordinal")[0].as_py() == 1234
+    assert list(prepared.batches("lines", 6, 2499)) == []
+    prepared.discard()
+    prepared.discard()
+    assert prepared_names(journal) == []
+
+
+@pytest.mark.usefixtures("through_files")
+def test_batches_are_cut_by_bytes(
+    preparer: Preparer, journal: Journal, spark: SparkSession
+) -> None:
+    """Large rows make batches of few rows: memory is bounded by bytes, not by a row count."""
+    spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "1m")
+    text = "x" * 100_000
+    one = segment(journal, 1, [row(after=f'{{"id":1,"t":"{text}"}}') for _ in range(60)])
+
+    try:
+        batches = list(preparer.prepare([one]).batches("by-table", 1, -1))
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
+
+    assert sum(batch.messages.num_rows for batch in batches) == 60
+    assert max(batch.messages.num_rows for batch in batches) < 30
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_unresolved_destination_stops_that_sink(
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """What comes before the event is sent; then an error names template, variable and place."""
+    if not small:
+        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+    one = segment(journal, 2, [*inserts(0, 3), row(after=None, op="d", before='{"id":9}')])
+    prepared = preparer.prepare([one])
+
+    batches = prepared.batches("by-id", 2, 0)
+    assert ids([next(batches)]) == [1, 2]
+    with pytest.raises(SinkRejected) as caught:
+        next(batches)
+
+    assert str(caught.value) == (
+        "sink by-id: ${after.id} in 'id-${after.id}' has no value for the event at segment 2, "
+        "ordinal 3; use a variable that every event has"
+    )
+    assert sum(one.messages.num_rows for one in prepared.batches("lines", 2, -1)) == 4
+    prepared.discard()
+
+
+def test_missing_journal_file(preparer: Preparer, journal: Journal) -> None:
+    """A segment whose file is gone is damage, and says which."""
+    one = segment(journal, 9, inserts(0, 1))
+    journal.delete(one.path)
+
+    with pytest.raises(JournalDamaged, match="segments 9 to 9"):
+        preparer.prepare([one])
+
+
+@pytest.mark.usefixtures("through_files")
+def test_journal_file_with_other_rows(preparer: Preparer, journal: Journal) -> None:
+    """A file with more or fewer rows than its row says is refused, and leaves nothing behind."""
+    one = segment(journal, 9, inserts(0, 3))
+    for rows in (2, 4):
+        with pytest.raises(JournalDamaged, match="segment 9: its journal file"):
+            preparer.prepare([dataclasses.replace(one, rows=rows)])
+
+    assert prepared_names(journal) == []
+
+
+@pytest.mark.usefixtures("through_files")
+def test_failed_job(
+    preparer: Preparer,
+    journal: Journal,
+    sessions: OneSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that fails can be tried again; its error shows no row and its files are gone."""
+    one = segment(journal, 4, inserts(0, 3))
+    monkeypatch.setattr(journal, "prepared_dir", lambda _: "/nowhere/secret-4711")
+
+    with pytest.raises(SparkUnavailable) as caught:
+        preparer.prepare([one])
+
+    assert str(caught.value).startswith("segments 4 to 4: the Spark job failed (")
+    assert "4711" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    (error,) = sessions.errors
+    assert isinstance(error, PySparkException)
+
+
+def test_check_finds_every_gap() -> None:
+    """A missing piece, a doubled one, and one of an unknown segment are all refused."""
+    unset = dict.fromkeys(field.name for field in dataclasses.fields(SegmentRow))
+    one = SegmentRow(**{**unset, "segment": 1, "rows": 4})  # type: ignore[arg-type]
+
+    def piece(ordinal: int, rows: int, number: int = 1) -> Piece:
+        return Piece("", 0, 0, number, ordinal, rows, 10)
+
+    Prepared([one], {}, [piece(2, 2), piece(0, 2)], []).check()
+    for pieces in (
+        [],
+        [piece(0, 2)],
+        [piece(0, 2), piece(3, 1)],
+        [piece(0, 2), piece(0, 2)],
+        [piece(0, 4), piece(4, 1)],
+        [piece(0, 4), piece(0, 4)],
+        [piece(0, 4), piece(0, 1, 2)],
+    ):
+        with pytest.raises(JournalDamaged):
+            Prepared([one], {}, pieces, []).check()

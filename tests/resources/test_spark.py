@@ -1,0 +1,131 @@
+"""Sessions of a run: one, remembered across runs, replaced when it is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
+from deltaforge_dagster.resources.spark_server import SparkServer
+from tests.fix_spark import SparkAddress
+
+pytestmark = pytest.mark.spark
+
+Make = Callable[[str | None], SparkSessions]
+
+
+@pytest.fixture
+def remembered() -> list[str]:
+    """The session ids that were stored, oldest first."""
+    return []
+
+
+@pytest.fixture
+def make(spark_server: SparkAddress, remembered: list[str]) -> Iterator[Make]:
+    """Make providers over the shared server; their sessions are ended afterwards."""
+    settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": spark_server.remote})
+    made: list[SparkSessions] = []
+
+    def one(session_id: str | None) -> SparkSessions:
+        made.append(SparkSessions(settings, session_id, remembered.append))
+        return made[-1]
+
+    yield one
+    for sessions in made:
+        sessions.stop()
+
+
+def test_one_session(make: Make, remembered: list[str]) -> None:
+    """A run makes one session, stores its id before using it, and sets what jobs rely on."""
+    sessions = make(None)
+
+    session = sessions.session()
+
+    assert sessions.session() is session
+    assert remembered == [session.session_id]
+    for name, value in SESSION_SETTINGS.items():
+        assert session.conf.get(name) in {value, f"{value}b", "8388608b"}
+
+
+def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
+    """A run that is given a session id works in that very session."""
+    first = make(None).session()
+    first.range(7).createOrReplaceTempView("left_behind")
+
+    second = make(remembered[0]).session()
+
+    assert second is not first
+    assert second.table("left_behind").count() == 7
+    assert len(remembered) == 1
+
+
+def test_dead_session_is_replaced(make: Make, remembered: list[str]) -> None:
+    """The id of a session that was stopped leads to a new session, stored in its place."""
+    make(None).session().stop()
+
+    session = make(remembered[0]).session()
+
+    assert session.range(2).count() == 2
+    assert remembered[1:] == [session.session_id]
+
+
+def test_session_that_dies_in_use(make: Make, remembered: list[str]) -> None:
+    """A session closed by the server is reported as lost, and the next call makes another."""
+    sessions = make(None)
+    session = sessions.session()
+    make(remembered[0]).stop()
+    other = SparkSessions.session(make(remembered[0]))
+    assert other is not session
+
+    stranger = make(remembered[0])
+    stranger.session()
+    session.client.release_session()
+    with pytest.raises(PySparkException) as caught:
+        session.range(1).collect()
+
+    assert sessions.lost(caught.value)
+    assert sessions.session().range(1).count() == 1
+    assert remembered[-1] == sessions.session().session_id
+
+
+def test_other_errors_lose_nothing(make: Make) -> None:
+    """A query that fails says nothing about its session."""
+    sessions = make(None)
+    session = sessions.session()
+    with pytest.raises(PySparkException) as caught:
+        session.read.parquet("/no/such/file").collect()
+
+    assert not sessions.lost(caught.value)
+    assert not sessions.lost(ValueError("SESSION is a word"))
+    assert sessions.session() is session
+
+
+def test_no_server() -> None:
+    """Nobody at the given address is one short error that may go away."""
+    settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": "sc://localhost:1"})
+
+    with pytest.raises(SparkUnavailable, match="does not answer"):
+        SparkSessions(settings, None, lambda _: None).session()
+
+
+def test_server_that_dies_in_use(tmp_path: Path) -> None:
+    """Without an address our own server is used; when it is gone, the next call starts another."""
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})
+    remembered: list[str] = []
+    sessions = SparkSessions(settings, None, remembered.append)
+    session = sessions.session()
+    try:
+        SparkServer.ensure(tmp_path).stop()
+        with pytest.raises(PySparkException) as caught:
+            session.range(1).collect()
+
+        assert sessions.lost(caught.value)
+        assert sessions.session().range(3).count() == 3
+    finally:
+        sessions.stop()
+        SparkServer.ensure(tmp_path).stop()

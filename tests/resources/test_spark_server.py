@@ -1,0 +1,153 @@
+"""Our own Connect server: one per home, found again, ended by request, idleness or death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from deltaforge_dagster.errors import SettingsError, SparkUnavailable
+from deltaforge_dagster.resources import spark_java
+from deltaforge_dagster.resources.spark_server import SparkServer
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home directory whose server, if any, is stopped afterwards."""
+    yield tmp_path
+    if (tmp_path / "spark" / "server.json").exists():
+        SparkServer.ensure(tmp_path).stop()
+
+
+def state(home: Path) -> dict[str, int]:
+    """Return what the watcher wrote down."""
+    return dict(json.loads((home / "spark" / "server.json").read_bytes()))
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def java_of(watcher: int) -> int:
+    """Return the pid of the watcher's server."""
+    children = Path(f"/proc/{watcher}/task/{watcher}/children").read_text().split()
+    names = {int(child): Path(f"/proc/{child}/comm").read_text().strip() for child in children}
+    (java,) = [child for child, name in names.items() if name == "java"]
+    return java
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once start one server; it answers to its token, on loopback; `stop` leaves nothing."""
+    elsewhere = tmp_path / "cwd"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    found: list[SparkServer] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(SparkServer.ensure(home))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    first, second = found
+    assert first.remote == second.remote
+    assert stat.S_IMODE((home / "spark" / "server.json").stat().st_mode) == 0o600
+    session = SparkSession.builder.remote(first.remote).create()
+    session.range(3).write.saveAsTable("numbers")
+    assert session.table("numbers").count() == 3
+    session.stop()
+    assert list(elsewhere.iterdir()) == []
+
+    with socket.socket() as outside:
+        address = socket.gethostbyname(socket.gethostname())
+        if not address.startswith("127."):
+            assert outside.connect_ex((address, state(home)["port"])) != 0
+    stranger = SparkSession.builder.remote(first.remote.replace("token=", "token=x")).create()
+    with pytest.raises(PySparkException, match=r"(?i)token|unauthenticated"):
+        stranger.range(1).collect()
+
+    watcher = state(home)["pid"]
+    java = java_of(watcher)
+    first.stop()
+    second.stop()
+    assert not alive(watcher)
+    assert not alive(java)
+    assert not (home / "spark" / "server.json").exists()
+
+
+def test_idle_server_ends(home: Path) -> None:
+    """A server stays while a client is there, and ends a while after the last one left."""
+    server = SparkServer.ensure(home, idle_seconds=2)
+    watcher = state(home)["pid"]
+    time.sleep(4)
+    assert alive(watcher)
+
+    server.release()
+
+    wait_for(lambda: not alive(watcher))
+    assert not (home / "spark" / "server.json").exists()
+
+
+def test_killed_server_is_replaced(home: Path) -> None:
+    """A killed Java ends its watcher, a killed watcher takes Java along; `ensure` starts anew."""
+    first = SparkServer.ensure(home)
+    watcher = state(home)["pid"]
+    java = java_of(watcher)
+    os.kill(java, signal.SIGKILL)
+    wait_for(lambda: not alive(java))
+
+    second = SparkServer.ensure(home)
+    assert second.remote != first.remote
+    assert not alive(watcher)
+
+    watcher = state(home)["pid"]
+    java = java_of(watcher)
+    os.kill(watcher, signal.SIGKILL)
+    wait_for(lambda: not alive(java))
+    third = SparkServer.ensure(home)
+
+    assert third.remote != second.remote
+    for server in (first, second, third):
+        server.release()
+
+
+def test_server_that_cannot_start(home: Path) -> None:
+    """A server that ends at once is one error with the way to its log, and leaves no process."""
+    with pytest.raises(SparkUnavailable, match=r"did not start: .*log: .*server\.log"):
+        SparkServer.ensure(home, heap="1k")
+
+    assert not (home / "spark" / "server.json").exists()
+
+
+def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a usable Java the error says what was looked at and how to get one."""
+    monkeypatch.setattr(spark_java, "OLDEST", 99)
+
+    with pytest.raises(SettingsError, match=r"Spark needs Java 99 or newer: install .*is Java \d"):
+        SparkServer.ensure(home)
