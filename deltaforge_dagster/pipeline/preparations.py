@@ -9,13 +9,14 @@ own, and holds back nobody's files.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
 from deltaforge_dagster.state.records import SegmentRow
@@ -54,6 +55,7 @@ class Preparations:
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
         self._clock = 0
+        self._closed = False
         self._keep = sinks + 1
         self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"prepare {pipeline}")
 
@@ -69,23 +71,33 @@ class Preparations:
         if entry is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
-            prepared = entry.future.result()
-            self._release(self._entry(entry.last + 1))
+            prepared = self._result(entry)
+            with contextlib.suppress(SparkUnavailable):  # closed meanwhile: nothing to begin
+                self._release(self._entry(entry.last + 1))
             yield prepared
         finally:
             self._release(entry)
 
     def close(self) -> None:
-        """Wait for running jobs and delete every file."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Delete every file, those of running jobs when they end; does not wait for these."""
         with self._lock:
+            self._closed = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
             entries, self._entries = self._entries, []
         for entry in entries:
-            _discard(entry)
+            entry.future.add_done_callback(_discard)
+
+    def _result(self, entry: _Entry) -> Prepared:
+        try:
+            return entry.future.result()
+        except CancelledError:
+            raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
 
     def _entry(self, segment: int) -> _Entry | None:
         """Return the entry that covers `segment`, in use; None when there is no such segment."""
         with self._lock:
+            if self._closed:
+                raise SparkUnavailable(f"{self._pipeline}: the run is ending")
             for entry in self._entries:
                 if entry.first <= segment <= entry.last and not _failed(entry):
                     entry.users += 1
@@ -129,15 +141,18 @@ class Preparations:
             spare += idle[len(spare) : max(len(spare), len(idle) - self._keep)]
             self._entries = [one for one in self._entries if one not in spare]
         for one in spare:
-            _discard(one)
+            _discard(one.future)
 
 
 def _failed(entry: _Entry) -> bool:
-    return entry.future.done() and (
-        entry.future.cancelled() or entry.future.exception() is not None
-    )
+    return entry.future.done() and not _succeeded(entry.future)
 
 
-def _discard(entry: _Entry) -> None:
-    if entry.future.done() and not _failed(entry):
-        entry.future.result().discard()
+def _succeeded(future: Future[Prepared]) -> bool:
+    return not future.cancelled() and future.exception() is None
+
+
+def _discard(future: Future[Prepared]) -> None:
+    """Delete the files of a job that is done, if it made any."""
+    if _succeeded(future):
+        future.result().discard()

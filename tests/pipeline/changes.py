@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -12,6 +13,15 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+
+
+def eventually(happened: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until something has happened, or fail."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
 
 NOTHING = ChangeBatch(rows=None, end=None)
 

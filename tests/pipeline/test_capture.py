@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,15 +19,7 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.positions import LsnPosition, parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.pipeline.changes import PlayedSource, transaction, unfinished
-
-
-def eventually(happened: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something has happened, or fail."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
+from tests.pipeline.changes import PlayedSource, eventually, transaction, unfinished
 
 
 class Stage:

@@ -10,7 +10,7 @@ import pytest
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.state.store import StateStore
-from tests.pipeline.test_capture import eventually
+from tests.pipeline.changes import eventually
 
 
 @pytest.fixture
