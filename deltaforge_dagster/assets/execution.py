@@ -37,7 +37,8 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         dg.Failure: It was done, and capture failed or every sink is down.
     """
     tools = build_tools(opened, loaded)
-    if context.run.tags.get(RUN_TAG) == "live":
+    # A re-execution from the UI has its parent's tags, and is a Materialize like any other run.
+    if context.run.tags.get(RUN_TAG) == "live" and context.run.parent_run_id is None:
         _run_live(context, loaded, tools)
         return
     if context.selected_asset_keys:

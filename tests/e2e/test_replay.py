@@ -1,0 +1,181 @@
+"""Materialize of closed ranges from the UI: sinks get them again, and `changes` is verified."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import dagster as dg
+import pytest
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.storage.tags import BACKFILL_ID_TAG
+
+from deltaforge_dagster.assets.names import asset_key, job_name, partition_key
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.pipeline.publication import CHANGES
+from tests.e2e.conftest import Shop
+from tests.e2e.deployment import Deployment, eventually
+from tests.e2e.test_daemon import started
+
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+ASSETS = (CHANGES, "redis")
+
+
+@pytest.fixture
+def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
+    """A pipeline `again` whose live run goes on: ranges 1 and 2 are closed, range 3 is open."""
+    deployment = deploy()
+    text = shop.pipeline(
+        "again",
+        run="{idle_seconds: 120, lease_seconds: 8, renew_seconds: 1}",
+        range_="{max_seconds: 600, max_events: 3}",
+    )
+    deployment.add("again", text)
+    deployment.start()
+    eventually(lambda: started(deployment, "again"), what="the first tick")
+    for count, change in enumerate(
+        (
+            "INSERT INTO customers VALUES (1, 'Ada'), (2, 'Grace'), (3, 'Mary \"é\"')",
+            "UPDATE customers SET name = name || '!'",
+            "DELETE FROM customers WHERE id = 2",
+        ),
+        start=1,
+    ):
+        shop.execute(change)
+        eventually(partial(arrived, shop, min(3 * count, 7)), what=f"delivery {count}")
+    for asset in ASSETS:
+        eventually(partial(deployment.materializations, "again", asset, 2), what=asset)
+    yield deployment
+    store = deployment.store()
+    store.set_want("again", "stopped")  # the run ends at once, and not only when it is killed
+    store.close()
+
+
+def arrived(shop: Shop, count: int) -> bool:
+    """Say whether that many changes have arrived."""
+    return len(shop.entries("again.customers")) == count
+
+
+def backfill(deployment: Deployment, ranges: tuple[int, ...]) -> dg.DagsterRun:
+    """Ask for ranges of every asset, as the UI's Materialize does, and return the one run."""
+    graph = build_definitions(deployment.settings).resolve_asset_graph()
+    with deployment.instance() as instance:
+        asked = PartitionBackfill.from_asset_partitions(
+            backfill_id="askedfor",
+            asset_graph=graph,
+            partition_names=[partition_key(number) for number in ranges],
+            asset_selection=[asset_key("again", asset) for asset in ASSETS],
+            backfill_timestamp=time.time(),
+            tags={},
+            dynamic_partitions_store=instance,
+            all_partitions=False,
+            title=None,
+            description=None,
+            run_config=None,
+        )
+        instance.add_backfill(asked)
+
+        def ended() -> BulkActionStatus | None:
+            found = instance.get_backfill(asked.backfill_id)
+            assert found is not None
+            return None if found.status == BulkActionStatus.REQUESTED else found.status
+
+        assert eventually(ended, what="the backfill") == BulkActionStatus.COMPLETED_SUCCESS
+        (run,) = instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: asked.backfill_id}))
+    return run
+
+
+def materialize(deployment: Deployment, asset: str, number: int) -> dg.ExecuteInProcessResult:
+    """Materialize one range of one asset in this process."""
+    job = build_definitions(deployment.settings).resolve_job_def(job_name("again"))
+    with deployment.instance() as instance:
+        return job.execute_in_process(
+            instance=instance,
+            asset_selection=[asset_key("again", asset)],
+            partition_key=partition_key(number),
+            raise_on_error=False,
+        )
+
+
+def failure(result: dg.ExecuteInProcessResult) -> str:
+    """Return why the step failed, in our words."""
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    described = event.step_failure_data.user_failure_data
+    assert described is not None
+    return str(described.description)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning")
+def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
+    """A UI backfill is one run, `deltaforge replay` another: same values, marked, nothing moves.
+
+    Both work beside the live run, in log order, and leave true metadata on every partition. An
+    open range is refused. A damaged journal file is found by materializing `changes`.
+    """
+    store = fed.store()
+    first = shop.entries("again.customers")
+    before = (
+        store.ranges("again"),
+        store.segments("again"),
+        store.checkpoints("again"),
+        store.published("again", 1, 9),
+    )
+    true = {
+        (asset, n): fed.materializations("again", asset, n)[0] for asset in ASSETS for n in (1, 2)
+    }
+
+    run = backfill(fed, (1, 2))
+
+    again = shop.entries("again.customers")[7:]
+    assert again == [{**fields, "df-replay": run.run_id} for fields in first[:6]]
+    for (asset, number), metadata in true.items():
+        newest, *_ = fed.materializations("again", asset, number)
+        done = {"verified": 3} if asset == CHANGES else {"replayed": 3}
+        assert {key: newest[key] for key in done} == done
+        unmoved = {
+            name for name in metadata if not name.startswith(("checkpoint_", "lag_", "events_per"))
+        }
+        assert {name: newest[name] for name in unmoved} == {
+            name: metadata[name] for name in unmoved
+        }
+
+    command = fed.spawn(
+        "-m", "deltaforge_dagster", "replay", "again", "--range", "1-2", "--sink", "redis", "--json"
+    )
+    assert command.wait(90) == 0, fed.output(command)
+    assert json.loads(fed.last_line(command))["sent"] == 6
+    third = shop.entries("again.customers")[13:]
+    marks = {fields.pop("df-replay") for fields in third}
+    assert third == first[:6]
+    assert len(marks) == 1
+    assert marks != {run.run_id}
+
+    refused = fed.spawn(
+        "-m", "deltaforge_dagster", "replay", "again", "--range", "3", "--sink", "redis"
+    )
+    assert refused.wait(90) == 1
+    expected = "again: range 3 is still open; wait until it is closed"
+    assert fed.output(refused).strip() == f"error: {expected}"
+    assert failure(materialize(fed, CHANGES, 3)) == expected
+
+    assert before == (
+        store.ranges("again"),
+        store.segments("again"),
+        store.checkpoints("again"),
+        store.published("again", 1, 9),
+    )
+    assert len(fed.live_runs("again")) == 1
+    assert len(shop.entries("again.customers")) == 19
+
+    (damaged, *_) = store.segments("again")
+    store.close()
+    file = fed.folder / "home" / "journal" / damaged.path
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert damaged.path in failure(materialize(fed, CHANGES, 1))
+    assert materialize(fed, CHANGES, 2).success
