@@ -60,4 +60,12 @@ def recorded(
 
 
 def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publication) -> bool:
-    return recorded(instance, pipeline, publication.asset, publication.range) is not None
+    """Whether the event is there, and not one of another range that once had this number.
+
+    Numbers begin again when somebody deletes the state store and keeps Dagster's.
+    """
+    event = recorded(instance, pipeline, publication.asset, publication.range)
+    if event is None:
+        return False
+    hashed = event.metadata.get("content_hash")
+    return hashed is not None and hashed.value == publication.metadata["content_hash"]

@@ -12,8 +12,9 @@ from deltaforge_dagster.assets.names import (
     partitions_name,
 )
 from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.retention import expire
-from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.state.store import StateStore
 
 RUNS_PER_TURN = 500
@@ -27,22 +28,15 @@ def build_retention(
 
     @dg.op(name="forget", description="Removes old, delivered segments, ranges and runs.")
     def forget(context: dg.OpExecutionContext, platform: dg.ResourceParam[Platform]) -> None:
+        problems = []
         with platform.open() as opened:
             for loaded in pipelines:
-                done = expire(opened.store, opened.journal, loaded)
-                for number in done.ranges:
-                    context.instance.delete_dynamic_partition(
-                        partitions_name(loaded.name), partition_key(number)
-                    )
-                runs = _delete_old_runs(context.instance, opened.store, loaded)
-                context.log.info(
-                    "%s: removed %s segments, %s ranges, %s orphaned files, %s runs",
-                    loaded.name,
-                    done.segments,
-                    len(done.ranges),
-                    done.orphans,
-                    runs,
-                )
+                try:
+                    context.log.info(_forget(context.instance, opened, loaded))
+                except DeltaforgeError as error:  # the others' turn comes nevertheless
+                    problems.append(f"{loaded.name}: {error}")
+        if problems:
+            raise dg.Failure("; ".join(problems), allow_retries=False)
 
     @dg.job(
         name="deltaforge_retention",
@@ -59,6 +53,31 @@ def build_retention(
         default_status=dg.DefaultScheduleStatus.RUNNING,
     )
     return retention, schedule
+
+
+def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline) -> str:
+    """Do one pipeline's part; return what was removed."""
+    done = expire(opened.store, opened.journal, loaded)
+    partitions = _delete_old_partitions(instance, opened.store, loaded.name)
+    runs = _delete_old_runs(instance, opened.store, loaded)
+    return (
+        f"{loaded.name}: removed {done.segments} segments, {len(done.ranges)} ranges, "
+        f"{done.orphans} orphaned files, {partitions} partitions, {runs} runs"
+    )
+
+
+def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
+    """Delete the partitions without a range, also those that an earlier turn left behind.
+
+    Partitions are read first: a range has its row before it gets its partition.
+    """
+    name = partitions_name(pipeline)
+    partitions = instance.get_dynamic_partitions(name)
+    kept = {partition_key(row.range) for row in store.ranges(pipeline)}
+    old = [partition for partition in partitions if partition not in kept]
+    for partition in old:
+        instance.delete_dynamic_partition(name, partition)
+    return len(old)
 
 
 def _delete_old_runs(
