@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, cast
 
@@ -26,12 +26,15 @@ from deltaforge_dagster.assets.names import (
     job_name,
     partition_key,
 )
+from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.instance import local_instance
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.replay import replayable
+from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
 PipelineArgument = Annotated[
@@ -82,14 +85,22 @@ def replay(
 ) -> None:
     """Deliver closed ranges to one sink again; every message is marked, nothing else moves."""
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
-    if sink not in {one.config.id for one in loaded.spec.spec.sinks}:
-        raise NotAllowed(f"pipeline {loaded.name} has no sink {sink!r}")
     first, last = _range_bounds(ranges)
+    # Dagster must know the partitions, and a refusal shall be one sentence of ours.
+    with Platform(settings, single_process=True).open() as opened:
+        for number in range(first, last + 1):
+            replayable(opened.store, loaded.name, sink, number)
     tags = {
         "dagster/asset_partition_range_start": partition_key(first),
         "dagster/asset_partition_range_end": partition_key(last),
     }
-    result = _execute(settings, loaded, tags=tags, selection=[asset_key(loaded.name, sink)])
+    result = _execute(
+        settings,
+        loaded,
+        tags=tags,
+        selection=[asset_key(loaded.name, sink)],
+        ranges=range(first, last + 1),
+    )
     messages = sum(
         int(str(event.step_materialization_data.materialization.metadata["replayed"].value))
         for event in result.all_events
@@ -111,9 +122,12 @@ def _execute(
     *,
     tags: Mapping[str, str],
     selection: list[dg.AssetKey] | None = None,
+    ranges: Iterable[int] = (),
 ) -> dg.ExecuteInProcessResult:
     definitions = build_definitions(settings, single_process=True)
     with local_instance(settings) as instance:
+        for number in ranges:
+            add_partition(instance, loaded.name, number)
         return definitions.resolve_job_def(job_name(loaded.name)).execute_in_process(
             instance=instance,
             tags=tags,

@@ -1,0 +1,57 @@
+"""`deltaforge run` and `replay`: what they refuse, in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+
+PIPELINE = """\
+metadata: {name: shop, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: s, dsn: "postgres://u:sekret@127.0.0.1:1/db", slot: s, publication: p, tables: [public.t]}
+  sinks: [{type: file, config: {id: out, path: out.jsonl}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with one pipeline, whose source cannot be reached."""
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    (folder / "shop.yaml").write_text(PIPELINE)
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(folder))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "nope"], 2, "no pipeline 'nope' in "),
+        (["replay", "shop", "--range", "1", "--sink", "out"], 2, "there is no range 1"),
+        (["replay", "shop", "--range", "3-2", "--sink", "out"], 2, "write a number N, or N-M"),
+        (["replay", "nope", "--range", "1", "--sink", "out"], 2, "no pipeline 'nope' in "),
+    ],
+)
+def test_wrong_use_is_one_message(arguments: list[str], code: int, message: str) -> None:
+    """An unknown pipeline or range, and a range that is none, are each said in one line."""
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_unreachable_source_is_one_message_without_its_password() -> None:
+    """A run whose source cannot be reached ends with code 1 and one sentence."""
+    result = CliRunner().invoke(app, ["run", "shop"])
+
+    assert result.exit_code == 1
+    assert "127.0.0.1:1" in result.stderr
+    assert "sekret" not in result.stderr + result.stdout
+    assert "Traceback" not in result.stderr
