@@ -46,6 +46,5 @@ def local_instance(settings: Settings) -> Iterator[dg.DagsterInstance]:
         with dg.DagsterInstance.ephemeral() as instance:
             yield instance
         return
-    os.environ["DAGSTER_HOME"] = str(dagster_home(settings))
-    with dg.DagsterInstance.get() as instance:
+    with dg.DagsterInstance.from_config(str(dagster_home(settings))) as instance:
         yield instance
