@@ -72,7 +72,7 @@ def demo(
     Real PostgreSQL, Redis, Spark and Dagster are started on free ports, and ended again, whatever
     happens. The exit code is 0 only if nothing was lost, repeated, reordered or changed.
     """
-    console = Console(stderr=json_output)
+    console = Console(stderr=json_output, log_path=False)
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     result: Result | None = None
