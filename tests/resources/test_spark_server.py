@@ -147,7 +147,7 @@ def test_server_that_cannot_start(home: Path) -> None:
 
 def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable Java the error says what was looked at and how to get one."""
-    monkeypatch.setattr(spark_java, "OLDEST", 99)
+    monkeypatch.setattr(spark_java, "NEWEST", 0)
 
-    with pytest.raises(SettingsError, match=r"Spark needs Java 99 or newer: install .*is Java \d"):
+    with pytest.raises(SettingsError, match=r"Spark needs Java 17 to 0: install .*is Java \d"):
         SparkServer.ensure(home)
