@@ -57,6 +57,6 @@ def test_everything_in_postgresql(
         shown = deployment.check("central", "changes", check)
         assert shown is not None
         assert shown.passed, shown.description
-    assert table_rows(dagster, "runs") == 1
+    assert table_rows(dagster, "runs") >= 1
     assert table_rows(state, "range") == 1
     assert [path for path in deployment.folder.rglob("*.db") if path.is_file()] == []

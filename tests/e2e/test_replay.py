@@ -157,7 +157,7 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     refused = fed.spawn(
         "-m", "deltaforge_dagster", "replay", "again", "--range", "3", "--sink", "redis"
     )
-    assert refused.wait(90) == 1
+    assert refused.wait(90) == 2
     expected = "again: range 3 is still open; wait until it is closed"
     assert fed.output(refused).strip() == f"error: {expected}"
     assert failure(materialize(fed, CHANGES, 3)) == expected
