@@ -1,0 +1,51 @@
+"""What the op decides to be: a live run, or a Materialize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from deltaforge_dagster.assets.names import RUN_TAG, UNTIL_TAG, job_name
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.definitions import build_definitions
+from tests.e2e.conftest import Shop, shop
+from tests.fix_spark import SparkAddress
+
+__all__ = ["shop"]
+
+pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.spark]
+
+
+def make_job() -> dg.JobDefinition:
+    """Return the job of the pipeline `twice` of this environment's installation."""
+    return build_definitions(Settings.from_env()).resolve_job_def(job_name("twice"))
+
+
+def test_a_re_executed_live_run_is_not_live(
+    shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The UI copies tags to a re-execution; it captures nothing, and says what to do instead."""
+    file = tmp_path / "twice.yaml"
+    file.write_text(shop.pipeline("twice"))
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    tags = {RUN_TAG: "live", UNTIL_TAG: "caught up"}
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        live = make_job().execute_in_process(instance=instance, tags=tags)
+        assert live.success
+        shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
+
+        with dg.execute_job(
+            dg.reconstructable(make_job),
+            instance=instance,
+            tags=tags,
+            reexecution_options=dg.ReexecutionOptions(parent_run_id=live.run_id),
+        ) as again:
+            (failed,) = [event for event in again.all_events if event.is_step_failure]
+
+    described = failed.step_failure_data.user_failure_data
+    assert described is not None
+    assert "choose the ranges to materialize" in str(described.description)
+    assert shop.entries("twice.customers") == []
