@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.connect import functions as f
 from pyspark.sql.connect.session import SparkSession
@@ -316,14 +317,25 @@ def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
         raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
 
 
+def spark_condition(error: PySparkException) -> str:
+    """Return a short name for what went wrong: Spark's error condition, or a code of gRPC.
+
+    The text of an error may quote a value of a row, so it is not used.
+    """
+    if condition := error.getCondition():
+        return condition
+    if isinstance(error, SparkConnectGrpcException):
+        return str(error.getGrpcStatusCode().name)
+    return type(error).__name__
+
+
 def _translated(
     error: PySparkException, segments: Sequence[SegmentRow]
 ) -> SparkUnavailable | Terminal:
     what = f"segments {segments[0].segment} to {segments[-1].segment}"
-    condition = error.getCondition()
-    if condition is not None and condition.startswith(_MISSING_FILE):
+    condition = spark_condition(error)
+    if condition.startswith(_MISSING_FILE):
         return JournalDamaged(f"{what}: Spark cannot read a journal file ({condition})")
     if isinstance(error, AnalysisException):
         return Terminal(f"{what}: Spark does not accept the query ({condition})")
-    reason = condition or type(error).__name__
-    return SparkUnavailable(f"{what}: the Spark job failed ({reason}); see the server's log")
+    return SparkUnavailable(f"{what}: the Spark job failed ({condition}); see the server's log")

@@ -23,6 +23,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
+from deltaforge_dagster.pipeline.prepare import spark_condition
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {
@@ -168,7 +169,4 @@ def _is_dead_server(error: BaseException) -> bool:
 
 
 def _unavailable(error: PySparkException) -> SparkUnavailable:
-    lines = str(error).strip().splitlines()
-    return SparkUnavailable(
-        f"the Spark server does not answer: {(lines or ['no reason'])[0][:300]}"
-    )
+    return SparkUnavailable(f"the Spark server does not answer ({spark_condition(error)})")
