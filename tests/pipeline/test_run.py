@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import psycopg
 import pytest
-import redis
 
 from deltaforge_dagster.pipeline import prepare
 from deltaforge_dagster.pipeline.run import RunOutcome
@@ -23,6 +17,7 @@ from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.meter import Meter, Usage
 
 __all__ = ["shop"]
 
@@ -50,81 +45,6 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
 def insert(shop: Shop, first: int, last: int) -> None:
     """Insert customers in one transaction."""
     shop.execute(f"INSERT INTO customers SELECT n, 'x' FROM generate_series({first}, {last}) n")
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What is in use, here and on the servers."""
-
-    spark_processes: int
-    open_files: int
-    threads: tuple[str, ...]
-    postgres_connections: int
-    redis_connections: int
-    prepared_files: int
-
-
-class Meter:
-    """Counts what a feed uses, from when the meter was made.
-
-    The Spark server may have Python processes of earlier sessions, which end when they like.
-    """
-
-    def __init__(self, feed: Feed, spark: SparkAddress) -> None:
-        self._feed = feed
-        token = re.search(r"token=([^;]+)", spark.remote)
-        self._marker = b"" if token is None else token[1].encode()
-        self._older = self._spark_processes()
-
-    def settled(self) -> Usage:
-        """Return the usage once it has stayed the same for a second."""
-        before, same = self._usage(), 0
-        deadline = time.monotonic() + 20
-        while same < 4 and time.monotonic() < deadline:
-            time.sleep(0.25)
-            now = self._usage()
-            same = same + 1 if now == before else 0
-            before = now
-        return before
-
-    def _usage(self) -> Usage:
-        gc.collect()
-        shop = self._feed.shop
-        with psycopg.connect(shop.dsn) as connection:
-            (backends,) = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            ).fetchone() or (0,)
-        with redis.Redis.from_url(shop.redis_uri) as client:
-            clients = len(client.client_list()) - 1
-        prepared = self._feed.opened.settings.home / "journal" / "feed" / "prepared"
-        return Usage(
-            spark_processes=len(self._spark_processes() - self._older),
-            open_files=len(list(Path("/proc/self/fd").iterdir())),
-            threads=tuple(sorted(_threads())),
-            postgres_connections=backends,
-            redis_connections=clients,
-            prepared_files=sum(len(files) for *_, files in os.walk(prepared)),
-        )
-
-    def _spark_processes(self) -> set[int]:
-        """Return the Python processes that the server has started: parents and workers."""
-        found = set()
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_bytes()
-                if b"spark_daemon" in command and self._marker in (folder / "environ").read_bytes():
-                    found.add(int(folder.name))
-            except OSError:
-                continue
-        return found
-
-
-def _threads() -> Iterator[str]:
-    """Yield the names of our threads; those of gRPC and PySpark come and go."""
-    for thread in threading.enumerate():
-        if not thread.name.startswith(("Dummy-", "ThreadPoolExecutor-")):
-            yield thread.name
 
 
 @pytest.fixture
