@@ -4,7 +4,7 @@ Spark starts one such process per session and forks a worker for each task that 
 (an idle worker ends after a minute). Without this, each new worker would import pyarrow and
 pandas again: most of a second before the first row. Named by `spark.python.daemon.module`.
 
-Spark keeps the parents of ended sessions for as long as the server lives, 55 MB each. So a parent
+Spark keeps the parents of ended sessions for as long as the server lives, 140 MB each. So a parent
 without workers ends by itself after a while; Spark starts another one when it needs one.
 """
 
