@@ -45,6 +45,7 @@ from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepared_files
 from deltaforge_dagster.pipeline.prepared_files import Piece
+from deltaforge_dagster.pipeline.probe import check_server
 from deltaforge_dagster.processors import routing
 from deltaforge_dagster.processors.envelope import Origin, native_envelope, with_texts
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
@@ -70,6 +71,11 @@ _MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
 
 class SessionProvider(Protocol):
     """Where a run gets its Spark session."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the server is not our own, and may lack what the run needs of it."""
+        ...
 
     def session(self) -> SparkSession:
         """Return the session, making one if there is none.
@@ -125,6 +131,7 @@ class Preparer:
         self._journal = journal
         self._sessions = sessions
         self._prefix = quote(run_id, safe="")
+        self._probed: SparkSession | None = None
         origin = Origin(
             connector=_CONNECTORS[spec.spec.source.type],
             name=spec.spec.source.config.id,
@@ -143,9 +150,10 @@ class Preparer:
         Raises:
             SparkUnavailable: Server or session is gone, or the job failed; asking again may help.
             JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
+            SettingsError: The server lacks our package, or does not share the journal with us.
         """
         try:
-            messages = self._select(self._sessions.session(), segments)
+            messages = self._select(self._session(), segments)
             small = (
                 sum(one.rows for one in segments) <= SMALL_ROWS
                 and sum(one.bytes for one in segments) <= SMALL_BYTES
@@ -162,6 +170,14 @@ class Preparer:
             prepared.discard()
             raise
         return prepared
+
+    def _session(self) -> SparkSession:
+        session = self._sessions.session()
+        if self._sessions.elsewhere and session is not self._probed:
+            folder = self._journal.prepared_dir(self._pipeline)
+            check_server(session, folder, self._prefix)
+            self._probed = session
+        return session
 
     def _select(self, session: SparkSession, segments: Sequence[SegmentRow]) -> DataFrame:
         paths = [self._journal.spark_path(one.path) for one in segments]

@@ -112,6 +112,18 @@ def _create(path: str) -> contextlib.AbstractContextManager[pa.NativeFile | IOBa
     return pa.OSFile(path, "wb")
 
 
+def write_bytes(path: str, content: bytes) -> None:
+    """Write a small file, with the mode of prepared files."""
+    with _create(path) as file:
+        file.write(content)
+
+
+def exists(path: str) -> bool:
+    """Say whether a file is there."""
+    fs, name = fsspec.core.url_to_fs(path, use_listings_cache=False)
+    return bool(fs.exists(name))
+
+
 def open_batches(path: str) -> pa.ipc.RecordBatchFileReader:
     """Map a file into memory; a remote one is copied to an unnamed local file first.
 

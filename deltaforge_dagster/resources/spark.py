@@ -69,6 +69,11 @@ class SparkSessions:
         self._session: SparkSession | None = None
         self._server: SparkServer | None = None
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the server was named by the settings, and may lack what our own has."""
+        return self._settings.spark_remote is not None
+
     def session(self) -> SparkSession:
         """Return the session, made or found again if there is none in this process.
 

@@ -46,6 +46,8 @@ spec:
 class OneSession:
     """A provider with one session that never ends; remembers what it was told of errors."""
 
+    elsewhere = False
+
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self.errors: list[BaseException] = []
