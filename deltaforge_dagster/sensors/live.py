@@ -21,8 +21,7 @@ def build_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
     def work(
         context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
     ) -> dg.RunRequest | dg.SkipReason:
-        with platform.open() as opened:
-            return tick(context.instance, opened.store, loaded, opened.source_builder(loaded))
+        return _look(context.instance, platform, loaded)
 
     return work
 
@@ -40,7 +39,13 @@ def build_schedule(loaded: LoadedPipeline, cron: str) -> dg.ScheduleDefinition:
     def due(
         context: dg.ScheduleEvaluationContext, platform: dg.ResourceParam[Platform]
     ) -> dg.RunRequest | dg.SkipReason:
-        with platform.open() as opened:
-            return tick(context.instance, opened.store, loaded, opened.source_builder(loaded))
+        return _look(context.instance, platform, loaded)
 
     return due
+
+
+def _look(
+    instance: dg.DagsterInstance, platform: Platform, loaded: LoadedPipeline
+) -> dg.RunRequest | dg.SkipReason:
+    with platform.open() as opened:
+        return tick(instance, opened.store, loaded, opened.source_builder(loaded))

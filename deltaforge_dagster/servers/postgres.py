@@ -10,24 +10,24 @@ when that account cannot read it (a virtual environment below `/root`).
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import Origin, Server
 from deltaforge_dagster.servers.process import (
     Account,
     ServerProcess,
-    free_port,
     package_directory,
     remove_directory,
     run_as,
@@ -38,9 +38,6 @@ HOW_TO_GET = (
     "PostgreSQL is missing: pip install 'deltaforge-dagster[servers]', "
     "or as root: apt-get install postgresql"
 )
-
-Origin = Literal["installed", "package"]
-"""Where programs come from."""
 
 _USER = "postgres"
 _SETTINGS = {
@@ -53,25 +50,18 @@ _SETTINGS = {
 }
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
-_PORT_ATTEMPTS = 3
 
 
-class PostgresServer:
-    """A PostgreSQL server that lives as long as this object, and never longer than the process.
-
-    Made by `start` or `attach`. A context manager: leaving it stops the server and removes its
-    temporary directory.
-    """
+class PostgresServer(Server):
+    """A PostgreSQL server, made by `start` or `attach`."""
 
     def __init__(self, dsn: str) -> None:
+        super().__init__("PostgreSQL")
         self._dsn = dsn
         self._created: list[str] = []
-        self._process: ServerProcess | None = None
         self._programs = Path()
         self._account: Account | None = None
         self._data = Path()
-        self._temporary: Path | None = None
-        self._settings: dict[str, str] = {}
 
     @classmethod
     def start(
@@ -101,16 +91,7 @@ class PostgresServer:
             server._data = (data_dir or server._temporary / "data").absolute()
             server._settings = {**_SETTINGS, **(settings or {})}
             password = server._initialize()
-            for attempt in range(1, _PORT_ATTEMPTS + 1):
-                port = free_port()
-                server._settings["port"] = str(port)
-                server._dsn = f"postgres://{_USER}:{password}@127.0.0.1:{port}/postgres"
-                try:
-                    server._run()
-                    break
-                except SettingsError as error:  # somebody took the port in between
-                    if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
-                        raise
+            server._run_on_free_port(functools.partial(server._listen, password))
         except BaseException:
             server.close()
             raise
@@ -130,11 +111,6 @@ class PostgresServer:
         return self._dsn
 
     @property
-    def pid(self) -> int:
-        """Process id of the server's first process (postmaster)."""
-        return self._own().pid
-
-    @property
     def version(self) -> str:
         """The server's version, such as `16.2`."""
         with psycopg.connect(self._dsn) as connection:
@@ -147,13 +123,6 @@ class PostgresServer:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         self._created.append(name)
         return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
-
-    def restart(self, settings: Mapping[str, str] | None = None) -> None:
-        """Start again, on the same port and data, with changed settings; stops first if needed."""
-        self._own()
-        self.stop()
-        self._settings.update(settings or {})
-        self._run()
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the server; the data stays. Safe to call twice.
@@ -170,25 +139,11 @@ class PostgresServer:
         """Stop the server and remove its temporary directory. Safe to call twice."""
         if self._process is None and self._dsn and self._temporary is None:
             self._drop_created()
-        self.stop()
-        if self._temporary:
-            remove_directory(self._temporary)
+        super().close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _own(self) -> ServerProcess:
-        if self._process is None:
-            raise NotAllowed("this PostgreSQL server is somebody else's: it is only used here")
-        return self._process
+    def _listen(self, password: str, port: int) -> None:
+        self._settings["port"] = str(port)
+        self._dsn = f"postgres://{_USER}:{password}@127.0.0.1:{port}/postgres"
 
     def _initialize(self) -> str:
         """Run initdb; return the superuser's password."""

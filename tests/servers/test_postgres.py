@@ -9,6 +9,7 @@ import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.servers import postgres
+from deltaforge_dagster.servers.base import Origin
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.servers.process import (
     Account,
@@ -31,7 +32,7 @@ def show(dsn: str, setting: str) -> str:
 
 
 @pytest.mark.parametrize("origin", ["installed", "package"])
-def test_each_origin_serves_logical_replication(origin: postgres.Origin) -> None:
+def test_each_origin_serves_logical_replication(origin: Origin) -> None:
     """Installed or packaged: pgoutput is there and slots can be made."""
     try:
         server = PostgresServer.start(settings=FAST, origins=[origin])

@@ -1,0 +1,91 @@
+"""What every server of ours is: a program with settings, in a directory, that ends with us."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.servers.process import ServerProcess, free_port, remove_directory
+
+Origin = Literal["installed", "package"]
+"""Where programs come from."""
+
+_PORT_ATTEMPTS = 3
+
+
+class Server(ABC):
+    """A server that lives as long as this object, and never longer than the process.
+
+    One that somebody else runs (`attach` of its class) is only used: it is never stopped. A context
+    manager: leaving it stops the server and removes its temporary directory.
+
+    Args:
+        name: What messages call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: ServerProcess | None = None
+        self._temporary: Path | None = None
+        self._settings: dict[str, str] = {}
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server's first process."""
+        return self._own().pid
+
+    def restart(self, settings: Mapping[str, str] | None = None) -> None:
+        """Start again, on the same port and data, with changed settings; stops first if needed."""
+        self._own()
+        self.stop()
+        self._settings.update(settings or {})
+        self._run()
+
+    @abstractmethod
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server; the data stays. Safe to call twice.
+
+        Args:
+            immediate: End it like a crash.
+        """
+
+    def close(self) -> None:
+        """Stop the server and remove its temporary directory. Safe to call twice."""
+        self.stop()
+        if self._temporary:
+            remove_directory(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _own(self) -> ServerProcess:
+        if self._process is None:
+            raise NotAllowed(f"this {self._name} server is somebody else's: it is only used here")
+        return self._process
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Start the program with the settings and wait until it answers."""
+
+    def _run_on_free_port(self, use: Callable[[int], None]) -> None:
+        """Run on a port that `use` is told; on another one when somebody took it in between."""
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            use(free_port())
+            try:
+                return self._run()
+            except SettingsError as error:
+                if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
+                    raise
+        return None
