@@ -66,7 +66,7 @@ class Meter:
         prepared = self._feed.opened.settings.home / "journal" / "feed" / "prepared"
         return Usage(
             spark_processes=len(self._spark_processes() - self._older),
-            open_files=len(list(Path("/proc/self/fd").iterdir())),
+            open_files=sum(1 for _ in _open_files()),
             threads=tuple(sorted(_threads())),
             postgres_connections=backends,
             redis_connections=clients,
@@ -84,6 +84,21 @@ class Meter:
             except OSError:
                 continue
         return found
+
+
+def _open_files() -> Iterator[str]:
+    """Yield what this process has open, but for the state store's files.
+
+    Each connection of its pool has two, and the pool grows to its bound when threads happen to
+    meet, whatever the number of ranges.
+    """
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except OSError:  # the one that listed the directory
+            continue
+        if "/state.db" not in target:
+            yield target
 
 
 def _threads() -> Iterator[str]:
