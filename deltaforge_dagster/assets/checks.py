@@ -83,8 +83,7 @@ def _delivered(
         behind = segments_behind(row, checkpoint)
         problem = None
         if behind:
-            whole = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
-            lacking = [one.range for one in ranges if one.last_segment > whole]
+            lacking = [one.range for one in ranges if one.last_segment > checkpoint.whole_segment]
             because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
             problem = f"{behind} segments behind, ranges {_listed(lacking)}{because}"
         yield _evaluation(

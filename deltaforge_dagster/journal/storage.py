@@ -31,6 +31,7 @@ from deltaforge_dagster.errors import (
     SettingsError,
     StoreUnavailable,
 )
+from deltaforge_dagster.folders import make_folder, sync_folder
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SPARK_SCHEMES = {"s3": "s3a", "gcs": "gs"}
@@ -116,7 +117,7 @@ class LocalStorage:
         """Begin a new file, with its folders. A name that exists already is an error."""
         target = self._root / path
         with _translated(str(target)):
-            _make_folder(target.parent)
+            make_folder(target.parent)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             return _LocalFile(target, os.fdopen(descriptor, "wb"))
 
@@ -131,7 +132,7 @@ class LocalStorage:
         """Create a folder and return its absolute path."""
         target = self._root / path
         with _translated(str(target)):
-            _make_folder(target)
+            make_folder(target)
         return str(target)
 
     def list(self, folder: str) -> list[str]:
@@ -180,7 +181,7 @@ class _LocalFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
@@ -278,23 +279,6 @@ class _RemoteFile:
             self._file.close()
         with contextlib.suppress(Exception):
             self._fs.rm_file(self._path)
-
-
-def _make_folder(path: Path) -> None:
-    """Create `path` and its parents, each entry durable in the directory above it."""
-    if path.is_dir():
-        return
-    _make_folder(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

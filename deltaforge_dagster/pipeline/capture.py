@@ -59,7 +59,6 @@ class Capture:
         self.moved_at = time.monotonic()
         self.segments = 0
         self.rows = 0
-        self.reading = threading.Event()
         self._build_source = build_source
         self._registry = registry
         self._journal = journal
@@ -138,7 +137,6 @@ class Capture:
                     break
                 backoff.reset()
                 self.error = None
-                self.reading.set()
                 cutter.take(batch)
                 self.passed = cutter.passed
                 self.in_transaction = cutter.in_transaction
@@ -149,7 +147,6 @@ class Capture:
             cutter.cut()  # the transactions before the error are whole
             raise
         finally:
-            self.reading.clear()
             self.in_transaction = False
             cutter.abandon()
             with self._source_lock:

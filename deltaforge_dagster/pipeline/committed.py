@@ -42,8 +42,7 @@ def committed_position(
 
 def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:
     """Return how many segments of the journal a sink does not have whole."""
-    whole = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
-    return max(0, pipeline.next_segment - 1 - whole)
+    return max(0, pipeline.next_segment - 1 - checkpoint.whole_segment)
 
 
 def _parse(position: str | None) -> Position | None:

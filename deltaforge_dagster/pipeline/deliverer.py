@@ -51,7 +51,6 @@ class Deliverer:
         preparations: Preparations,
         checkpoint: CheckpointRow,
         limits: DeliverLimits,
-        moved: Callable[[], None],
     ) -> None:
         self.sink_id = sink_id
         self.checkpoint = checkpoint
@@ -65,7 +64,6 @@ class Deliverer:
         self._lease = lease
         self._preparations = preparations
         self._limits = limits
-        self._moved = moved
         self._sink: Sink | None = None
         self._connected = False
         self._stop = threading.Event()
@@ -133,8 +131,7 @@ class Deliverer:
                 self._send_prepared(prepared, segment, backoff)
 
     def _next_segment(self) -> SegmentRow | None:
-        number = self.checkpoint.segment + int(self.checkpoint.complete)
-        return self._store.segment(self._pipeline, number)
+        return self._store.segment(self._pipeline, self.checkpoint.whole_segment + 1)
 
     def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
         rows = self._store.segments(self._pipeline, first=first.segment, last=prepared.last_segment)
@@ -178,7 +175,6 @@ class Deliverer:
             self.checkpoint, segment=row.segment, ordinal=ordinal, complete=complete
         )
         failpoint("checkpoint-written")
-        self._moved()
 
     def _open_sink(self) -> Sink:
         # One object for the whole run: a sink may remember its last connection, to end it.

@@ -68,8 +68,7 @@ def replayable(store: StateStore, pipeline: str, sink_id: str, number: int) -> R
     checkpoint = store.checkpoints(pipeline).get(sink_id)
     if checkpoint is None:
         raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
-    done = checkpoint.segment if checkpoint.complete else checkpoint.segment - 1
-    if done < row.last_segment:
+    if checkpoint.whole_segment < row.last_segment:
         raise NotAllowed(
             f"{pipeline}: sink {sink_id} does not have range {number} yet; "
             "the pipeline's next run delivers it, in order"

@@ -214,7 +214,6 @@ class LiveRun:
                     preparations=preparations,
                     checkpoint=checkpoint,
                     limits=self._engine.deliver,
-                    moved=lambda: None,
                 )
             if pipeline.want == "running":
                 self._capture = self._start_capture(pipeline, ranges)

@@ -70,7 +70,7 @@ def find_work(
     pipeline = register(store, loaded)
     now = store.now()
     lease = store.lease(loaded.name)
-    if lease is not None and lease.run_id is not None and lease.expires_at > now:
+    if lease is not None and lease.run_id is not None and lease.held_at(now):
         return NoWork(f"run {lease.run_id[:8]} is working on it")
     if pipeline.want == "stopped":
         return NoWork("stopped")

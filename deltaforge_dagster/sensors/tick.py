@@ -70,7 +70,7 @@ def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg
 
 def _lease_is_held(store: StateStore, pipeline: str) -> bool:
     lease = store.lease(pipeline)
-    return lease is not None and lease.run_id is not None and lease.expires_at > store.now()
+    return lease is not None and lease.held_at(store.now())
 
 
 def _report_dead(

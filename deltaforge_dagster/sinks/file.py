@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PermissionMissing, SinkRejected, SinkUnavailable
+from deltaforge_dagster.folders import make_folder, sync_folder
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 
 _PIECE_BYTES = 8 << 20
@@ -72,7 +73,7 @@ class FileSink:
             SinkRejected: No directory can be there.
         """
         with self._translated(self._folder):
-            _make_folder(self._folder)
+            make_folder(self._folder)
         self._closed.clear()
 
     def position(self) -> SinkPosition | None:
@@ -166,7 +167,7 @@ def _pieces(values: pa.StringArray) -> Iterator[pa.StringArray]:
 @contextlib.contextmanager
 def _appending(path: Path) -> Iterator[int]:
     """Open a file that ends with a whole line; what is written to it is durable afterwards."""
-    _make_folder(path.parent)
+    make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +175,7 @@ def _appending(path: Path) -> Iterator[int]:
         yield descriptor
         os.fsync(descriptor)
         if new:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     finally:
         os.close(descriptor)
 
@@ -192,20 +193,3 @@ def _cut_partial_line(descriptor: int) -> int:
     if end < size:
         os.ftruncate(descriptor, end)
     return end
-
-
-def _make_folder(path: Path) -> None:
-    """Create `path` and its parents, 0700, each entry durable in the directory above it."""
-    if path.is_dir():
-        return
-    _make_folder(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

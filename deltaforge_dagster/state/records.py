@@ -55,6 +55,10 @@ class LeaseRow:
     expires_at: float
     session_id: str | None
 
+    def held_at(self, now: float) -> bool:
+        """Say whether somebody holds the lease at `now`, by the store's clock."""
+        return self.run_id is not None and self.expires_at > now
+
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
@@ -128,3 +132,8 @@ class CheckpointRow:
     last_error: str | None
     updated_at: float
     first_segment: int
+
+    @property
+    def whole_segment(self) -> int:
+        """Number of the last segment that has arrived whole."""
+        return self.segment if self.complete else self.segment - 1

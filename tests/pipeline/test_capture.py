@@ -150,7 +150,7 @@ def test_stopping_keeps_whole_transactions_and_drops_the_open_one(stage: Stage) 
     """What was committed is journaled by the stop; an open transaction is read again later."""
     source = PlayedSource([transaction(1), unfinished(2)])
     capture = stage.capture(source)
-    eventually(capture.reading.is_set)
+    eventually(lambda: capture.in_transaction)
     capture.stop()
 
     assert stage.journaled() == [1]
