@@ -2,8 +2,11 @@
 
 The state store, the journal and Dagster's metadata carry a position as JSON text. Only the source
 that made it looks inside; everything else compares two positions of one source with `<`.
+
 PostgreSQL: `{"lsn": "0/16B6C50", "tx_id": 731}`, the `end_lsn` of a commit (Streaming
 Replication Protocol, section "Logical Replication Message Formats").
+MySQL: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`, the end of a
+transaction in the binary log and every GTID executed up to there (manual: "GTID Sets").
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Protocol, Self
 from deltaforge_dagster.errors import CorruptLog
 
 _LSN = re.compile(r"^([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})$")
+_BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
 
 
 class Position(Protocol):
@@ -70,7 +74,48 @@ class LsnPosition:
         return self.lsn < other.lsn
 
 
-def parse_position(text: str) -> LsnPosition:
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class BinlogPosition:
+    """A MySQL position: a place between two transactions of the binary log.
+
+    Files are ordered by the number they end in, which gets a seventh digit after `.999999`.
+
+    Attributes:
+        file: Name of the binary log file.
+        pos: Offset in it, in bytes.
+        gtid_set: Every GTID executed up to here, in MySQL's notation; None on a server without
+            GTIDs. It is not compared: at one place of one log there is one set.
+    """
+
+    file: str
+    pos: int
+    gtid_set: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _BINLOG_FILE.match(self.file) or self.pos < 0:
+            raise CorruptLog(f"not a binary log position: {self.file[:80]!r}, {self.pos}")
+
+    def to_json(self) -> str:
+        """Return `{"file": "...", "pos": n, "gtid_set": "..."|null}`."""
+        return json.dumps({"file": self.file, "pos": self.pos, "gtid_set": self.gtid_set})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BinlogPosition) and self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
+    def __lt__(self, other: BinlogPosition) -> bool:
+        return self._place < other._place
+
+    @property
+    def _place(self) -> tuple[int, int, str]:
+        name, _, number = self.file.rpartition(".")
+        return int(number), self.pos, name
+
+
+def parse_position(text: str) -> LsnPosition | BinlogPosition:
     """Return the position that `to_json` wrote.
 
     Raises:
@@ -78,6 +123,11 @@ def parse_position(text: str) -> LsnPosition:
     """
     try:
         fields = json.loads(text)
+        if "file" in fields:
+            gtid_set = fields.get("gtid_set")
+            return BinlogPosition(
+                str(fields["file"]), int(fields["pos"]), None if gtid_set is None else str(gtid_set)
+            )
         tx_id = fields.get("tx_id")
         return LsnPosition(parse_lsn(fields["lsn"]), None if tx_id is None else int(tx_id))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,0 +1,1 @@
+"""MySQL: the binary log, read as a replica reads it."""
