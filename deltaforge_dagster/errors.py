@@ -6,6 +6,7 @@
     ├── Retryable                 the same call may succeed later: wait and try again
     │   ├── SourceUnavailable     the source's server cannot be reached, or cut the connection
     │   ├── SinkUnavailable       a sink cannot be reached, timed out, or refused for now
+    │   ├── PositionMoved         a sink's own position is not where this sender left it
     │   ├── SparkUnavailable      the Spark server or its session is gone
     │   └── StoreUnavailable      the state store or the journal cannot be reached
     └── Terminal                  nothing changes until a person acts
@@ -37,6 +38,7 @@ __all__ = [
     "NotAllowed",
     "PermissionMissing",
     "PositionLost",
+    "PositionMoved",
     "Retryable",
     "SettingsError",
     "SinkRejected",
@@ -81,6 +83,16 @@ class SinkUnavailable(Retryable):
     """A sink cannot be reached, timed out, or refused for now."""
 
     kind = "connect"
+
+
+class PositionMoved(Retryable):
+    """A sink's own position is not where this sender left it: nothing may be sent after it blindly.
+
+    Another sender moved it, or the sink lost data. Open the sink again, read the position, and
+    decide anew where to go on.
+    """
+
+    kind = "checkpoint"
 
 
 class SparkUnavailable(Retryable):

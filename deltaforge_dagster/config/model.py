@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from deltaforge_dagster.config.cron import cron_problem
-from deltaforge_dagster.config.dsn import postgres_dsn
+from deltaforge_dagster.config.dsn import mysql_dsn, postgres_dsn
 from deltaforge_dagster.config.env import unresolved
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.config.templates import compile_template, unknown_variable
@@ -184,6 +184,34 @@ class PostgresSource(_Block):
     config: PostgresConfig
 
 
+class MysqlConfig(_Block):
+    """How to read a MySQL server."""
+
+    id: Text
+    dsn: SecretStr
+    tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...] = ()
+
+    @field_validator("dsn")
+    @classmethod
+    def _check_dsn(cls, dsn: SecretStr) -> SecretStr:
+        try:
+            mysql_dsn(_resolved(dsn.get_secret_value()))
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        return dsn
+
+    @field_serializer("dsn")
+    def _mask_dsn(self, dsn: SecretStr) -> str:
+        return mask(dsn.get_secret_value())
+
+
+class MysqlSource(_Block):
+    """A MySQL source: the binary log, read as a replica reads it."""
+
+    type: Literal["mysql"]
+    config: MysqlConfig
+
+
 class Envelope(_Block):
     """The shape of a message; `native` is the event itself."""
 
@@ -214,6 +242,7 @@ class RedisConfig(SinkConfig):
     send_timeout_secs: Seconds = 5.0
     batch_timeout_secs: Seconds = 30.0
     connect_timeout_secs: Seconds = 10.0
+    exactly_once: bool = False
 
     @field_validator("uri")
     @classmethod
@@ -259,7 +288,7 @@ class FileSink(_Block):
     config: FileConfig
 
 
-Source = PostgresSource
+Source = Annotated[PostgresSource | MysqlSource, Field(discriminator="type")]
 Sink = Annotated[RedisSink | FileSink, Field(discriminator="type")]
 
 

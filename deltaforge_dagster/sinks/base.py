@@ -1,12 +1,27 @@
-"""The seam between a deliverer and a destination: what every sink promises."""
+"""The seam between a deliverer and a destination: what every sink promises.
+
+Every sink delivers at least once. One whose `exactly_once` is true also keeps its own position: with
+each atomic step it stores, beside the messages, a `SinkPosition` that says which message was
+the last. Whoever opens the sink next reads it and knows what has arrived, whatever became of the
+acknowledgement. Such a position never stands alone: `pipeline.resume` compares it with the
+checkpoint and decides which of the two counts.
+
+A sink that keeps its position also finds out, before it stores anything, that the position is no
+longer the one that it read or stored last: another sender is at work, or the destination has
+lost data. Then it raises `PositionMoved` and stores nothing; the deliverer opens it again, reads the
+position and decides anew.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self, cast
 
 import pyarrow as pa
+
+from deltaforge_dagster.errors import SinkRejected
 
 SendGuard = Callable[[], None]
 """Called before anything leaves the process; raises `LeaseLost` when the run must stop sending."""
@@ -29,6 +44,75 @@ message key or null.
 """
 
 
+_NUMBERS = {"segment": int, "ordinal": int}
+_NO_POSITION = "what is stored there is not a position of deltaforge"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPosition:
+    """What a sink itself says has arrived, stored there in the same atomic step as the data.
+
+    Attributes:
+        uid: Of the pipeline, new whenever its journal starts afresh.
+        lineage: Of the checkpoint under which this was sent; a position of another lineage does
+            not count (`state.records.CheckpointRow`).
+        segment: Number of the segment of the last message.
+        segment_id: Random id of that segment: a number may mean another one in another store.
+        ordinal: Of the last message in that segment.
+        event_id: Of the last message; finds it again in whatever segments hold it by then.
+        start: Position at which that segment starts, JSON text (`positions`).
+        end: Position at which it ends, JSON text.
+        source: Id of the pipeline's source, as the pipeline file has it.
+    """
+
+    uid: str
+    lineage: str
+    segment: int
+    segment_id: str
+    ordinal: int
+    event_id: str
+    start: str
+    end: str
+    source: str
+
+    def to_json(self) -> str:
+        """Return the text that a sink stores: one JSON object of these fields."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the position that `to_json` wrote; fields added since then are passed over.
+
+        Raises:
+            SinkRejected: The text is none.
+        """
+        try:
+            fields = json.loads(text)
+            values = {name: fields[name] for name in cls.__slots__}
+        except (ValueError, KeyError, TypeError) as error:
+            raise SinkRejected(_NO_POSITION) from error
+        if any(type(one) is not _NUMBERS.get(name, str) for name, one in values.items()):
+            raise SinkRejected(_NO_POSITION)
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the messages of a batch come from, as far as a sink's own position needs it.
+
+    Attributes:
+        pipeline: Name of the pipeline.
+        uid: See `SinkPosition`, like the other fields.
+    """
+
+    pipeline: str
+    uid: str
+    lineage: str
+    source: str
+    start: str
+    end: str
+
+
 @dataclass(frozen=True, slots=True)
 class SinkBatch:
     """Consecutive messages of one segment for one sink.
@@ -38,27 +122,42 @@ class SinkBatch:
         segment_id: The segment's random id, part of a sink's own position.
         messages: Columns of `MESSAGES`; ordinals increase, gaps are events filtered out.
         replay: Run id of a replay, which marks every message; None for live delivery.
+        origin: Given when the sink shall store its position with the messages; None in a replay,
+            which moves no position, and for a sink that keeps none.
     """
 
     segment: int
     segment_id: str
     messages: pa.RecordBatch
     replay: str | None = None
+    origin: Origin | None = None
 
+    def position_at(self, row: int) -> SinkPosition:
+        """Return the position of a sink that has everything up to the batch's row of that index.
 
-@dataclass(frozen=True, slots=True)
-class SinkPosition:
-    """What a sink itself says has arrived, stored there in the same atomic step as the data."""
-
-    pipeline_uid: str
-    segment: int
-    segment_id: str
-    ordinal: int
-    source_position: str
+        Only for a batch with an origin.
+        """
+        assert self.origin is not None
+        return SinkPosition(
+            uid=self.origin.uid,
+            lineage=self.origin.lineage,
+            segment=self.segment,
+            segment_id=self.segment_id,
+            ordinal=cast("int", self.messages.column("ordinal")[row].as_py()),
+            event_id=cast("str", self.messages.column("event_id")[row].as_py()),
+            start=self.origin.start,
+            end=self.origin.end,
+            source=self.origin.source,
+        )
 
 
 class Sink(Protocol):
     """One destination. Methods raise errors of the one tree; used by one thread at a time."""
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether the sink stores its own position with every batch that has an origin."""
+        ...
 
     def open(self) -> None:
         """Connect and check what can be checked; may be called again after `close`.
@@ -70,7 +169,15 @@ class Sink(Protocol):
         ...
 
     def position(self) -> SinkPosition | None:
-        """Return what the sink says has arrived, None when it keeps no position."""
+        """Return what the sink holds as its position, None when it holds or keeps none.
+
+        Read from the destination itself, after `open` and before the first `send`. Everything
+        that was sent before has arrived by then, or never will.
+
+        Raises:
+            SinkRejected: Something else is stored in its place; the message says where. Sending
+                a batch with an origin overwrites it all the same.
+        """
         ...
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
@@ -78,6 +185,12 @@ class Sink(Protocol):
 
         On an error an unknown prefix of the batch may have arrived, and nothing after that
         prefix: sending the batch again may repeat messages but never reorders a key.
+
+        With an origin the batch goes in atomic steps, each of which stores the position of its
+        last message with it. After an error `position` says which prefix has arrived.
+
+        Raises:
+            PositionMoved: The position there is neither the one read nor the one stored last.
         """
         ...
 

@@ -50,6 +50,11 @@ class FaultySink:
         self._file = directory / sink_id
         self._closed = threading.Event()
 
+    @property
+    def exactly_once(self) -> bool:
+        """Whether the sink keeps its own position."""
+        return self._inner.exactly_once
+
     def open(self) -> None:
         """Open the sink, unless the fault is one of reaching it."""
         self._closed.clear()

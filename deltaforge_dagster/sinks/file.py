@@ -56,6 +56,8 @@ class FileSink:
             the template's literal beginning names, and nowhere else.
     """
 
+    exactly_once = False
+
     def __init__(self, sink_id: str, path: Template) -> None:
         self._sink_id = sink_id
         first = path.parts[0]

@@ -62,6 +62,8 @@ class RedisSink:
         SpecError: The URI is none.
     """
 
+    exactly_once = False
+
     def __init__(
         self,
         sink_id: str,
