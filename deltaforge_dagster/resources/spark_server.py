@@ -38,7 +38,7 @@ from typing import Self
 import pyspark
 
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
-from deltaforge_dagster.resources.spark_java import find_java
+from deltaforge_dagster.servers.java import find_java
 from deltaforge_dagster.servers.process import ServerProcess, free_port
 
 IDLE_SECONDS = 900.0

@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.errors import SettingsError, SparkUnavailable
-from deltaforge_dagster.resources import spark_java
 from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.servers import java
 
 pytestmark = pytest.mark.spark
 
@@ -147,7 +147,7 @@ def test_server_that_cannot_start(home: Path) -> None:
 
 def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable Java the error says what was looked at and how to get one."""
-    monkeypatch.setattr(spark_java, "NEWEST", 0)
+    monkeypatch.setattr(java, "NEWEST", 0)
 
-    with pytest.raises(SettingsError, match=r"Spark needs Java 17 to 0: install .*is Java \d"):
+    with pytest.raises(SettingsError, match=r"Spark and Kafka need Java 17 to 0: .*is Java \d"):
         SparkServer.ensure(home)

