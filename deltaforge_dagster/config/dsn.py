@@ -1,13 +1,21 @@
-"""PostgreSQL connection strings as DeltaForge takes them, turned into what libpq takes.
+"""Connection strings of sources, as DeltaForge takes them.
 
-Both forms of the manual ("Connection Strings") are accepted: a URL, and `key=value` pairs. In the
-second, `database` is another word for `dbname`, missing keys have fixed defaults (libpq would look at
-environment variables and the system's user), and keys that libpq does not know are ignored.
+PostgreSQL: turned into what libpq takes. Both forms of the manual ("Connection Strings") are
+accepted: a URL, and `key=value` pairs. In the second, `database` is another word for `dbname`,
+missing keys have fixed defaults (libpq would look at environment variables and the system's user),
+and keys that libpq does not know are ignored.
+
+MySQL: a URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`. Its
+options are those of MySQL's own programs (manual: "Command Options for Encrypted Connections");
+others are refused, since one that goes unread might have been there to protect something.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import psycopg
 from psycopg import conninfo, pq
@@ -66,3 +74,86 @@ def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
     if kept == _DEFAULTS and end == 0:
         raise SpecError(_WRONG)
     return conninfo.make_conninfo("", **kept), tuple(ignored)
+
+
+SslMode = Literal["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"]
+_SSL_MODES: tuple[str, ...] = get_args(SslMode)
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlDsn:
+    """Where a MySQL server is, and as whom to log in.
+
+    Attributes:
+        database: The session's default database, or "".
+        ssl_mode: As in MySQL's programs: `PREFERRED` uses TLS where the server has it, only the
+            `VERIFY_` modes look at its certificate.
+        ssl_ca, ssl_cert, ssl_key: Paths of PEM files.
+    """
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    ssl_mode: SslMode = "PREFERRED"
+    ssl_ca: str | None = None
+    ssl_cert: str | None = None
+    ssl_key: str | None = None
+
+
+def mysql_dsn(text: str) -> MysqlDsn:
+    """Return what a MySQL URL says.
+
+    Raises:
+        SpecError: The text is no such URL, or has an option that is not known. The message repeats
+            nothing of the text but an option's name.
+    """
+    parts = _mysql_url(text)
+    if parts is None:
+        raise SpecError(_WRONG_MYSQL)
+    known = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
+    return MysqlDsn(
+        host=unquote(parts.hostname or "localhost"),
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.removeprefix("/")),
+        ssl_mode=cast("SslMode", known["ssl-mode"] or "PREFERRED"),
+        ssl_ca=known["ssl-ca"],
+        ssl_cert=known["ssl-cert"],
+        ssl_key=known["ssl-key"],
+    )
+
+
+_WRONG_MYSQL = (
+    "is not a MySQL connection string (write mysql://user:password@host:port/database, with "
+    "special characters of the password percent-encoded)"
+)
+
+
+def _mysql_url(text: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme == "mysql" and parts.username and parts.port != 0
+    except ValueError:
+        return None  # its message quotes a part of the text
+    return parts if valid and not parts.fragment else None
+
+
+def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
+    known: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
+    for name, value in options:
+        if name not in known:
+            raise SpecError(
+                f"has the option {name[:40]!r}, which is not known (known are {', '.join(known)})"
+            )
+        known[name] = value or None
+    mode = known["ssl-mode"] = known["ssl-mode"] and known["ssl-mode"].upper()
+    if mode is not None and mode not in _SSL_MODES:
+        raise SpecError(f"has an ssl-mode that is not known (known are {', '.join(_SSL_MODES)})")
+    if (mode or "").startswith("VERIFY_") and known["ssl-ca"] is None:
+        raise SpecError(f"has ssl-mode {mode} without ssl-ca (name the file of the authority)")
+    if known["ssl-key"] is not None and known["ssl-cert"] is None:
+        raise SpecError("has ssl-key without ssl-cert")
+    return known

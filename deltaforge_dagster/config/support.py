@@ -16,7 +16,7 @@ UNREAD = ("apiVersion", "kind")
 UNREAD_IN_SPEC = ("sharding", "connection_policy")
 """Accepted and not read, by the original too."""
 
-LATER_SOURCES = frozenset({"mysql", "turso"})
+LATER_SOURCES = frozenset({"turso"})
 LATER_SINKS = frozenset({"kafka", "nats", "http", "s3", "clickhouse"})
 LATER_ENVELOPES = frozenset({"debezium", "cloudevents"})
 
@@ -73,7 +73,7 @@ def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
 def _source_problems(source: dict[str, Any]) -> Iterator[Problem]:
     here: DocumentPath = ("spec", "source")
     if source.get("type") in LATER_SOURCES:
-        yield _not_yet((*here, "type"), f"{source['type']} sources are", "postgres is")
+        yield _not_yet((*here, "type"), f"{source['type']} sources are", "postgres and mysql are")
         return
     config = _mapping(source, "config")
     here = (*here, "config")

@@ -10,7 +10,7 @@ from deltaforge_dagster.config.load import (
     load_pipeline,
     load_pipelines,
 )
-from deltaforge_dagster.config.model import FileSink, PostgresSource, RedisSink
+from deltaforge_dagster.config.model import FileSink, MysqlSource, PostgresSource, RedisSink
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
@@ -51,6 +51,39 @@ def test_a_good_file_is_its_fields(write: Write) -> None:
     assert spec.engine.segment.max_events == 200_000
 
 
+def test_a_mysql_source_is_its_fields(write: Write) -> None:
+    """`tables` may be left out, and snapshots may be switched off in words."""
+    config = {"id": "db", "dsn": "mysql://u:geheim@h/d", "snapshot": {"mode": "never"}}
+    source = load_pipeline(
+        write({"spec.source": {"type": "mysql", "config": config}})
+    ).spec.spec.source
+
+    assert isinstance(source, MysqlSource)
+    assert source.config.tables == ()
+    assert source.config.model_dump()["dsn"] == "mysql://u:***@h/d"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"dsn": "postgres://u:geheim@h/d"}, "is not a MySQL connection string"),
+        ({"tables": ["a*b.c"]}, "is not a table pattern"),
+        ({"outbox": {"tables": ["shop.outbox"]}}, "outbox capture is not supported yet"),
+        ({"on_schema_drift": "halt"}, "halting on schema drift is not supported yet"),
+    ],
+)
+def test_a_mysql_source_has_its_problems(
+    write: Write, config: dict[str, Any], expected: str
+) -> None:
+    """As with every source: one mistake, one sentence, at its place."""
+    block = {"id": "db", "dsn": "mysql://u@h/d", **config}
+    (problem,) = problems(write({"spec.source": {"type": "mysql", "config": block}}))
+
+    assert f"spec.source.config.{next(iter(config))}" in problem
+    assert expected in problem
+    assert "geheim" not in problem
+
+
 def test_no_secret_is_shown(write: Write) -> None:
     """Neither the repr nor the masked form of a pipeline shows a password."""
     loaded = load_pipeline(write())
@@ -68,8 +101,8 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({"metadata.tenant": " "}, "3: metadata.tenant: is empty"),
         ({"metadata.labels": "x"}, "4: metadata.labels: must be a mapping of names to values"),
         ({"spec.source": None}, "4: spec.source: is required"),
-        ({"spec.source.type": "oracle"}, "6: spec.source.type: must be 'postgres'"),
-        ({"spec.source.type": None}, "5: spec.source.type: is required"),
+        ({"spec.source.type": "oracle"}, "5: spec.source: has an unknown type; it must be 'postgres' or 'mysql'"),
+        ({"spec.source.type": None}, "5: spec.source: needs a `type`"),
         ({f"{SOURCE}.slot": "Orders"}, "10: spec.source.config.slot: must be 1 to 63 lower-case letters, digits or `_` (PostgreSQL allows no other names for replication slots)"),
         ({f"{SOURCE}.publication": "ü" * 32}, "11: spec.source.config.publication: is longer than 63 bytes, the longest name that PostgreSQL has"),
         ({f"{SOURCE}.tables": None}, "7: spec.source.config.tables: is required"),
@@ -124,8 +157,7 @@ def test_each_problem_has_its_sentence(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"spec.source": {"type": "mysql", "config": {}}}, "6: spec.source.type: mysql sources are not supported yet (postgres is)"),
-        ({"spec.source.type": "turso"}, "6: spec.source.type: turso sources are not supported yet (postgres is)"),
+        ({"spec.source.type": "turso"}, "6: spec.source.type: turso sources are not supported yet (postgres and mysql are)"),
         ({"spec.processors": [{"type": "javascript"}]}, "25: spec.processors[0]: processors are not supported yet (remove it)"),
         ({"spec.processors": {}}, "24: spec.processors: must be a list"),
         ({"spec.schema_sensing": {"enabled": True}}, "24: spec.schema_sensing: schema sensing is not supported yet (set enabled: false)"),
