@@ -1,8 +1,8 @@
-"""The committed position: how far the source may forget.
+"""The committed position: how far the source may forget, and which sinks it waits for.
 
 Each sink's checkpoint moves alone. The commit policy only rules which of them the source has to
 wait for: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
-fastest sink.
+fastest sink. A sink that is detached counts nowhere.
 """
 
 from __future__ import annotations
@@ -22,6 +22,22 @@ def counted_sinks(spec: PipelineSpec) -> list[str]:
     return [sink.id for sink in sinks]
 
 
+def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> list[str]:
+    """Return the attached sinks that the commit policy can do without, the hindmost first.
+
+    `required`: those that are not required; `all`: none; `quorum` N: all but the N foremost.
+    """
+    attached = sorted(
+        (one for one in checkpoints.values() if one.attached),
+        key=lambda one: (one.whole_segment, one.ordinal),
+    )
+    policy = spec.spec.commit_policy
+    if policy.mode == "quorum" and policy.quorum:
+        return [one.sink for one in attached[: max(0, len(attached) - policy.quorum)]]
+    counted = counted_sinks(spec)
+    return [one.sink for one in attached if one.sink not in counted]
+
+
 def committed_position(
     spec: PipelineSpec, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
 ) -> Position | None:
@@ -30,9 +46,12 @@ def committed_position(
     With `engine.journal.confirm: captured`, or when no sink counts, that is what the journal
     holds durably.
     """
-    counted = counted_sinks(spec)
-    if spec.spec.engine.journal.confirm == "captured" or not counted:
-        return _parse(pipeline.captured_position)
+    captured = _parse(pipeline.captured_position)
+    if spec.spec.engine.journal.confirm == "captured":
+        return captured
+    counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
+    if not counted:
+        return captured
     reached = [_parse(checkpoints[sink].source_position) for sink in counted]
     known = sorted(position for position in reached if position is not None)
     policy = spec.spec.commit_policy
@@ -41,7 +60,9 @@ def committed_position(
 
 
 def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:
-    """Return how many segments of the journal a sink does not have whole."""
+    """Return how many segments of the journal a sink shall get and does not have whole."""
+    if not checkpoint.attached:
+        return 0
     return max(0, pipeline.next_segment - 1 - checkpoint.whole_segment)
 
 

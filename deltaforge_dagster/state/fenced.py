@@ -251,6 +251,19 @@ class FencedWriter:
             },
         )
 
+    def detach_sink(self, sink: str, why: str) -> None:
+        """Detach a sink at its checkpoint: from now on nothing is kept for it or sent to it.
+
+        Args:
+            sink: The sink's id.
+            why: Kept as its last error; what to do about it is said wherever it is shown.
+        """
+        self._checkpoint(sink)
+        self._update_checkpoint(
+            sink,
+            {"state": "detached", "last_error": why[:_ERROR_LENGTH], "updated_at": clock()},
+        )
+
     def set_captured(self, position: str) -> None:
         """Move the captured position over log that held nothing for the pipeline.
 

@@ -69,7 +69,7 @@ def _kept_from(connection: Connection, pipeline: str, closed_before: float) -> i
     """Return the first segment that must stay in the journal, None when all may go.
 
     Everything before it belongs to ranges that were closed before that time, that every sink
-    has passed, and whose every asset is published.
+    has passed, and whose every asset is published. A detached sink holds nothing.
     """
     needed = or_(
         ranges.c.state == "open",
@@ -77,6 +77,7 @@ def _kept_from(connection: Connection, pipeline: str, closed_before: float) -> i
         not_(_is_published(literal(CHANGES))),
         exists().where(
             _ours,
+            checkpoints.c.state == "attached",
             or_(
                 not_(_passed),
                 and_(_given_whole, not_(_is_published(checkpoints.c.sink))),

@@ -13,6 +13,9 @@ from typing import Literal
 Want = Literal["running", "paused", "stopped"]
 """What people asked for: `paused` captures nothing but still delivers; `stopped` runs nothing."""
 
+Attachment = Literal["attached", "detached"]
+"""Whether the journal keeps its segments for a sink; a detached one gets nothing."""
+
 Counts = Mapping[str, Mapping[str, int]]
 
 
@@ -119,7 +122,8 @@ class CheckpointRow:
     Every row of the journal up to and including (`segment`, `ordinal`) has arrived. `complete`
     says that the segment has no further row; the next one to send is then in `segment + 1`.
     `source_position` is the end of the last complete segment. The sink was given every segment
-    from `first_segment` on (a sink added later, or reset forward, lacks what lies before).
+    from `first_segment` on (a sink added later, or reset forward, lacks what lies before). While
+    `state` is `detached` nothing is sent to it, and nothing waits or is kept for it.
     """
 
     sink: str
@@ -132,6 +136,12 @@ class CheckpointRow:
     last_error: str | None
     updated_at: float
     first_segment: int
+    state: Attachment = "attached"
+
+    @property
+    def attached(self) -> bool:
+        """Whether segments are kept for it and sent to it."""
+        return self.state == "attached"
 
     @property
     def whole_segment(self) -> int:

@@ -72,6 +72,44 @@ def reset_checkpoint(
     return read_checkpoints(connection, name)[sink]
 
 
+def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> CheckpointRow:
+    """Attach a detached sink again (`StateStore.attach_sink`)."""
+    lock_lease(connection, name)
+    row = read_checkpoints(connection, name).get(sink)
+    if row is None:
+        raise NotAllowed(f"pipeline {name!r} has no sink {sink!r}")
+    if row.attached:
+        raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is attached")
+    pipeline = known_pipeline(connection, name)
+    values: dict[str, Any] = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
+    if tail:
+        goes_on = pipeline.next_segment
+        position = _position_before(connection, pipeline, goes_on)
+        values = _standing(goes_on - 1, -1, True, position) | {"first_segment": goes_on}
+    else:
+        _check_in_journal(connection, pipeline, row)
+    connection.execute(
+        update(checkpoints)
+        .where(checkpoints.c.pipeline == name, checkpoints.c.sink == sink)
+        .values(state="attached", **values)
+    )
+    return read_checkpoints(connection, name)[sink]
+
+
+def _check_in_journal(
+    connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow
+) -> None:
+    goes_on = checkpoint.whole_segment + 1
+    try:
+        _position_before(connection, pipeline, goes_on)
+    except NotAllowed:
+        raise NotAllowed(
+            f"pipeline {pipeline.name!r}: segment {goes_on}, with which sink {checkpoint.sink!r} "
+            "would go on, is no longer in the journal; --tail lets it go on with what is captured "
+            "next, and everything between never arrives there"
+        ) from None
+
+
 def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
     connection.execute(
         upsert(connection, pipelines)
@@ -111,8 +149,9 @@ def _minimum_resume_point(
     connection: Connection, pipeline: PipelineRow, existing: Collection[CheckpointRow]
 ) -> tuple[int, str | None]:
     """Return the segment that the hindmost sink goes on with, and the position it starts at."""
-    if existing:
-        last = min(existing, key=lambda row: (row.segment, row.complete, row.ordinal))
+    attached = [row for row in existing if row.attached]
+    if attached:
+        last = min(attached, key=lambda row: (row.segment, row.complete, row.ordinal))
         return last.segment + 1 if last.complete else last.segment, last.source_position
     query = select(func.min(segments.c.segment)).where(segments.c.pipeline == pipeline.name)
     first = connection.execute(query).scalar() or pipeline.next_segment

@@ -267,6 +267,22 @@ class StateStore:
                 connection, name, sink, segment, ordinal=ordinal, complete=complete
             )
 
+    def attach_sink(self, name: str, sink: str, *, tail: bool) -> CheckpointRow:
+        """Attach a detached sink again, also while a run is working on the pipeline.
+
+        Args:
+            name: The pipeline.
+            sink: The sink's id.
+            tail: Go on with what is captured next, skipping everything before, instead of with
+                what follows the sink's checkpoint.
+
+        Raises:
+            NotAllowed: There is no such sink, it is attached, or what follows its checkpoint is
+                no longer in the journal.
+        """
+        with self.database.write() as connection:
+            return registration.attach_sink(connection, name, sink, tail=tail)
+
     # Publication and retention
 
     def published(self, name: str, first: int, last: int) -> set[tuple[int, str]]:

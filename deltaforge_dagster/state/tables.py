@@ -125,7 +125,7 @@ checkpoints = Table(
     Column("complete", Boolean, nullable=False),
     Column("source_position", Text),
     Column("first_segment", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),  # `attached`: its segments are kept for it
+    Column("state", Text, nullable=False),  # `records.Attachment`
     Column("failures", BigInteger, nullable=False),
     Column("next_attempt_at", Double, nullable=False),
     Column("last_error", Text),

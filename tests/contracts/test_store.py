@@ -716,6 +716,71 @@ class TestRetention:
         assert store.unpublished(NAME) == [(2, "changes"), (2, "redis")]
 
 
+class TestDetached:
+    """A detached sink holds nothing, and is attached again only where nothing is missing."""
+
+    def journal(self, store: StateStore) -> Lease:
+        """Let `a` have three published ranges of which the detached `b` has the first."""
+        lease = held(store, "a", "b")
+        for number in (1, 2, 3):
+            capture(store, lease, number)
+        deliver(store, lease, "a", 3)
+        deliver(store, lease, "b", 1)
+        with store.fenced(lease) as writer:
+            writer.detach_sink("b", "the journal is full")
+        for number, asset in store.unpublished(NAME):
+            store.mark_published(NAME, number, asset)
+        return lease
+
+    def test_holds_nothing(self, store: StateStore) -> None:
+        """Its checkpoint stays, says why, and keeps no segment in the journal."""
+        self.journal(store)
+        row = store.checkpoints(NAME)["b"]
+        assert (row.state, row.segment, row.last_error) == ("detached", 1, "the journal is full")
+
+        gone = store.expire_segments(NAME, [1, 2, 3])
+
+        assert [one.segment for one in gone] == [1, 2, 3]
+
+    def test_attached_from_the_journal(self, store: StateStore) -> None:
+        """It goes on after its checkpoint, also while a run holds the lease."""
+        lease = self.journal(store)
+        store.expire_segments(NAME, [1])
+
+        row = store.attach_sink(NAME, "b", tail=False)
+
+        assert (row.state, row.segment, row.first_segment, row.last_error) == (
+            "attached", 1, 1, None,
+        )  # fmt: skip
+        assert store.expire_segments(NAME, [2]) == []
+        deliver(store, lease, "b", 3)
+        with pytest.raises(NotAllowed, match="is attached"):
+            store.attach_sink(NAME, "b", tail=True)
+
+    def test_attached_at_the_tail(self, store: StateStore) -> None:
+        """What it missed is gone, which is refused unless skipping was asked for."""
+        lease = self.journal(store)
+        store.expire_segments(NAME, [1, 2])
+        with pytest.raises(NotAllowed, match=r"segment 2, .* no longer in the journal; --tail"):
+            store.attach_sink(NAME, "b", tail=False)
+        assert store.checkpoints(NAME)["b"].state == "detached"
+
+        row = store.attach_sink(NAME, "b", tail=True)
+
+        assert (row.state, row.segment, row.first_segment) == ("attached", 3, 4)
+        assert row.source_position == position(3)
+        capture(store, lease, 4)
+        deliver(store, lease, "b", 4)
+        assert (4, "b") in store.unpublished(NAME)
+        assert (3, "b") not in store.unpublished(NAME)
+
+    def test_a_new_sink_does_not_begin_there(self, store: StateStore) -> None:
+        """A sink added later starts where the hindmost attached sink is."""
+        self.journal(store)
+        store.register_pipeline(NAME, "spec-2", ["a", "b", "c"])
+        assert store.checkpoints(NAME)["c"].first_segment == 4
+
+
 class TestSchemas:
     """Table versions keep their stamps."""
 

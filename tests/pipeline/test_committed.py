@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
+from deltaforge_dagster.pipeline.committed import (
+    committed_position,
+    detachable_sinks,
+    segments_behind,
+)
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
@@ -91,3 +96,33 @@ def test_segments_behind_counts_the_segment_in_flight() -> None:
     assert [
         segments_behind(row(), at(n, complete=c)) for n, c in [(3, True), (3, False), (1, True)]
     ] == [0, 1, 2]
+
+
+def test_a_detached_sink_counts_nowhere(tmp_path: Path) -> None:
+    """The source does not wait for it, it lacks nothing, and without others all may be forgotten."""
+    wanted = spec(tmp_path, "ab", "{mode: required}")
+    gone = replace(at(1), state="detached")
+
+    assert committed_position(wanted, row(), {"a": gone, "b": at(2), "c": at(3)}) == LsnPosition(20)
+    assert committed_position(wanted, row(), {"a": gone, "b": gone, "c": at(1)}) == LsnPosition(30)
+    assert segments_behind(row(), gone) == 0
+
+
+@pytest.mark.parametrize(
+    ("required", "policy", "expected"),
+    [
+        ("a", "{mode: required}", ["c"]),
+        ("", "{mode: required}", ["a", "c"]),
+        ("a", "{mode: all}", []),
+        ("abc", "{mode: quorum, quorum: 1}", ["a"]),
+        ("abc", "{mode: quorum, quorum: 2}", []),
+    ],
+)
+def test_what_the_policy_can_do_without(
+    tmp_path: Path, required: str, policy: str, expected: list[str]
+) -> None:
+    """Attached sinks that nothing waits for, the hindmost first; `b` is detached already."""
+    rows = {"a": at(1), "b": replace(at(1), state="detached"), "c": at(3)}
+    checkpoints = {sink: replace(one, sink=sink) for sink, one in rows.items()}
+
+    assert detachable_sinks(spec(tmp_path, required, policy), checkpoints) == expected
