@@ -273,6 +273,10 @@ class FencedWriter:
         if captured is None or parse_position(captured) < parse_position(position):
             self._update_pipeline({"captured_position": position})
 
+    def set_capture_pause(self, why: str | None) -> None:
+        """Remember why capture is paused; None once it is not."""
+        self._update_pipeline({"capture_pause": why})
+
     def set_confirmed(self, position: str) -> None:
         """Remember the committed position, before the source is told that it may forget."""
         self._update_pipeline({"confirmed_position": position})

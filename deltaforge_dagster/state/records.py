@@ -36,6 +36,8 @@ class PipelineRow:
     """The sensor does not ask the source before this time (back-off after empty runs)."""
     probe_wait: float
     """Seconds waited last; doubles after an empty run, 0 after a run that captured."""
+    capture_pause: str | None = None
+    """Why the last run paused capture (the journal is full), None when it did not or went on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ pipelines = Table(
     Column("want", Text, nullable=False),
     Column("probe_after", Double, nullable=False),
     Column("probe_wait", Double, nullable=False),
+    Column("capture_pause", Text),
 )
 
 leases = Table(
