@@ -39,7 +39,9 @@ def test_changes_reach_redis_and_the_ui_knows(
     then new data starts a new run.
     """
     deployment = deploy()
-    deployment.add("shop-feed", shop.pipeline("shop-feed"))
+    # Idle for longer than it takes to see the first range and to write the second.
+    run = "{idle_seconds: 10, lease_seconds: 8, renew_seconds: 1}"
+    deployment.add("shop-feed", shop.pipeline("shop-feed", run=run))
     deployment.start()
     eventually(lambda: started(deployment, "shop-feed"), what="the first tick")
 
@@ -120,7 +122,7 @@ def test_an_idle_pipeline_beside_a_busy_table_starts_no_runs(
         def ticks() -> int:
             states = instance.all_instigator_state()
             return sum(
-                len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=50))
+                len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=1000))
                 for one in states
             )
 

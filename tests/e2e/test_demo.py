@@ -52,7 +52,7 @@ def running_demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]
 
 def nothing_left(folder: Path) -> bool:
     """Wait a moment for processes that are ending, and say whether all are gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while left_over(str(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left_over(str(folder)) == []

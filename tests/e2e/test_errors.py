@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,6 @@ import dagster as dg
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
@@ -56,7 +56,17 @@ def reader(shop: Shop) -> Iterator[str]:
 
 
 @pytest.fixture
-def bad_sources(shop: Shop, reader: str, start_postgres: StartPostgres) -> list[Bad]:
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections, and that nobody else can get: bound, not listened on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def bad_sources(
+    shop: Shop, reader: str, closed_port: int, start_postgres: StartPostgres
+) -> list[Bad]:
     """Pipelines whose source cannot be read, one for each reason."""
     owner = urlsplit(shop.dsn).username
     unset = start_postgres({"wal_level": "replica"}).dsn
@@ -70,7 +80,7 @@ def bad_sources(shop: Shop, reader: str, start_postgres: StartPostgres) -> list[
             "name is unknown",
         ),
         "closed-port": (
-            dsn_with(shop.dsn, user="u", port=free_port()),
+            dsn_with(shop.dsn, user="u", port=closed_port),
             "127.0.0.1",
             "refused",
         ),
@@ -86,9 +96,8 @@ def bad_sources(shop: Shop, reader: str, start_postgres: StartPostgres) -> list[
     return found
 
 
-def unreachable_sink(shop: Shop) -> Bad:
+def unreachable_sink(shop: Shop, port: int) -> Bad:
     """Return a pipeline whose only sink cannot be reached."""
-    port = free_port()
     text = shop.pipeline("no-redis", run="{idle_seconds: 2, lease_seconds: 8, renew_seconds: 1}")
     text = text.replace(shop.redis_uri, f"redis://:{SECRET}@127.0.0.1:{port}/0")
     return Bad("no-redis", text, ("every sink is down", "redis", f"127.0.0.1:{port}"))
@@ -147,12 +156,13 @@ def files_with(deployment: Deployment, text: str) -> list[Path]:
 def test_each_problem_shows_once_and_stops_nobody(
     shop: Shop,
     bad_sources: list[Bad],
+    closed_port: int,
     reader: str,
     deploy: Callable[..., Deployment],
 ) -> None:
     """Seven bad pipelines beside a good one, which delivers; and the command says the same."""
     deployment = deploy()
-    sink, broken = unreachable_sink(shop), broken_file()
+    sink, broken = unreachable_sink(shop, closed_port), broken_file()
     for bad in (*bad_sources, sink, broken):
         deployment.add(bad.name, bad.text)
     deployment.add("good", shop.pipeline("good"))

@@ -30,7 +30,7 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
     deployment = deploy()
     text = shop.pipeline(
         "again",
-        run="{idle_seconds: 120, lease_seconds: 8, renew_seconds: 1}",
+        run="{idle_seconds: 300, lease_seconds: 8, renew_seconds: 1}",
         range_="{max_seconds: 600, max_events: 3}",
     )
     deployment.add("again", text)
@@ -48,8 +48,13 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
         eventually(partial(arrived, shop, min(3 * count, 7)), what=f"delivery {count}")
     for asset in ASSETS:
         eventually(partial(deployment.materializations, "again", asset, 2), what=asset)
-    yield deployment
     store = deployment.store()
+    # What follows an event in Dagster, and an entry in Redis: the rows that say so.
+    eventually(lambda: len(store.published("again", 1, 9)) == 4, what="the rows of publication")
+    eventually(
+        lambda: store.checkpoints("again")["redis"].whole_segment == 3, what="the checkpoint"
+    )
+    yield deployment
     store.set_want("again", "stopped")  # the run ends at once, and not only when it is killed
     store.close()
 

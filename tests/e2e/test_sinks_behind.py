@@ -16,14 +16,15 @@ from tests.fix_redis import StartRedis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
-QUICK = "{idle_seconds: 2, lease_seconds: 8, renew_seconds: 1}"
+QUICK = "{idle_seconds: 4, lease_seconds: 8, renew_seconds: 1}"
 
 
 def ids(path: Path) -> list[tuple[str, object]]:
     """Return (op, id) of each line of a file sink."""
     if not path.exists():
         return []
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines(keepends=True)
+    events = [json.loads(line) for line in lines if line.endswith("\n")]  # the rest is coming
     return [(event["op"], (event["after"] or event["before"])["id"]) for event in events]
 
 
@@ -91,8 +92,8 @@ def test_a_sink_that_was_down_catches_up(
     reasons = [
         record.dagster_run.tags["deltaforge/reason"] for record in deployment.live_runs("pair")
     ]
-    assert reasons[0] == "changes"
-    assert set(reasons[1:]) == {"sink behind"}
+    assert set(reasons) == {"changes", "sink behind"}
+    assert reasons == sorted(reasons), "once the source is idle, every run is for the sink"
     assert [row.range for row in store.ranges("pair")] == [*range(1, last + 1)], "no range for it"
     checkpoint = store.checkpoints("pair")["redis"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)

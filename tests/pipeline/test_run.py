@@ -65,7 +65,7 @@ def test_fifty_ranges_of_one_run_leave_no_more_than_five(
         for number in range(first, last + 1):
             insert(feed.shop, number, number)
             eventually(lambda: feed.store.checkpoints("feed")["redis"].segment == number)  # noqa: B023
-        assert len(feed.store.ranges("feed", state="closed")) == last
+        eventually(lambda: len(feed.store.ranges("feed", state="closed")) == last)
         return meter.settled()
 
     after_five = make_ranges(1, 5)
@@ -146,7 +146,7 @@ def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str
     eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
 
     feed.store.set_want("feed", want)  # type: ignore[arg-type]
-    outcome = run.outcome(seconds=5)
+    outcome = run.outcome(seconds=15)
 
     assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
     assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
@@ -171,7 +171,7 @@ def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
 
     feed.path.write_text(text.replace("tenant: acme", "tenant: other"))
 
-    assert run.outcome(seconds=5).reason == "pipeline file changed"
+    assert run.outcome(seconds=15).reason == "pipeline file changed"
 
 
 def test_a_run_with_a_failing_sink_ends_by_idling(
@@ -187,6 +187,7 @@ def test_a_run_with_a_failing_sink_ends_by_idling(
     )
     (faults / "lines").write_text("fail_before")
     insert(feed.shop, 1, 10)
+    before = feed.store.now()
 
     outcome = feed.begin().outcome()
 
@@ -203,7 +204,7 @@ def test_a_run_with_a_failing_sink_ends_by_idling(
     checkpoint = feed.store.checkpoints("feed")["lines"]
     assert (checkpoint.segment, checkpoint.last_error) == (0, error)
     assert checkpoint.failures > 0
-    assert checkpoint.next_attempt_at > feed.store.now() - 5
+    assert checkpoint.next_attempt_at > before
     assert feed.store.unpublished("feed") == []
 
     (faults / "lines").unlink()
@@ -223,7 +224,7 @@ def test_a_run_ends_although_a_sink_hangs(
     eventually(lambda: feed.store.segments("feed"), what="the segment")
 
     feed.store.set_want("feed", "stopped")
-    outcome = run.outcome(seconds=20)
+    outcome = run.outcome(seconds=30)
 
     assert (outcome.reason, outcome.captured, outcome.behind) == ("stopped", 1, {"redis": 1})
     assert [row.state for row in feed.store.ranges("feed")] == ["closed"]

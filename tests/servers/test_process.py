@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, seconds: float = 10) -> bool:
+def gone(pid: int, seconds: float = 30) -> bool:
     """Wait until a process has ended."""
     deadline = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < deadline:
@@ -51,13 +51,16 @@ def test_stop_ends_a_program_that_ignores_the_signal(tmp_path: Path) -> None:
 
 def test_stop_ends_what_the_program_left_behind(tmp_path: Path) -> None:
     """Children that outlive their parent are told to end, and get the time to do so."""
-    child = "trap 'echo ended in order > note; exit' TERM; while :; do sleep 0.05; done"
-    process = ServerProcess(
-        "parent", ["sh", "-c", f'sh -c "{child}" & echo $! > pid; wait'], directory=tmp_path
+    child = (
+        "trap 'echo ended in order > note; exit' TERM; touch ready; while :; do sleep 0.05; done"
     )
-    process.wait_until((tmp_path / "pid").exists, 5)
-    time.sleep(0.2)
-    process.stop(signal.SIGTERM, 5)
+    process = ServerProcess(
+        "parent",
+        ["sh", "-c", f'sh -c "{child}" & echo $! > new; mv new pid; wait'],
+        directory=tmp_path,
+    )
+    process.wait_until(lambda: all((tmp_path / name).exists() for name in ("pid", "ready")), 30)
+    process.stop(signal.SIGTERM, 30)
 
     assert gone(int((tmp_path / "pid").read_text()), 0)
     assert (tmp_path / "note").read_text() == "ended in order\n"
@@ -110,7 +113,7 @@ def test_the_server_ends_and_its_files_go_when_we_are_killed(
     parent.stdout.close()
 
     assert gone(server)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while directory.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not directory.exists()
