@@ -17,13 +17,14 @@ hypothesis.settings.register_profile("deltaforge", deadline=None)
 hypothesis.settings.load_profile("deltaforge")
 
 pytest_plugins = [
+    "tests.fix_mysql",
     "tests.fix_postgres",
     "tests.fix_redis",
     "tests.fix_spark",
     "tests.fix_store",
 ]
 
-SERVICE_MARKS = {"postgres", "redis", "spark", "e2e"}
+SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "spark", "e2e"}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -53,7 +53,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 def _version(home: Path) -> int | None:
     """Return the feature release that `java -version` prints: `17` of `openjdk version "17.0.9"`."""
     try:
-        answer = subprocess.run(  # noqa: S603 - the user's own Java
+        answer = subprocess.run(
             [home / "bin" / "java", "-version"],
             capture_output=True,
             text=True,
