@@ -171,8 +171,8 @@ class Sink(Protocol):
     def position(self) -> SinkPosition | None:
         """Return what the sink holds as its position, None when it holds or keeps none.
 
-        Read from the destination itself, after `open` and before the first `send`. Everything
-        that was sent before has arrived by then, or never will.
+        Asked after each `open`, before the first batch with an origin; a replay never asks. What
+        any sender sent before has arrived by then, or never will, and is in the answer.
 
         Raises:
             SinkRejected: Something else is stored in its place; the message says where. Sending

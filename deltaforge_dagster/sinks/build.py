@@ -23,12 +23,12 @@ def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
     declared = {sink.config.id: sink for sink in spec.spec.sinks}
     if sink_id not in declared:
         raise NotAllowed(f"{spec.metadata.name}: there is no sink {sink_id!r}")
-    sink = _build(declared[sink_id])
+    sink = _build(declared[sink_id], spec.metadata.name)
     faults = os.environ.get(VARIABLE)
     return FaultySink(sink, sink_id, Path(faults)) if faults else sink
 
 
-def _build(declared: model.Sink) -> Sink:
+def _build(declared: model.Sink, pipeline: str) -> Sink:
     config = declared.config
     if isinstance(config, model.FileConfig):
         return FileSink(config.id, compile_template(config.path))
@@ -38,4 +38,5 @@ def _build(declared: model.Sink) -> Sink:
         connect_timeout=config.connect_timeout_secs,
         send_timeout=config.send_timeout_secs,
         batch_timeout=config.batch_timeout_secs,
+        position_key=f"deltaforge:position:{pipeline}:{config.id}" if config.exactly_once else None,
     )

@@ -3,7 +3,10 @@
 An entry has the fields `event_id`, `idempotency_key`, `df-event` (the envelope), `df-key` (the
 message key, else the event id), `df-headers` where there are any, and `df-replay` in a replay.
 Streams are never trimmed. Delivery is at least once: consumers may drop an `idempotency_key` that
-they have seen.
+they have seen. Or it is exactly once: each block also sets a key of the server to the sink's
+position, and does nothing at all when the key is no longer what this sender left there (redis.io,
+"Transactions", section "Optimistic locking using check-and-set"). The key lies in the database of
+the URI.
 
 Messages leave in blocks (`resp`): transactions of at most 5,000 entries, the next one sent only
 after the server has acknowledged the one before, and packed while the server works on that. So
@@ -11,7 +14,8 @@ after any error the server holds whole blocks from the batch's start, and nothin
 
 A block sent again must not be overtaken by its first try: bytes of a broken connection can still
 lie unread in a paused server. So the socket is reset instead of closed, and the next connection
-ends the old one on the server (`CLIENT KILL ID`) before it sends anything.
+ends the old one on the server (`CLIENT KILL ID`) before it sends anything. Where a position is
+kept, the next connection reads it then, and knows whether that block arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +30,12 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from deltaforge_dagster.errors import DeltaforgeError, SinkRejected, SinkUnavailable
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PositionMoved,
+    SinkRejected,
+    SinkUnavailable,
+)
 from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.redis_endpoint import (
@@ -44,6 +53,9 @@ _BLOCK_WAITS = (0.1, 0.2)
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout is about progress."""
 
+_NOT_TEXT = b"(not a text)"
+"""Stands for a position key that is no string: it is nobody's position, but it can be replaced."""
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _DRAIN_SECONDS = 1.0
 
@@ -57,12 +69,11 @@ class RedisSink:
         connect_timeout: Seconds for one try to connect.
         send_timeout: Seconds in which the server may neither take nor send a byte.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
+        position_key: Key that holds the sink's position, for delivery exactly once.
 
     Raises:
         SpecError: The URI is none.
     """
-
-    exactly_once = False
 
     def __init__(
         self,
@@ -71,19 +82,30 @@ class RedisSink:
         connect_timeout: float = 10.0,
         send_timeout: float = 5.0,
         batch_timeout: float = 30.0,
+        *,
+        position_key: str | None = None,
     ) -> None:
         self._sink_id = sink_id
         self._endpoint = Endpoint(sink_id, uri, connect_timeout, send_timeout)
         self._send_timeout = send_timeout
         self._batch_timeout = batch_timeout
+        self._position_key = position_key
+        self._held: bytes | None = None  # what the key held when we read or set it last
         self._link: _Link | None = None
         self._old: list[_Identity] = []
         self._use = threading.RLock()  # held while connecting and sending
         self._closed = threading.Event()
         self._closed.set()
 
+    @property
+    def exactly_once(self) -> bool:
+        """Whether there is a position key."""
+        return self._position_key is not None
+
     def open(self) -> None:
-        """Connect, tried five times; may be called again after `close`.
+        """Connect, and read the position where one is kept; tried five times.
+
+        May be called again after `close`.
 
         Raises:
             SinkUnavailable: Not reachable, still loading, or a replica.
@@ -95,14 +117,26 @@ class RedisSink:
             self._closed.clear()
             for wait in (*_CONNECT_WAITS, None):
                 try:
-                    self._connected()
+                    self._held = self._connected(keeping=self.exactly_once).held
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
 
     def position(self) -> SinkPosition | None:
-        """Return None: the sink keeps no position, the checkpoint counts."""
-        return None
+        """Return the position that `open` found, or that was stored since; None when there is none.
+
+        Raises:
+            SinkRejected: The key holds something else.
+        """
+        if self._held is None:
+            return None
+        try:
+            return SinkPosition.from_json(self._held)
+        except SinkRejected as error:
+            raise SinkRejected(
+                f"sink {self._sink_id}: key {self._position_key!r}: {error}; if nothing else needs "
+                "it, delete it: the checkpoint counts then"
+            ) from None
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Append the batch's messages to their streams and return the last ordinal.
@@ -115,9 +149,16 @@ class RedisSink:
             PermissionMissing: The user may not run a command, or not write a stream.
             SinkRejected: A stream's name belongs to a key of another type, or the server refuses
                 a message for another lasting reason.
+            PositionMoved: The position key is not what this sender left there; what was sent
+                since then has not arrived.
         """
         with self._used():
-            blocks = resp.pack_blocks(batch.messages, batch.replay)
+            keeping = None
+            if batch.origin is not None and self._position_key is not None:
+                keeping = resp.Keeping(
+                    self._position_key, lambda row: batch.position_at(row).to_json()
+                )
+            blocks = resp.pack_blocks(batch.messages, batch.replay, keeping=keeping)
             block = next(blocks, None)
             while block is not None:
                 block = self._deliver(block, blocks, batch, guard)
@@ -148,21 +189,38 @@ class RedisSink:
     ) -> resp.Block | None:
         """Deliver one block, and return the next one, packed while the server worked."""
         following: list[resp.Block | None] = []
+        sent = False
         for wait in (*_BLOCK_WAITS, None):
             try:
-                link = self._connected()
+                link = self._connected(keeping=block.position is not None)
+                if block.position is not None:
+                    if sent and link.held == block.position:
+                        break  # it had arrived, its acknowledgement had not
+                    if link.held != self._held:
+                        raise self._moved()
                 guard()  # as late as can be: connecting may have taken long
                 deadline = time.monotonic() + self._batch_timeout
+                sent = True
                 link.transmit(block, deadline)
                 if not following:
                     following.append(next(blocks, None))
                 verdict = link.receive(deadline)
                 if verdict.error is None and verdict.executed:
                     break
+                if verdict.error is None:
+                    raise self._moved()
                 raise self._refused(verdict, block, batch)
             except SinkUnavailable as error:
                 self._wait_or_raise(wait, error)
-        return following[0]
+        if block.position is not None:
+            self._held = block.position
+        return following[0] if following else next(blocks, None)
+
+    def _moved(self) -> PositionMoved:
+        return PositionMoved(
+            f"sink {self._sink_id}: key {self._position_key!r} is not what this run left there: "
+            "another sender is at work, or the server has lost data"
+        )
 
     def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:
         if wait is None or isinstance(error, TimedOut) or self._closed.wait(wait):
@@ -172,28 +230,35 @@ class RedisSink:
         self, verdict: resp.Verdict, block: resp.Block, batch: SinkBatch
     ) -> DeltaforgeError:
         stream = None
-        if verdict.row is not None:
+        if verdict.row == block.rows:
+            stream = self._position_key
+        elif verdict.row is not None:
             stream = batch.messages.column("destination")[block.start + verdict.row].as_py()
         return refusal(self._sink_id, verdict.error or "EXECABORT", stream)
 
-    def _connected(self) -> _Link:
-        """Return a link that is ready for a block; makes a new one when there is none."""
+    def _connected(self, *, keeping: bool) -> _Link:
+        """Return a link that is ready for a block, which keeps the position or does not.
+
+        Makes a new link when there is none.
+        """
         self._raise_when_closed()
-        if self._link is None or not self._link.clean:
+        if self._link is not None and not self._link.clean:
             self._drop()
-            where = "redis sentinel"
-            try:
-                link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
-                self._link, where = link, link.address
-                link.connect()
-                self._end_old_connections(link)
-            except redis.RedisError as error:
-                self._drop()
-                raise translated(self._sink_id, where, error) from error
-            except DeltaforgeError:
-                self._drop()
-                raise
-            self._raise_when_closed()  # `close` may have come before there was a socket to end
+        where = "redis sentinel" if self._link is None else self._link.address
+        try:
+            if self._link is None:
+                self._link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
+                where = self._link.address
+                self._link.connect()
+                self._end_old_connections(self._link)
+            self._link.watch(self._position_key if keeping else None)
+        except redis.RedisError as error:
+            self._drop()
+            raise translated(self._sink_id, where, error) from error
+        except DeltaforgeError:
+            self._drop()
+            raise
+        self._raise_when_closed()  # `close` may have come before there was a socket to end
         return self._link
 
     def _raise_when_closed(self) -> None:
@@ -233,12 +298,15 @@ class _Link:
         identity: Known once connected; the server's part is empty when it may not be asked.
         clean: Connected, and nothing sent that was not answered.
         sending: Connected, and a block was sent that was not answered.
+        held: What the watched key holds, None for nothing.
     """
 
     def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
         self.identity = _Identity()
         self.clean = False
         self.sending = False
+        self.held: bytes | None = None
+        self._watched: str | None = None
         self._sink_id = sink_id
         self.address = address(connection)
         self._connection = connection
@@ -277,9 +345,32 @@ class _Link:
             return False
         return True
 
+    def watch(self, key: str | None) -> None:
+        """Let the next block do nothing if `key` has changed by then, and read it into `held`.
+
+        Does nothing when the key is watched already; None lets the block be executed regardless.
+
+        Raises:
+            redis.RedisError: As redis-py has it.
+        """
+        if key == self._watched:
+            return
+        if self._watched is not None:
+            self._ask("UNWATCH")
+        self._watched = key
+        if key is None:
+            return
+        self._ask("WATCH", key)
+        try:
+            self.held = self._ask("GET", key)
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            self.held = _NOT_TEXT
+
     def transmit(self, block: resp.Block, deadline: float) -> None:
         """Send a block; `deadline` is a monotonic time."""
-        self._replies.expect(block.rows)
+        self._replies.expect(block.rows, keeping=block.position is not None)
         self.clean, self.sending = False, True
         with self._socket(deadline) as next_socket:
             sent = 0
@@ -296,6 +387,7 @@ class _Link:
                     raise ConnectionResetError("the server closed it")
                 verdict = self._replies.received(size)
         self.clean, self.sending = True, False
+        self.held = verdict.held  # and watched again, if it was
         return verdict
 
     def interrupt(self) -> None:

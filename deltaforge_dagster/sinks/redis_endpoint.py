@@ -167,7 +167,8 @@ def _permission_missing(sink_id: str, text: str, stream: str | None) -> Permissi
     grant = f"+{command[1]}" if command else f"~{stream or '<stream>'}"
     return PermissionMissing(
         f"sink {sink_id}: the Redis user lacks a permission: {text}; grant it with "
-        f"ACL SETUSER <user> {grant} (the sink needs +multi +exec +xadd and ~<each stream>)"
+        f"ACL SETUSER <user> {grant} (the sink needs +multi +exec +xadd and ~<each stream>, with "
+        "exactly_once also +watch +unwatch +get +set and ~deltaforge:position:*)"
     )
 
 

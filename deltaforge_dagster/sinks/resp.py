@@ -10,11 +10,16 @@ types of RESP3, and every server and proxy speaks it.
 A *block* is one transaction: `MULTI`, some XADDs, `EXEC`. The server queues the commands and runs
 all of them at EXEC; when it refuses one while queueing (out of memory, read-only, no permission),
 EXEC runs none. That is what lets a sender go on after an error without a gap.
+
+A block that *keeps a position* also sets a key to it, in the same transaction, and ends with `WATCH`
+and `GET` of that key. So while the next block is packed and sent the server already watches, and
+its EXEC does nothing (`*-1`) when anybody else has moved the position meanwhile; what GET answers
+shows whether somebody did so between EXEC and WATCH. All that costs no round trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,8 +58,12 @@ def _bulk(text: str) -> str:
     return f"${len(text.encode())}\r\n{text}\r\n"
 
 
-_MULTI = b"*1\r\n$5\r\nMULTI\r\n"
-_EXEC = b"*1\r\n$4\r\nEXEC\r\n"
+def _command(*strings: str) -> bytes:
+    return f"*{len(strings)}\r\n{''.join(map(_bulk, strings))}".encode()
+
+
+_MULTI = _command("MULTI")
+_EXEC = _command("EXEC")
 
 # The parts of a command that are the same for every message, in the order of the drawing below.
 _AFTER_STREAM = _bytes(_bulk("*") + _bulk("event_id"))
@@ -89,15 +98,25 @@ class _Columns(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Keeping:
+    """What blocks do that keep a position: set `key` to what `text` returns for their last row."""
+
+    key: str
+    text: Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One packed transaction of the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` is MULTI, the XADDs and EXEC. It stays valid until the next but one block is packed.
+    `data` is MULTI, the XADDs and EXEC, and what keeps the position. It stays valid until the next
+    but one block is packed. `position` is the text that the key is set to, None if none is.
     """
 
     start: int
     stop: int
     data: memoryview
+    position: bytes | None = None
 
     @property
     def rows(self) -> int:
@@ -109,6 +128,7 @@ def pack_blocks(
     messages: pa.RecordBatch,
     replay: str | None = None,
     *,
+    keeping: Keeping | None = None,
     max_rows: int = MAX_BLOCK_ROWS,
     max_bytes: int = MAX_BLOCK_BYTES,
 ) -> Iterator[Block]:
@@ -117,6 +137,7 @@ def pack_blocks(
     Args:
         messages: Rows to send; may be a slice.
         replay: Run id that every message of a replay carries in the field `df-replay`.
+        keeping: The position to keep with each block; None for none.
         max_rows: Messages per block at most.
         max_bytes: Bytes of commands per block at most; a larger message makes a block of its own.
 
@@ -130,16 +151,23 @@ def pack_blocks(
     while start < messages.num_rows:
         most = min(start + max_rows, messages.num_rows)
         stop, size = _measure(columns, len(tail), start, most, max_bytes)
-        size += len(_MULTI) + len(_EXEC)
+        position = None if keeping is None else keeping.text(stop - 1)
+        end = _EXEC if position is None or keeping is None else _keep(keeping.key, position)
+        size += len(_MULTI) + len(end)
         buffers.reverse()
         if len(buffers[0]) < size:
             buffers[0] = np.empty(size, np.uint8)
         data = buffers[0].data[:size]
         data[: len(_MULTI)] = _MULTI
         _emit(columns, tail, start, stop, buffers[0][len(_MULTI) :])
-        data[size - len(_EXEC) :] = _EXEC
-        yield Block(start, stop, data)
+        data[size - len(end) :] = end
+        yield Block(start, stop, data, None if position is None else position.encode())
         start = stop
+
+
+def _keep(key: str, position: str) -> bytes:
+    """Return how a block ends that keeps a position."""
+    return _command("SET", key, position) + _EXEC + _command("WATCH", key) + _command("GET", key)
 
 
 def _columns(messages: pa.RecordBatch) -> _Columns:
@@ -282,25 +310,27 @@ def _emit(columns: _Columns, tail: Bytes, start: int, stop: int, out: Bytes) -> 
         at = _copy(out, at, tail, 0, len(tail))
 
 
-# The server's answer to a block of n XADDs, again with `;` for `\r\n`:
+# The server's answer to a block of n commands (XADDs, and SET), again with `;` for `\r\n`:
 #
-#   +OK; (+QUEUED;) x n   one status line per command, or an error line -CODE text;
-#   *n; ($#;<id>;) x n    EXEC ran: an entry id per XADD, or an error line in its place
-#   -EXECABORT text;      or: EXEC ran nothing, a command was refused while queueing
-#   *-1;                  or: EXEC ran nothing, a watched key had changed
+#   +OK; (+QUEUED;) x n       one status line per command, or an error line -CODE text;
+#   *n; ($#;<id>; | +OK;) x n EXEC ran: an entry id per XADD, OK for SET, or an error line instead
+#   -EXECABORT text;          or: EXEC ran nothing, a command was refused while queueing
+#   *-1;                      or: EXEC ran nothing, the watched key had changed
+#   +OK; $#;<position>;       only of a block that keeps a position: WATCH, and GET ($-1; for none)
 #
 # What `_scan` remembers between two pieces of it: where it stands, how many replies are behind it
-# (MULTI and the XADDs, then EXEC, then its items), the bounds of the first error line and which
-# reply that was, and how the block ended.
-_AT, _REPLY, _ERROR, _ERROR_END, _ERROR_REPLY, _OUTCOME = range(6)
-_WAITING, _EXECUTED, _ABORTED, _BROKEN = range(4)
+# (MULTI and the commands, then EXEC, then its items, then WATCH and GET; all items at once when
+# there are none), the bounds of the first error line and which reply that was, how the block
+# ended, whether EXEC ran nothing, and the bounds of the newest bulk string.
+_AT, _REPLY, _ERROR, _ERROR_END, _ERROR_REPLY, _OUTCOME, _ABORTED, _TEXT, _TEXT_END = range(9)
+_WAITING, _ANSWERED, _BROKEN = range(3)
 
 
 @kernel
 def _scan(  # noqa: C901, PLR0912 - one machine, one loop
-    buffer: Bytes, end: int, rows: int, state: Longs
+    buffer: Bytes, end: int, commands: int, replies: int, state: Longs
 ) -> None:
-    """Go through the whole replies between `state[_AT]` and `end`."""
+    """Go through the whole replies between `state[_AT]` and `end`, of `replies` in all."""
     at, reply = state[_AT], state[_REPLY]
     while state[_OUTCOME] == _WAITING:
         stop = at
@@ -315,28 +345,33 @@ def _scan(  # noqa: C901, PLR0912 - one machine, one loop
         elif kind == 45:  # -
             if state[_ERROR_END] == 0:
                 state[_ERROR], state[_ERROR_END], state[_ERROR_REPLY] = at + 1, stop - 1, reply
-            if reply == rows + 1:
-                state[_OUTCOME] = _ABORTED
-        elif reply == rows + 1:
+            if reply == commands + 1:
+                state[_ABORTED] = 1
+        elif reply == commands + 1:
             if kind != 42:  # *
                 state[_OUTCOME] = _BROKEN
             elif buffer[at + 1] == 45:
-                state[_OUTCOME] = _ABORTED
-            elif _number(buffer, at + 1, stop - 1) != rows:
+                state[_ABORTED] = 1
+            elif _number(buffer, at + 1, stop - 1) != commands:
                 state[_OUTCOME] = _BROKEN
-        elif reply > rows + 1 and kind == 36:  # $
+        elif reply > commands + 1 and kind == 36:  # $
             size = _number(buffer, at + 1, stop - 1)
-            next_at += size + 2
-            if size < 0:
+            none = buffer[at + 1] == 45
+            if size >= 0:
+                next_at += size + 2
+            if size < 0 and not (none and reply == 2 * commands + 3):
                 state[_OUTCOME] = _BROKEN
             elif next_at > end:
                 break
+            state[_TEXT], state[_TEXT_END] = stop + 1, 0 if none else next_at - 2
         elif kind != 43:  # +
             state[_OUTCOME] = _BROKEN
         at = next_at
         reply += 1
-        if reply == 2 * rows + 2 and state[_OUTCOME] == _WAITING:
-            state[_OUTCOME] = _EXECUTED
+        if reply == commands + 2 and state[_ABORTED]:
+            reply += commands
+        if reply == replies and state[_OUTCOME] == _WAITING:
+            state[_OUTCOME] = _ANSWERED
     state[_AT], state[_REPLY] = at, reply
 
 
@@ -356,14 +391,18 @@ class Verdict:
     """What the server did with a block.
 
     Attributes:
-        executed: EXEC ran the commands; without `error` every one of them succeeded.
+        executed: EXEC ran the commands; without `error` every one of them succeeded. False without
+            `error`: the watched key had changed.
         error: The first error line without its `-`, None when there was none.
-        row: Which XADD of the block the error answers, from 0; None when it answers MULTI or EXEC.
+        row: Which command of the block the error answers, from 0: an XADD, or after all of them
+            the SET; None when it answers something else.
+        held: What the position's key holds after a block that keeps one; None for nothing.
     """
 
     executed: bool
     error: str | None
     row: int | None
+    held: bytes | None = None
 
 
 class Replies:
@@ -374,14 +413,16 @@ class Replies:
 
     def __init__(self) -> None:
         self._buffer = np.empty(1 << 18, np.uint8)
-        self._state = np.zeros(6, np.int64)
-        self._rows = 0
+        self._state = np.zeros(9, np.int64)
+        self._commands = 0
+        self._replies = 0
         self._end = 0
 
-    def expect(self, rows: int) -> None:
-        """Start anew, for a block of `rows` XADDs."""
+    def expect(self, rows: int, *, keeping: bool = False) -> None:
+        """Start anew, for a block of `rows` XADDs that keeps a position or does not."""
         self._state[:] = 0
-        self._rows = rows
+        self._commands = rows + keeping
+        self._replies = 2 * self._commands + 2 + 2 * keeping
         self._end = 0
 
     def space(self) -> memoryview:
@@ -397,7 +438,7 @@ class Replies:
             SinkUnavailable: The bytes are no answer to a block; the connection is of no use.
         """
         self._end += size
-        _scan(self._buffer, self._end, self._rows, self._state)
+        _scan(self._buffer, self._end, self._commands, self._replies, self._state)
         outcome = self._state[_OUTCOME]
         if outcome == _WAITING:
             return None
@@ -407,16 +448,19 @@ class Replies:
 
     def so_far(self) -> Verdict:
         """Return the verdict on what has arrived: an error sent before a connection broke."""
+        answered = self._state[_OUTCOME] == _ANSWERED
+        executed = bool(answered and not self._state[_ABORTED])
+        held = None
+        if answered and self._replies > 2 * self._commands + 2 and self._state[_TEXT_END]:
+            held = self._buffer[self._state[_TEXT] : self._state[_TEXT_END]].tobytes()
         start, stop, reply = (int(n) for n in self._state[[_ERROR, _ERROR_END, _ERROR_REPLY]])
-        executed = bool(self._state[_OUTCOME] == _EXECUTED)
         if stop == 0:
-            return Verdict(executed, None, None)
+            return Verdict(executed, None, None, held)
         text = self._buffer[start:stop].tobytes().decode("utf-8", "replace")
-        if 1 <= reply <= self._rows:
-            return Verdict(executed, text, reply - 1)
-        if reply > self._rows + 1:
-            return Verdict(executed, text, reply - self._rows - 2)
-        return Verdict(executed, text, None)
+        for first in (1, self._commands + 2):  # queueing, then EXEC's items
+            if first <= reply < first + self._commands:
+                return Verdict(executed, text, reply - first, held)
+        return Verdict(executed, text, None, held)
 
 
 def warm() -> None:

@@ -14,12 +14,12 @@ import pytest
 import redis
 
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.errors import LeaseLost, SinkUnavailable
-from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.errors import LeaseLost, PositionMoved, SinkUnavailable
+from deltaforge_dagster.sinks.base import Sink, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sinks.redis import RedisSink
-from tests.sinks.messages import allow, messages, refuse_from
+from tests.sinks.messages import ORIGIN, allow, messages, refuse_from
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Subject:
 
     Attributes:
         sink: The sink; not open.
+        another: Makes one more sink of the same configuration, as another process would.
         destination: Makes a destination of a short name.
         delivered: Values at a destination, in order.
         replayed: Values that replay `r1` delivered there, in order.
     """
 
     sink: Sink
+    another: Callable[[], Sink]
     destination: Callable[[str], str]
     delivered: Callable[[str], list[str]]
     replayed: Callable[[str], list[str]]
@@ -51,16 +53,20 @@ def file_subject(tmp_path: Path) -> Subject:
         path = tmp_path / f"{name}.jsonl{suffix}"
         return path.read_text().splitlines() if path.exists() else []
 
+    def make() -> FileSink:
+        return FileSink("subject", compile_template(f"{tmp_path}/${{source.table}}.jsonl"))
+
     return Subject(
-        sink=FileSink("subject", compile_template(f"{tmp_path}/${{source.table}}.jsonl")),
+        sink=make(),
+        another=make,
         destination=lambda name: f"{tmp_path}/{name}.jsonl",
         delivered=read,
         replayed=lambda name: read(name, ".replay-r1"),
     )
 
 
-def redis_subject(request: pytest.FixtureRequest) -> Subject:
-    """A Redis sink on a real server."""
+def redis_subject(request: pytest.FixtureRequest, position_key: str | None = None) -> Subject:
+    """A Redis sink on a real server; it keeps its position when it is given a key."""
     client: redis.Redis = request.getfixturevalue("redis_client")
     uri: str = request.getfixturevalue("redis_server").uri
 
@@ -68,8 +74,12 @@ def redis_subject(request: pytest.FixtureRequest) -> Subject:
         entries: Any = client.xrange(name)
         return [one["df-event"] for _, one in entries if one.get("df-replay") == replay]
 
+    def make() -> RedisSink:
+        return RedisSink("subject", uri, position_key=position_key)
+
     return Subject(
-        sink=RedisSink("subject", uri),
+        sink=make(),
+        another=make,
         destination=lambda name: name,
         delivered=read,
         replayed=lambda name: read(name, "r1"),
@@ -77,12 +87,22 @@ def redis_subject(request: pytest.FixtureRequest) -> Subject:
 
 
 KINDS = ["file", pytest.param("redis", marks=pytest.mark.redis)]
+EXACT_KINDS = [pytest.param("redis exactly once", marks=pytest.mark.redis)]
 
 
-@pytest.fixture(params=KINDS)
-def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+def make_subject(kind: str, request: pytest.FixtureRequest) -> Subject:
+    """Return a sink of a kind, not open."""
+    if kind == "file":
+        return file_subject(request.getfixturevalue("tmp_path"))
+    if kind == "redis":
+        return redis_subject(request)
+    return redis_subject(request, "deltaforge:position:shop:subject")
+
+
+@pytest.fixture(params=[*KINDS, *EXACT_KINDS])
+def bare(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Each sink in turn, not open."""
-    made = file_subject(tmp_path) if request.param == "file" else redis_subject(request)
+    made = make_subject(request.param, request)
     yield made
     made.sink.close()
 
@@ -250,7 +270,7 @@ def test_replay_is_marked(subject: Subject) -> None:
 
 
 def test_position_is_optional(subject: Subject) -> None:
-    """A sink without a position of its own says so, before and after a delivery."""
+    """A batch without an origin stores no position, in whatever sink."""
     before = subject.sink.position()
     subject.sink.send(messages(subject.rows(numbered(3))), allow)
 
@@ -300,3 +320,122 @@ def test_close_ends_a_hanging_send(faulty: Subject, control: Path) -> None:
     faulty.sink.send(messages(faulty.rows(values)), allow)
 
     assert (False, 1, values) == (thread.is_alive(), len(errors), faulty.delivered("a"))
+
+
+# Sinks that keep their position.
+
+
+@pytest.fixture(params=EXACT_KINDS)
+def exact(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """Each sink that keeps its position in turn, open."""
+    made = make_subject(request.param, request)
+    made.sink.open()
+    yield made
+    made.sink.close()
+
+
+def test_exactly_once_is_said(exact: Subject, tmp_path: Path) -> None:
+    """A sink says whether it keeps its position, wrapped too."""
+    assert exact.sink.exactly_once
+    assert FaultySink(exact.sink, "subject", tmp_path).exactly_once
+    assert not file_subject(tmp_path).sink.exactly_once
+
+
+def test_position_is_that_of_the_last_message(exact: Subject) -> None:
+    """Whoever opens the sink next reads the origin and place of the last message that arrived."""
+    assert exact.sink.position() is None
+    first = messages(exact.rows(numbered(7000, size=300), "a", "b"), origin=ORIGIN)
+    second = messages(exact.rows(numbered(1), "c"), first=7000, origin=ORIGIN)
+
+    for batch, last in ((first, 6999), (second, 0)):
+        exact.sink.send(batch, allow)
+        exact.sink.close()
+        exact.sink.open()
+        assert exact.sink.position() == batch.position_at(last)
+    assert second.position_at(0).event_id == "e7000"
+
+
+def test_a_replay_leaves_the_position(exact: Subject) -> None:
+    """A replay, also one beside a live sender, moves no position and stops nobody."""
+    live = messages(exact.rows(numbered(3)), origin=ORIGIN)
+    more = messages(exact.rows(numbered(3)), first=3, origin=ORIGIN)
+    other = exact.another()
+    other.open()
+    exact.sink.send(live, allow)
+
+    other.send(messages(exact.rows(numbered(9000, size=300)), replay="r1"), allow)
+    exact.sink.send(more, allow)
+    other.send(messages(exact.rows(numbered(1)), replay="r1"), allow)
+    exact.sink.send(messages(exact.rows(numbered(1)), replay="r1"), allow)
+    other.close()
+
+    assert exact.sink.position() == more.position_at(2)
+    assert exact.delivered("a") == numbered(3) * 2
+    assert len(exact.replayed("a")) == 9002
+
+
+def test_another_sender_is_noticed(exact: Subject) -> None:
+    """After somebody else has moved the position a sender stores nothing, until it reads again."""
+    stalled = exact.another()
+    stalled.open()
+    assert (stalled.position(), exact.sink.position()) == (None, None)
+    exact.sink.send(messages(exact.rows(numbered(3)), origin=ORIGIN), allow)
+
+    for _ in range(2):
+        with pytest.raises(PositionMoved):
+            stalled.send(messages(exact.rows(numbered(9000, size=300)), origin=ORIGIN), allow)
+    assert exact.delivered("a") == numbered(3)
+    stalled.close()
+    stalled.open()
+    assert stalled.position() == messages(exact.rows(numbered(3)), origin=ORIGIN).position_at(2)
+    stalled.send(messages(exact.rows(numbered(3)), first=3, origin=ORIGIN), allow)
+    stalled.close()
+
+    assert exact.delivered("a") == numbered(3) * 2
+    with pytest.raises(PositionMoved):
+        exact.sink.send(messages(exact.rows(numbered(3)), first=3, origin=ORIGIN), allow)
+
+
+def test_position_says_which_prefix_arrived(exact: Subject) -> None:
+    """When a send stops on its way the position is that of the last message that arrived."""
+    values = numbered(20_000, size=1000)
+    batch = messages(exact.rows(values), origin=ORIGIN)
+    with pytest.raises(LeaseLost):
+        exact.sink.send(batch, refuse_from(3, LeaseLost("gone"))[0])
+
+    exact.sink.close()
+    exact.sink.open()
+
+    arrived = exact.delivered("a")
+    found = exact.sink.position()
+    assert values[: len(arrived)] == arrived
+    assert found == (batch.position_at(len(arrived) - 1) if arrived else None)
+
+
+def test_resuming_by_the_position_repeats_nothing(exact: Subject, tmp_path: Path) -> None:
+    """After each kind of failure, going on after the position delivers everything once."""
+    (tmp_path / "faults").mkdir()
+    control = tmp_path / "faults" / "subject"
+    faulty = wrapped(exact, control)
+    values = numbered(1000)
+    whole = messages(faulty.rows(values), origin=ORIGIN)
+    sent = 0
+    for fault in ("fail_before", "fail_during", "fail_after"):
+        control.write_text(f"{fault} once")
+        part = replace(whole, messages=whole.messages.slice(sent, min(400, 1000 - sent)))
+        with pytest.raises(SinkUnavailable):
+            faulty.sink.send(part, allow)
+        faulty.sink.close()
+        faulty.sink.open()
+        sent = next_row(whole, faulty.sink.position())
+    faulty.sink.send(replace(whole, messages=whole.messages.slice(sent)), allow)
+
+    assert faulty.delivered("a") == values
+
+
+def next_row(batch: SinkBatch, position: SinkPosition | None) -> int:
+    """Return the first row of a batch after a position."""
+    if position is None:
+        return 0
+    ordinals: list[int] = batch.messages.column("ordinal").to_pylist()
+    return ordinals.index(position.ordinal) + 1

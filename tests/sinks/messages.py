@@ -6,11 +6,25 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.sinks.base import MESSAGES, Origin, SinkBatch
+
+ORIGIN = Origin(
+    pipeline="shop",
+    uid="uid-1",
+    lineage="lineage-1",
+    source="orders-db",
+    start='{"lsn": "0/10"}',
+    end='{"lsn": "0/20"}',
+)
+"""Where the batches of a sink that keeps its position come from."""
 
 
 def messages(
-    rows: list[tuple[str, str]], *, first: int = 0, replay: str | None = None
+    rows: list[tuple[str, str]],
+    *,
+    first: int = 0,
+    replay: str | None = None,
+    origin: Origin | None = None,
 ) -> SinkBatch:
     """Return a batch of (destination, value); every third ordinal is an event filtered out."""
     columns = [
@@ -25,7 +39,8 @@ def messages(
         }
         for number, (destination, value) in enumerate(rows)
     ]
-    return SinkBatch(1, "5e9", pa.RecordBatch.from_pylist(columns, schema=MESSAGES), replay)
+    rows_of_segment = pa.RecordBatch.from_pylist(columns, schema=MESSAGES)
+    return SinkBatch(1, "5e9", rows_of_segment, replay, origin)
 
 
 def allow() -> None:
