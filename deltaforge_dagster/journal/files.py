@@ -156,6 +156,17 @@ class Journal:
                     rows = file.read_row_group(group, columns=names)
                 yield from rows.to_batches()
 
+    def row_groups(self, path: str) -> list[int]:
+        """Return how many rows each row group of a segment has, in order of their ordinals.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        with self.open(path) as file:
+            metadata = file.metadata
+            return [metadata.row_group(one).num_rows for one in range(metadata.num_row_groups)]
+
     def verify(self, row: SegmentFile) -> None:
         """Prove that a segment's file is what was written: size, checksum, rows, content hash.
 

@@ -127,7 +127,8 @@ class Deliverer:
                 self._news.wait(1.0)
                 continue
             self.waiting = False
-            with self._preparations.covering(segment.segment) as prepared:
+            ordinal = self.checkpoint.ordinal + 1 if self._inside(segment) else 0
+            with self._preparations.covering(self.sink_id, segment.segment, ordinal) as prepared:
                 self._send_prepared(prepared, segment, backoff)
 
     def _next_segment(self) -> SegmentRow | None:
@@ -142,9 +143,8 @@ class Deliverer:
             self.error = None
 
     def _send_segment(self, prepared: Prepared, row: SegmentRow) -> bool:
-        """Send what is left of a segment; False when asked to stop before its end."""
-        resume = self.checkpoint.segment == row.segment
-        ordinal = self.checkpoint.ordinal if resume else -1
+        """Send what is left of a segment, or of its prepared part; False when asked to stop."""
+        ordinal = self.checkpoint.ordinal if self._inside(row) else -1
         sink = self._open_sink()
         written_at = time.monotonic()
         for batch in prepared.batches(self.sink_id, row.segment, ordinal):
@@ -159,8 +159,13 @@ class Deliverer:
             if self.moved_at - written_at > CHECKPOINT_SECONDS:
                 self._advance(row, ordinal, complete=False)
                 written_at = self.moved_at
-        self._advance(row, row.rows - 1, complete=True)
+        ordinal = prepared.last_ordinal(row.segment)
+        self._advance(row, ordinal, complete=ordinal == row.rows - 1)
         return True
+
+    def _inside(self, row: SegmentRow) -> bool:
+        """Whether the sink has the beginning of this segment, which is not complete."""
+        return self.checkpoint.segment == row.segment
 
     def _advance(self, row: SegmentRow, ordinal: int, *, complete: bool) -> None:
         if ordinal < 0:

@@ -1,10 +1,10 @@
 """Prepared segments, shared: one Spark job serves every sink that needs the same segments.
 
-A deliverer asks for the segment it needs next and gets a preparation that covers it and as many
-following ones as `deliver.max_bytes` allows; while it sends, the next preparation is already
-being made. Siblings at the tail get the same one. A preparation lives while a deliverer uses it
-and a little longer, so that a sibling close behind finds it; a sink that is far behind gets its
-own, and holds back nobody's files.
+A deliverer asks for the row it needs next and gets a preparation that covers it: its segment and
+as many following ones as `deliver.max_bytes` allows, or one part of a segment that is larger than
+segments usually are (`Preparer.parts`). While it sends, the next preparation is already being
+made. Siblings at the tail get the same one. A preparation lives until every deliverer has passed
+it; a sink that is far behind gets its own, and holds back nobody's files for long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
+from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
 from deltaforge_dagster.state.records import SegmentRow
@@ -25,10 +25,16 @@ from deltaforge_dagster.state.store import StateStore
 _SEGMENTS_PER_JOB = 64
 
 
+_Place = tuple[int, int]
+"""A row of the journal: segment and ordinal."""
+
+
 @dataclass(slots=True)
 class _Entry:
-    first: int
-    last: int
+    """A preparation of the rows from `begin` up to, and without, `end`."""
+
+    begin: _Place
+    end: _Place
     future: Future[Prepared]
     users: int = 0
     used: int = 0
@@ -42,7 +48,8 @@ class Preparations:
         store: Where the segments are listed.
         pipeline: Name of the pipeline.
         max_bytes: Bytes of segment files one Spark job may cover, except a single larger one.
-        sinks: How many deliverers ask; one unused preparation for each, and one more, is kept.
+        sinks: How many deliverers ask; at most one unused preparation for each, and one more, is
+            kept for those that have not passed it.
     """
 
     def __init__(
@@ -54,26 +61,35 @@ class Preparations:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
+        self._reached: dict[str, _Place] = {}
+        self._parts: dict[int, list[range]] = {}
         self._clock = 0
         self._closed = False
         self._keep = sinks + 1
         self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"prepare {pipeline}")
 
     @contextmanager
-    def covering(self, segment: int) -> Iterator[Prepared]:
-        """Lend the preparation that covers `segment`, and begin the one after it.
+    def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[Prepared]:
+        """Lend the preparation that covers a row, and begin the one after it.
+
+        Args:
+            sink: Who asks; it has passed everything before that row.
+            segment: The row's segment.
+            ordinal: The row.
 
         Raises:
             Retryable: Spark failed; asking again makes a new preparation.
-            JournalDamaged: The segment is not in the journal.
+            JournalDamaged: The segment is not in the journal, or its file cannot be read.
         """
-        entry = self._entry(segment)
+        with self._lock:
+            self._reached[sink] = (segment, ordinal)
+        entry = self._entry((segment, ordinal))
         if entry is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
             prepared = self._result(entry)
-            with contextlib.suppress(SparkUnavailable):  # closed meanwhile: nothing to begin
-                self._release(self._entry(entry.last + 1))
+            with contextlib.suppress(DeltaforgeError):  # whoever needs it next will hear of it
+                self._release(self._entry(entry.end))
             yield prepared
         finally:
             self._release(entry)
@@ -93,36 +109,58 @@ class Preparations:
         except CancelledError:
             raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
 
-    def _entry(self, segment: int) -> _Entry | None:
-        """Return the entry that covers `segment`, in use; None when there is no such segment."""
+    def _entry(self, place: _Place) -> _Entry | None:
+        """Return the entry that covers a row, in use; None when there is no such segment."""
         with self._lock:
             if self._closed:
                 raise SparkUnavailable(f"{self._pipeline}: the run is ending")
             for entry in self._entries:
-                if entry.first <= segment <= entry.last and not _failed(entry):
+                if entry.begin <= place < entry.end and not _failed(entry):
                     entry.users += 1
                     return entry
-            segments = self._batch_from(segment)
+            segments = self._batch_from(place[0])
             if not segments:
                 return None
-            future = self._pool.submit(self._prepare, segments)
-            entry = _Entry(segments[0].segment, segments[-1].segment, future, users=1)
+            begin, end, ordinals = self._extent(segments, place)
+            future = self._pool.submit(self._prepare, segments, ordinals)
+            entry = _Entry(begin, end, future, users=1)
             self._entries.append(entry)
             return entry
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
+        """Return what one job covers: segments that fit its bytes, or one taken in parts."""
         rows = self._store.segments(self._pipeline, first=segment, limit=_SEGMENTS_PER_JOB)
         if not rows or rows[0].segment != segment:
             return []
         total = 0
         for count, row in enumerate(rows):
             total += row.bytes
-            if count and total > self._max_bytes:
+            if count and (total > self._max_bytes or len(self._parts_of(row)) > 1):
                 return rows[:count]
+            if len(self._parts_of(row)) > 1:
+                return [row]
         return rows
 
-    def _prepare(self, segments: list[SegmentRow]) -> Prepared:
-        prepared = self._preparer.prepare(segments)
+    def _extent(
+        self, segments: list[SegmentRow], place: _Place
+    ) -> tuple[_Place, _Place, range | None]:
+        first, last = segments[0], segments[-1]
+        for part in self._parts_of(first):
+            if place[1] in part and len(part) < first.rows:
+                begin, stop = (first.segment, part.start), part.stop
+                end = (first.segment, stop) if stop < first.rows else (first.segment + 1, 0)
+                return begin, end, part
+        return (first.segment, 0), (last.segment + 1, 0), None
+
+    def _parts_of(self, row: SegmentRow) -> list[range]:
+        if row.segment not in self._parts:
+            if len(self._parts) > 4 * _SEGMENTS_PER_JOB:
+                self._parts.clear()
+            self._parts[row.segment] = self._preparer.parts(row)
+        return self._parts[row.segment]
+
+    def _prepare(self, segments: list[SegmentRow], ordinals: range | None) -> Prepared:
+        prepared = self._preparer.prepare(segments, ordinals)
         failpoint("segment-prepared")
         return prepared
 
@@ -133,12 +171,14 @@ class Preparations:
             entry.users -= 1
             self._clock += 1
             entry.used = self._clock
+            passed = min(self._reached.values(), default=(0, 0))
             idle = sorted(
                 (one for one in self._entries if not one.users and one.future.done()),
-                key=lambda one: (not _failed(one), one.used),
+                key=lambda one: one.used,
             )
-            spare = [one for one in idle if _failed(one)]
-            spare += idle[len(spare) : max(len(spare), len(idle) - self._keep)]
+            needed = [one for one in idle if not _failed(one) and passed < one.end]
+            kept = needed[-self._keep :]
+            spare = [one for one in idle if one not in kept]
             self._entries = [one for one in self._entries if one not in spare]
         for one in spare:
             _discard(one.future)

@@ -13,6 +13,7 @@ import functools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 from urllib.parse import quote
 
@@ -55,6 +56,13 @@ SMALL_ROWS = 1_000
 SMALL_BYTES = 64 << 10
 """Up to both, a result comes back directly. The bytes are compressed, and lz4 packs 255 to 1 at
 most: the result stays below 20 MB, far from what a server with a small heap can hold."""
+
+PART_ROW_GROUPS = 6
+"""Row groups of a segment that are prepared at once; more make it a segment taken in parts. An
+ordinary segment has four or five."""
+
+_ONE_PART_BYTES = 256 << 10
+"""A file up to here has no more row groups than that, however well lz4 has packed it."""
 
 _CONNECTORS = {"postgres": "postgresql"}
 
@@ -144,8 +152,34 @@ class Preparer:
         self._routes = {sink.config.id: _route(sink, origin, messages) for sink in spec.spec.sinks}
         self._columns = [column.alias(name) for name, column in messages.columns.items()]
 
-    def prepare(self, segments: Sequence[SegmentRow]) -> Prepared:
+    def parts(self, segment: SegmentRow) -> list[range]:
+        """Return the ordinals that may be prepared at once: all, or those of some row groups each.
+
+        A transaction of any size is one segment; in parts it fits the memory and the disk that
+        ordinary segments need.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The journal cannot be read now.
+        """
+        if segment.bytes <= _ONE_PART_BYTES:
+            return [range(segment.rows)]
+        groups = self._journal.row_groups(segment.path)
+        if sum(groups) != segment.rows:
+            raise JournalDamaged(
+                f"segment {segment.segment}: its journal file holds {sum(groups)} rows, not the "
+                f"{segment.rows} that the state store says"
+            )
+        count = -(-len(groups) // PART_ROW_GROUPS)
+        starts = [sum(groups[: len(groups) * part // count]) for part in range(count)]
+        return [range(*one) for one in pairwise([*starts, segment.rows])]
+
+    def prepare(self, segments: Sequence[SegmentRow], ordinals: range | None = None) -> Prepared:
         """Return the messages of consecutive segments; takes one Spark job.
+
+        Args:
+            segments: The segments.
+            ordinals: Only these rows, one of the `parts` of the one segment.
 
         Raises:
             SparkUnavailable: Server or session is gone, or the job failed; asking again may help.
@@ -153,7 +187,7 @@ class Preparer:
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
         try:
-            messages = self._select(self._session(), segments)
+            messages = self._select(self._session(), segments, ordinals)
             small = (
                 sum(one.rows for one in segments) <= SMALL_ROWS
                 and sum(one.bytes for one in segments) <= SMALL_BYTES
@@ -163,7 +197,7 @@ class Preparer:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        prepared = Prepared(segments, self._routes, pieces, batches)
+        prepared = Prepared(segments, self._routes, pieces, batches, ordinals)
         try:
             prepared.check()
         except JournalDamaged:
@@ -179,9 +213,13 @@ class Preparer:
             self._probed = session
         return session
 
-    def _select(self, session: SparkSession, segments: Sequence[SegmentRow]) -> DataFrame:
+    def _select(
+        self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
+    ) -> DataFrame:
         paths = [self._journal.spark_path(one.path) for one in segments]
-        frame = session.read.schema(_FRAME).parquet(*paths)
+        frame: DataFrame = session.read.schema(_FRAME).parquet(*paths)
+        if ordinals is not None:  # the other row groups are skipped by their statistics
+            frame = frame.where(f.col("ordinal").between(ordinals.start, ordinals.stop - 1))
         return with_texts(frame).select(*self._columns)
 
     def _write(self, messages: DataFrame) -> list[Piece]:
@@ -197,7 +235,7 @@ class Preparer:
 
 
 class Prepared:
-    """Messages of consecutive segments, ready to be sent to any sink of the pipeline.
+    """Messages of consecutive segments, or of a part of one, ready for any sink of the pipeline.
 
     Attributes:
         first_segment: Number of the first segment.
@@ -211,11 +249,13 @@ class Prepared:
         routes: Mapping[str, _Route],
         pieces: Sequence[Piece],
         batches: Sequence[pa.RecordBatch],
+        ordinals: range | None = None,
     ) -> None:
         self.first_segment = segments[0].segment
         self.last_segment = segments[-1].segment
         self.bytes = sum(one.bytes for one in pieces)
         self._segments = {one.segment: one for one in segments}
+        self._ordinals = {one.segment: ordinals or range(one.rows) for one in segments}
         self._routes = routes
         self._batches = batches
         self._pieces: dict[int, list[Piece]] = {one.segment: [] for one in segments}
@@ -223,23 +263,28 @@ class Prepared:
             self._pieces.setdefault(piece.segment, []).append(piece)
         self._paths = {one.path for one in pieces if one.path}
 
+    def last_ordinal(self, segment: int) -> int:
+        """Return the last ordinal of a segment that is here: its last one, or that of the part."""
+        return self._ordinals[segment].stop - 1
+
     def check(self) -> None:
-        """Prove that every row of every segment is here, once.
+        """Prove that every row of every segment, or of the part, is here, once.
 
         Raises:
             JournalDamaged: A segment's file holds other rows than its row in the store says.
         """
         for segment, pieces in self._pieces.items():
-            expected = 0
+            ordinals = self._ordinals.get(segment, range(0))
+            expected = ordinals.start
             for piece in pieces:
                 if piece.ordinal != expected:
                     break
                 expected += piece.rows
-            row = self._segments.get(segment)
-            if row is None or expected != row.rows or sum(one.rows for one in pieces) != expected:
+            found = sum(one.rows for one in pieces)
+            if not ordinals or expected != ordinals.stop or found != len(ordinals):
                 raise JournalDamaged(
-                    f"segment {segment}: its journal file does not hold the "
-                    f"{row.rows if row else 0} rows, numbered from 0, that the state store says"
+                    f"segment {segment}: its journal file does not hold the {len(ordinals)} rows, "
+                    f"numbered from {ordinals.start}, that the state store says"
                 )
 
     def batches(self, sink_id: str, segment: int, after_ordinal: int) -> Iterator[SinkBatch]:

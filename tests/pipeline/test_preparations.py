@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.state.records import NewSegment, SegmentRow
+from deltaforge_dagster.state.records import Lease, NewSegment, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import eventually
 
@@ -26,6 +26,7 @@ class Job:
 
     first_segment: int
     last_segment: int
+    ordinals: range | None = None
     discarded: bool = False
 
     def discard(self) -> None:
@@ -41,13 +42,17 @@ class CountingPreparer:
     failures: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
 
-    def prepare(self, segments: Sequence[SegmentRow]) -> Job:
+    def parts(self, segment: SegmentRow) -> list[range]:
+        """Take a segment in parts of ten rows."""
+        return [range(n, min(n + 10, segment.rows)) for n in range(0, segment.rows, 10)]
+
+    def prepare(self, segments: Sequence[SegmentRow], ordinals: range | None = None) -> Job:
         """Make a job for these segments, once the gate is open."""
         assert self.gate.wait(10)
         if self.failures:
             self.failures -= 1
             raise SparkUnavailable("gone")
-        self.jobs.append(Job(segments[0].segment, segments[-1].segment))
+        self.jobs.append(Job(segments[0].segment, segments[-1].segment, ordinals))
         return self.jobs[-1]
 
     def covered(self) -> list[tuple[int, int]]:
@@ -69,10 +74,10 @@ def journaled(sqlite_store: StateStore) -> StateStore:
     return sqlite_store
 
 
-def _segment(number: int) -> NewSegment:
+def _segment(number: int, rows: int = 1) -> NewSegment:
     start, end = LsnPosition(number - 1).to_json(), LsnPosition(number).to_json()
     name = f"s{number}"
-    return NewSegment(number, name, name, "c", "h", 1, SIZE, start, end, {}, {}, 1, 1)
+    return NewSegment(number, name, name, "c", "h", rows, SIZE, start, end, {}, {}, 1, 1)
 
 
 @pytest.fixture
@@ -96,16 +101,16 @@ def test_one_job_covers_what_its_bytes_allow_and_the_next_one_begins(
     preparations: Preparations, preparer: CountingPreparer
 ) -> None:
     """A deliverer gets three segments, and the following three are prepared while it sends."""
-    with preparations.covering(1) as prepared:
+    with preparations.covering("a", 1, 0) as prepared:
         assert (prepared.first_segment, prepared.last_segment) == (1, 3)
         eventually(lambda: preparer.covered() == [(1, 3), (4, 6)])
 
 
 def test_siblings_share_one_job(preparations: Preparations, preparer: CountingPreparer) -> None:
     """Two deliverers at the same place, or close behind, cause one job."""
-    with preparations.covering(1) as one, preparations.covering(2) as other:
+    with preparations.covering("a", 1, 0) as one, preparations.covering("b", 2, 0) as other:
         assert one is other
-    with preparations.covering(1) as late:
+    with preparations.covering("c", 1, 0) as late:
         assert late is one
     eventually(lambda: preparer.covered() == [(1, 3), (4, 6)])
 
@@ -114,7 +119,7 @@ def test_a_sink_far_behind_gets_its_own_job(
     preparations: Preparations, preparer: CountingPreparer
 ) -> None:
     """Segments that nobody has prepared lately are prepared for the one who needs them."""
-    with preparations.covering(8), preparations.covering(1) as behind:
+    with preparations.covering("a", 8, 0), preparations.covering("b", 1, 0) as behind:
         assert behind.first_segment == 1
     eventually(lambda: (1, 3) in preparer.covered() and (8, 10) in preparer.covered())
 
@@ -122,24 +127,69 @@ def test_a_sink_far_behind_gets_its_own_job(
 def test_a_failed_job_is_made_anew(preparations: Preparations, preparer: CountingPreparer) -> None:
     """The failure reaches who asked; asking again works."""
     preparer.failures = 1
-    with pytest.raises(SparkUnavailable), preparations.covering(1):
+    with pytest.raises(SparkUnavailable), preparations.covering("a", 1, 0):
         pass
-    with preparations.covering(1) as prepared:
+    with preparations.covering("a", 1, 0) as prepared:
         assert prepared.first_segment == 1
 
 
 def test_files_go_once_nobody_needs_them(
     preparations: Preparations, preparer: CountingPreparer
 ) -> None:
-    """Walking through the journal keeps a few unused preparations, and no more."""
-    for segment in range(1, 11):
-        with preparations.covering(segment):
+    """They wait for a sibling close behind; what all have passed goes at once."""
+    with preparations.covering("behind", 1, 0):
+        pass
+    for segment in range(1, 8):
+        with preparations.covering("ahead", segment, 0):
             pass
-
     eventually(lambda: preparer.covered() == [(1, 3), (4, 6), (7, 9), (10, 10)])
-    assert [job.discarded for job in preparer.jobs] == [True, False, False, False]
+    assert not any(job.discarded for job in preparer.jobs[:3])
+
+    with preparations.covering("behind", 7, 0):
+        eventually(lambda: [job.discarded for job in preparer.jobs[:3]] == [True, True, False])
     preparations.close()
     assert all(job.discarded for job in preparer.jobs)
+
+
+def test_a_sink_that_hangs_keeps_no_more_than_a_few(
+    preparations: Preparations, preparer: CountingPreparer
+) -> None:
+    """However far its siblings get, one unused preparation for each and one more are kept."""
+    preparations._max_bytes = SIZE
+    with preparations.covering("hangs", 1, 0):
+        for segment in range(1, 11):
+            with preparations.covering("ahead", segment, 0):
+                pass
+        eventually(lambda: len(preparer.jobs) == 10)
+        with preparations.covering("ahead", 10, 0):
+            pass
+        kept = [job.first_segment for job in preparer.jobs if not job.discarded]
+    assert kept == [1, 8, 9, 10]
+
+
+def test_a_large_segment_is_taken_in_parts(
+    journaled: StateStore, preparations: Preparations, preparer: CountingPreparer
+) -> None:
+    """Each part is a job of its own, the next one begun ahead; the segments after it share one."""
+    with journaled.fenced(Lease("p", "run", 1, 0)) as writer:
+        writer.add_segment(_segment(11, rows=25), 1)
+        writer.add_segment(_segment(12), 1)
+
+    with preparations.covering("a", 10, 0) as before:
+        assert before.last_segment == 10
+    for ordinal, part in ((0, range(10)), (9, range(10)), (10, range(10, 20)), (24, range(20, 25))):
+        with preparations.covering("a", 11, ordinal) as prepared:
+            assert cast("Job", prepared).ordinals == part
+
+    eventually(lambda: len(preparer.jobs) == 5)
+    assert [(job.first_segment, job.ordinals) for job in preparer.jobs] == [
+        (10, None),
+        (11, range(10)),
+        (11, range(10, 20)),
+        (11, range(20, 25)),
+        (12, None),
+    ]
+    assert [job.discarded for job in preparer.jobs] == [True, True, True, False, False]
 
 
 def test_closing_waits_for_no_job_and_leaves_none_of_its_files(
@@ -159,11 +209,11 @@ def test_closing_waits_for_no_job_and_leaves_none_of_its_files(
 
 
 def _ask(preparations: Preparations) -> None:
-    with preparations.covering(1):
+    with preparations.covering("a", 1, 0):
         pass
 
 
 def test_a_segment_that_is_not_in_the_journal_is_named(preparations: Preparations) -> None:
     """Asking for a segment without a row is an error that names it."""
-    with pytest.raises(JournalDamaged, match="segment 11"), preparations.covering(11):
+    with pytest.raises(JournalDamaged, match="segment 11"), preparations.covering("a", 11, 0):
         pass

@@ -220,6 +220,37 @@ def test_many_segments_in_order(
 
 
 @pytest.mark.usefixtures("through_files")
+def test_a_large_segment_in_parts(
+    preparer: Preparer, journal: Journal, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole row groups each, none too large; together every row once; only their files are read."""
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 128 << 10)
+    monkeypatch.setattr(prepare, "_ONE_PART_BYTES", 64 << 10)
+    monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 3)
+    small, large = segment(journal, 1, inserts(0, 100)), segment(journal, 2, inserts(100, 9000))
+
+    parts = preparer.parts(large)
+
+    assert preparer.parts(small) == [range(100)]
+    groups = journal.row_groups(large.path)
+    assert sum(groups) == 9000
+    assert (len(groups), len(parts)) == (9, 3)
+    found = []
+    for part in parts:
+        prepared = preparer.prepare([large], part)
+        found += ids(list(prepared.batches("by-id", 2, -1)))
+        assert prepared.last_ordinal(2) == part.stop - 1
+        inside = next(prepared.batches("by-id", 2, part.start + 7)).messages
+        assert inside.column("ordinal")[0].as_py() == part.start + 8
+        prepared.discard()
+    assert found == list(range(100, 9100))
+    with pytest.raises(JournalDamaged, match="numbered from 8990"):
+        preparer.prepare([large], range(8990, 9010))
+    with pytest.raises(JournalDamaged, match="holds 9000 rows, not the 8999"):
+        preparer.parts(dataclasses.replace(large, rows=8999))
+
+
+@pytest.mark.usefixtures("through_files")
 def test_batches_are_cut_by_bytes(
     preparer: Preparer, journal: Journal, spark: SparkSession
 ) -> None:
