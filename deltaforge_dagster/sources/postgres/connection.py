@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +24,7 @@ from psycopg import conninfo
 
 from deltaforge_dagster.config.dsn import postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
+from deltaforge_dagster.sources.cutter import Cutter
 from deltaforge_dagster.sources.postgres import handshake
 from deltaforge_dagster.sources.postgres.refusals import (
     NOT_PERMITTED,
@@ -108,12 +108,11 @@ class Server:
         """
         began = time.monotonic()
         connection = self._connect(seconds)
-        cut = threading.Event()
-        with _Cutter(connection, seconds - (time.monotonic() - began), cut):
+        with Cutter(connection.fileno(), seconds - (time.monotonic() - began)) as cutter:
             try:
                 yield connection
             except psycopg.Error as error:
-                if cut.is_set():
+                if cutter.fired:
                     raise SourceUnavailable(
                         f"{self.where}: no answer within {seconds:g} s"
                     ) from error
@@ -214,32 +213,6 @@ class Server:
             certificate=given.get("sslcert"),
             key=given.get("sslkey"),
         )
-
-
-class _Cutter:
-    """Shuts a connection's socket down after some seconds, from a thread of its own."""
-
-    def __init__(
-        self, connection: psycopg.Connection, seconds: float, cut: threading.Event
-    ) -> None:
-        # A duplicate: the number of psycopg's descriptor may be reused once it has closed it.
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._cut = cut
-        self._timer = threading.Timer(max(seconds, 0), self._shutdown)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        self._socket.close()
-
-    def _shutdown(self) -> None:
-        self._cut.set()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _options(parameters: dict[str, Any]) -> str:
