@@ -1,0 +1,113 @@
+"""What MySQL refused, as one error of our tree with one clear sentence.
+
+Decided by the error's number (manual: "Server Error Message Reference"), except for 1236, which
+covers everything that can end a dump of the binary log: its reasons are English words in the
+server's source (`rpl_binlog_sender.cc`). Server text is repeated only where it cannot hold a value
+of a row.
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    CorruptLog,
+    DeltaforgeError,
+    PermissionMissing,
+    PositionLost,
+    SourceMisconfigured,
+    SourceUnavailable,
+)
+
+SYNTAX = 1064
+_PRIVILEGE_MISSING = 1227
+_DUMP_ENDED = 1236
+
+_REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
+    1040: (SourceUnavailable, "all connections are taken; raise max_connections"),
+    1044: (PermissionMissing, "user {user!r} may not use the database of the DSN; grant it: {text}"),
+    1045: (AuthFailed, "wrong password for user {user!r}, or none for connections from here"),
+    1049: (SourceMisconfigured, "the database of the DSN does not exist"),
+    1130: (AuthFailed, "{text}"),
+    1142: (PermissionMissing, "{text}"),
+    1143: (PermissionMissing, "{text}"),
+    1227: (PermissionMissing, "{text}"),
+    1251: (AuthFailed, "{text}"),
+    1698: (AuthFailed, "login of user {user!r} refused"),
+    1820: (AuthFailed, "the password of user {user!r} must be changed"),
+    1862: (AuthFailed, "the password of user {user!r} has expired"),
+    2026: (SourceMisconfigured, "{text}; see ssl-mode and ssl-ca of the DSN"),
+    3118: (AuthFailed, "the account of user {user!r} is locked"),
+    3159: (SourceMisconfigured, "the server takes only encrypted connections; see ssl-mode of the DSN"),
+}  # fmt: skip
+"""Every other number may pass: try again."""
+
+_TAKEN_OVER = (
+    "another reader with the same replication server id took over; give each source an id of its "
+    "own, from which the server id is made"
+)
+_DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
+    ("purged", PositionLost, ""),
+    ("could not find first log file", PositionLost, ""),
+    ("position > file size", PositionLost, ""),
+    ("impossible position", PositionLost, ""),
+    ("more gtids than", PositionLost, ""),
+    ("old binary log without gtids", PositionLost, ""),
+    ("same server_uuid/server_id", SourceUnavailable, _TAKEN_OVER),
+    ("binary log is not open", SourceMisconfigured, "log_bin is OFF; start the server with --log-bin"),
+    ("server_id was not set", SourceMisconfigured, "run: SET PERSIST server_id = 1"),
+    ("gtid_mode", SourceMisconfigured, "the position has a GTID set, which needs gtid_mode = ON"),
+    ("anonymous", SourceMisconfigured, "the log holds transactions without GTID after the position"),
+    ("max_allowed_packet", SourceMisconfigured, "raise max_allowed_packet of the server"),
+    ("crc check", CorruptLog, "the server cannot read its own log"),
+    ("bogus data", CorruptLog, "the server cannot read its own log"),
+    ("truncated in the middle", CorruptLog, "the server cannot read its own log"),
+)  # fmt: skip
+
+
+def translate(number: int, message: str, where: str, user: str) -> DeltaforgeError:
+    """Return the error for a refusal of the server.
+
+    Args:
+        number: Its error number, or one of the client's (2000 and more).
+        message: Its text; only the first line is used.
+        where: The server, as in `Server.where`.
+        user: The user we are logged in as.
+    """
+    text = one_line(message)
+    if number == _DUMP_ENDED:
+        return _dump_ended(text, where)
+    if number == _PRIVILEGE_MISSING and "REPLICATION" in text:
+        return may_not_replicate(where, user)
+    kind, sentence = _REFUSALS.get(number, (SourceUnavailable, "{text}"))
+    return kind(f"{where}: {sentence.format(user=user, text=text)} (error {number})")
+
+
+def may_not_replicate(where: str, user: str) -> PermissionMissing:
+    """Return the error for a user that may not read the binary log."""
+    return PermissionMissing(
+        f"{where}: user {user!r} may not read the binary log; run: "
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO '{user}'@'...'"
+    )
+
+
+def lost(where: str, why: str) -> PositionLost:
+    """Return the error for a position that the binary log does not hold."""
+    return PositionLost(f"{where}: {why}. Re-snapshot required")
+
+
+def one_line(text: str) -> str:
+    """Return the first line that says something, shortened."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no reason given"
+
+
+def _dump_ended(text: str, where: str) -> DeltaforgeError:
+    reason = text.lower()
+    for words, kind, sentence in _DUMP_ENDS:
+        if words in reason:
+            if kind is PositionLost:
+                return lost(
+                    where, f"the binary log no longer has what follows the position ({text})"
+                )
+            return kind(f"{where}: {sentence} ({text})")
+    return SourceUnavailable(f"{where}: the server ended the stream ({text})")
