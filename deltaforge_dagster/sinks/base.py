@@ -60,8 +60,9 @@ class SinkPosition:
         segment_id: Random id of that segment: a number may mean another one in another store.
         ordinal: Of the last message in that segment.
         event_id: Of the last message; finds it again in whatever segments hold it by then.
-        start: Position at which that segment starts, JSON text (`positions`).
-        end: Position at which it ends, JSON text.
+        start: Everything up to this position has arrived, JSON text (`positions`): where that
+            segment starts, or where it ends when the message is its last one.
+        end: The last message lies before this position, JSON text: where that segment ends.
         source: Id of the pipeline's source, as the pipeline file has it.
     """
 
@@ -102,7 +103,12 @@ class Origin:
 
     Attributes:
         pipeline: Name of the pipeline.
-        uid: See `SinkPosition`, like the other fields.
+        uid: See `SinkPosition`.
+        lineage: See `SinkPosition`.
+        source: See `SinkPosition`.
+        start: Position at which the segment starts, JSON text.
+        end: Position at which it ends, JSON text.
+        rows: How many rows it has, which tells the last one.
     """
 
     pipeline: str
@@ -111,6 +117,7 @@ class Origin:
     source: str
     start: str
     end: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +145,15 @@ class SinkBatch:
         Only for a batch with an origin.
         """
         assert self.origin is not None
+        ordinal = cast("int", self.messages.column("ordinal")[row].as_py())
         return SinkPosition(
             uid=self.origin.uid,
             lineage=self.origin.lineage,
             segment=self.segment,
             segment_id=self.segment_id,
-            ordinal=cast("int", self.messages.column("ordinal")[row].as_py()),
+            ordinal=ordinal,
             event_id=cast("str", self.messages.column("event_id")[row].as_py()),
-            start=self.origin.start,
+            start=self.origin.end if ordinal == self.origin.rows - 1 else self.origin.start,
             end=self.origin.end,
             source=self.origin.source,
         )

@@ -15,6 +15,7 @@ ORIGIN = Origin(
     source="orders-db",
     start='{"lsn": "0/10"}',
     end='{"lsn": "0/20"}',
+    rows=100_000,
 )
 """Where the batches of a sink that keeps its position come from."""
 
