@@ -42,9 +42,24 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TABLE_PATTERN = re.compile(r"(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^*%]+[*%]?|[*%]) )?", re.VERBOSE)
 
 
+# Properties of librdkafka whose values are secrets ("CONFIGURATION.md" of its sources), and those of
+# Java clients that people copy.
+_SECRET_PROPERTY = re.compile(
+    r"password|passphrase|secret|token|key\.pem|jaas|oauthbearer\.config", re.IGNORECASE
+)
+
+_BROKER = re.compile(
+    r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/@,\[\]]+)(?::(?P<port>\d{1,9}))?"
+)
+
+
 def _resolved(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
+    return _environment_filled(text)
+
+
+def _environment_filled(text: str) -> str:
     name = unresolved(text)
     if name is None:
         return text
@@ -102,6 +117,36 @@ def _template(text: str) -> str:
             "that is set"
         )
     return text
+
+
+def _brokers(text: str) -> str:
+    for broker in text.split(","):
+        match = _BROKER.fullmatch(broker.strip())
+        if match is None or int(match["port"] or 1) not in range(1, 65_536):
+            raise ValueError(
+                "is not a list of Kafka brokers (write host:port,host:port; TLS and users stand "
+                "under client_conf)"
+            )
+    return text
+
+
+def _topic(text: str) -> str:
+    for part in compile_template(text).parts:
+        if isinstance(part, str) and not re.fullmatch(r"[A-Za-z0-9._-]+", part):
+            raise ValueError(
+                "is not the name of a Kafka topic (only letters, digits, `.`, `_` and `-` are "
+                "allowed)"
+            )
+    return text
+
+
+def _client_value(value: object) -> object:
+    """Accept numbers and flags for the text that the client library wants."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    return _environment_filled(value) if isinstance(value, str) else value
 
 
 def _bare_type(value: object) -> object:
@@ -275,6 +320,30 @@ class RedisSink(_Block):
     config: RedisConfig
 
 
+class KafkaConfig(SinkConfig):
+    """How to write to Kafka topics."""
+
+    brokers: Annotated[Text, AfterValidator(_brokers)]
+    topic: Annotated[TemplateText, AfterValidator(_topic)]
+    exactly_once: bool = False
+    send_timeout_secs: Seconds = 30.0
+    client_conf: Mapping[str, Annotated[SecretStr, BeforeValidator(_client_value)]] = {}
+
+    @field_serializer("client_conf")
+    def _mask_client_conf(self, conf: Mapping[str, SecretStr]) -> dict[str, str]:
+        return {
+            name: "***" if _SECRET_PROPERTY.search(name) else mask(value.get_secret_value())
+            for name, value in conf.items()
+        }
+
+
+class KafkaSink(_Block):
+    """A Kafka sink: each message is a record of a topic."""
+
+    type: Literal["kafka"]
+    config: KafkaConfig
+
+
 class FileConfig(SinkConfig):
     """How to write to files: one message per line."""
 
@@ -289,7 +358,7 @@ class FileSink(_Block):
 
 
 Source = Annotated[PostgresSource | MysqlSource, Field(discriminator="type")]
-Sink = Annotated[RedisSink | FileSink, Field(discriminator="type")]
+Sink = Annotated[RedisSink | KafkaSink | FileSink, Field(discriminator="type")]
 
 
 class Batch(_Block):

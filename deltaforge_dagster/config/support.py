@@ -17,7 +17,7 @@ UNREAD_IN_SPEC = ("sharding", "connection_policy")
 """Accepted and not read, by the original too."""
 
 LATER_SOURCES = frozenset({"turso"})
-LATER_SINKS = frozenset({"kafka", "nats", "http", "s3", "clickhouse"})
+LATER_SINKS = frozenset({"nats", "http", "s3", "clickhouse"})
 LATER_ENVELOPES = frozenset({"debezium", "cloudevents"})
 
 
@@ -91,7 +91,7 @@ def _source_problems(source: dict[str, Any]) -> Iterator[Problem]:
 
 def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
     if sink.get("type") in LATER_SINKS:
-        yield _not_yet((*here, "type"), f"{sink['type']} sinks are", "redis and file are")
+        yield _not_yet((*here, "type"), f"{sink['type']} sinks are", "redis, kafka and file are")
         return
     config = _mapping(sink, "config")
     here = (*here, "config")

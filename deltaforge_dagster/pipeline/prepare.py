@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from deltaforge_dagster.config.model import PipelineSpec, RedisSink, Sink
+from deltaforge_dagster.config.model import KafkaSink, PipelineSpec, RedisSink, Sink
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import (
     JournalDamaged,
@@ -332,17 +332,18 @@ class Prepared:
 
 
 def _route(sink: Sink, origin: Origin, messages: _Messages) -> _Route:
-    template = compile_template(
-        sink.config.stream if isinstance(sink, RedisSink) else sink.config.path
-    )
+    template = compile_template(_destination(sink))
     key = None if sink.config.key is None else compile_template(sink.config.key)
     columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
     columns["destination"] = messages.name(
         "destination", template.text, lambda: routing.destination(template, origin)
     )
-    columns["key"] = messages.name(
-        "key", "" if key is None else key.text, lambda: routing.message_key(key, origin)
-    )
+    if isinstance(sink, KafkaSink) and key is None:
+        columns["key"] = messages.name("row_key", "", routing.row_key)
+    else:
+        columns["key"] = messages.name(
+            "key", "" if key is None else key.text, lambda: routing.message_key(key, origin)
+        )
     columns["value"] = messages.name(
         "value", sink.config.envelope.type, lambda: native_envelope(origin)
     )
@@ -351,6 +352,12 @@ def _route(sink: Sink, origin: Origin, messages: _Messages) -> _Route:
         None if variable is None else messages.name("unresolved", template.text, lambda: variable)
     )
     return _Route(template, columns, unresolved)
+
+
+def _destination(sink: Sink) -> str:
+    if isinstance(sink, RedisSink):
+        return sink.config.stream
+    return sink.config.topic if isinstance(sink, KafkaSink) else sink.config.path
 
 
 def _collect(messages: DataFrame) -> tuple[list[Piece], list[pa.RecordBatch]]:

@@ -1,11 +1,12 @@
 """Where a message goes and what its keys are, by column expressions over the change frame.
 
 For destination and key alike: what a processor set on the event comes first, then the sink's
-template, then, for keys, the event id. A variable is a path into the native event. Its text is the
-string itself, or the JSON text of anything else; null and missing are *unresolved*. Inside a row
-image, numbers with a fraction or exponent and objects are written as Spark writes them (`1.10` is
-`1.1`): the same every time, and only read here, never sent as a value. That is an error in a
-destination, and empty text in a key.
+template, then, for keys, the event id, or the primary key where the order of a row hangs on it
+(`row_key`). A variable is a path into the native event. Its text is the string itself, or the JSON
+text of anything else; null and missing are *unresolved*. Inside a row image, numbers with a
+fraction or exponent and objects are written as Spark writes them (`1.10` is `1.1`): the same every
+time, and only read here, never sent as a value. Unresolved is an error in a destination, and empty
+text in a key.
 """
 
 from __future__ import annotations
@@ -50,6 +51,14 @@ def message_key(template: Template | None, origin: Origin) -> Column:
     if template is None:
         return f.coalesce(f.col("route_key"), f.col("event_id"))
     return f.coalesce(f.col("route_key"), _text(template, origin, _lenient_concat))
+
+
+def row_key() -> Column:
+    """Return the default key where the key decides the order: the row's primary key as JSON text.
+
+    Where the table has no key, the event id. Never null.
+    """
+    return f.coalesce(f.col("route_key"), f.col("key"), f.col("event_id"))
 
 
 def idempotency_key(origin: Origin) -> Column:

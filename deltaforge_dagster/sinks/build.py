@@ -11,6 +11,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file import FileSink
+from deltaforge_dagster.sinks.kafka import KafkaSink
 from deltaforge_dagster.sinks.redis import RedisSink
 
 
@@ -23,13 +24,21 @@ def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
     declared = {sink.config.id: sink for sink in spec.spec.sinks}
     if sink_id not in declared:
         raise NotAllowed(f"{spec.metadata.name}: there is no sink {sink_id!r}")
-    sink = _build(declared[sink_id], spec.metadata.name)
+    sink = _build(declared[sink_id], spec.metadata.name, spec.spec.engine.run)
     faults = os.environ.get(VARIABLE)
     return FaultySink(sink, sink_id, Path(faults)) if faults else sink
 
 
-def _build(declared: model.Sink, pipeline: str) -> Sink:
+def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:
     config = declared.config
+    if isinstance(config, model.KafkaConfig):
+        return KafkaSink(
+            config.id,
+            config.brokers,
+            {name: value.get_secret_value() for name, value in config.client_conf.items()},
+            send_timeout=config.send_timeout_secs,
+            lease_seconds=run.lease_seconds - run.renew_seconds,
+        )
     if isinstance(config, model.FileConfig):
         return FileSink(config.id, compile_template(config.path))
     return RedisSink(

@@ -10,7 +10,13 @@ from deltaforge_dagster.config.load import (
     load_pipeline,
     load_pipelines,
 )
-from deltaforge_dagster.config.model import FileSink, MysqlSource, PostgresSource, RedisSink
+from deltaforge_dagster.config.model import (
+    FileSink,
+    KafkaSink,
+    MysqlSource,
+    PostgresSource,
+    RedisSink,
+)
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
@@ -61,6 +67,47 @@ def test_a_mysql_source_is_its_fields(write: Write) -> None:
     assert isinstance(source, MysqlSource)
     assert source.config.tables == ()
     assert source.config.model_dump()["dsn"] == "mysql://u:***@h/d"
+
+
+KAFKA = {"id": "k", "brokers": "a:9092, b", "topic": "cdc.${source.table}"}
+
+
+def test_a_kafka_sink_is_its_fields(write: Write) -> None:
+    """Properties of the client are text whatever YAML makes of them; secrets show nowhere."""
+    client_conf = {"sasl.password": "geheim", "ssl.key.pem": "geheim", "acks": 1, "x": True}
+    loaded = load_pipeline(
+        write({"spec.sinks.0": {"type": "kafka", "config": {**KAFKA, "client_conf": client_conf}}})
+    )
+
+    kafka = loaded.spec.spec.sinks[0]
+    assert isinstance(kafka, KafkaSink)
+    assert (kafka.config.send_timeout_secs, kafka.config.exactly_once) == (30.0, False)
+    assert kafka.config.client_conf["x"].get_secret_value() == "true"
+    assert kafka.config.model_dump()["client_conf"] == {
+        "sasl.password": "***",
+        "ssl.key.pem": "***",
+        "acks": "1",
+        "x": "true",
+    }
+    assert "geheim" not in repr(loaded) + str(loaded.spec.masked())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"brokers": "a:99999"}, "spec.sinks[0].config.brokers: is not a list of Kafka brokers (write host:port,host:port; TLS and users stand under client_conf)"),
+        ({"brokers": "u:geheim@a:1"}, "spec.sinks[0].config.brokers: is not a list of Kafka brokers (write host:port,host:port; TLS and users stand under client_conf)"),
+        ({"topic": "cdc:${source.table}"}, "spec.sinks[0].config.topic: is not the name of a Kafka topic (only letters, digits, `.`, `_` and `-` are allowed)"),
+        ({"client_conf": {"sasl.password": "${NOT_SET}"}}, "spec.sinks[0].config.client_conf.sasl.password: needs the environment variable NOT_SET, which is not set (set it for every process that loads this file)"),
+        ({"client_conf": {"acks": {}}}, "spec.sinks[0].config.client_conf.acks: must be text (put it in quotes if it looks like a number)"),
+    ],
+)  # fmt: skip
+def test_what_kafka_cannot_be(write: Write, config: dict[str, Any], expected: str) -> None:
+    """A typing error in brokers, topic or the client's properties is found before anything runs."""
+    path = write({"spec.sinks.0": {"type": "kafka", "config": {**KAFKA, **config}}})
+
+    (problem,) = problems(path)
+    assert problem.partition(": ")[2] == expected
 
 
 @pytest.mark.parametrize(
@@ -117,7 +164,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SOURCE}.start_position": {"lsn": "zz"}}, '14: spec.source.config.start_position: must be earliest, latest or {lsn: "X/Y"} with hexadecimal X and Y'),
         ({"spec.sinks": []}, "14: spec.sinks: must have at least one entry"),
         ({"spec.sinks": None}, "4: spec.sinks: is required"),
-        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'file'"),
+        ({"spec.sinks.0.type": "pulsar"}, "15: spec.sinks[0]: has an unknown type; it must be 'redis' or 'kafka' or 'file'"),
         ({"spec.sinks.0.type": None}, "15: spec.sinks[0]: needs a `type`"),
         ({"spec.sinks.0": "redis"}, "15: spec.sinks[0]: must be a block of fields"),
         ({f"{SINK}.uri": None}, "16: spec.sinks[0].config.uri: is required"),
@@ -167,7 +214,7 @@ def test_each_problem_has_its_sentence(
         ({f"{SOURCE}.snapshot": {"mode": "initial"}}, "14: spec.source.config.snapshot: snapshots are not supported yet (set mode: never)"),
         ({f"{SOURCE}.outbox": {"prefixes": ["x"]}}, "14: spec.source.config.outbox: outbox capture is not supported yet (remove it)"),
         ({f"{SOURCE}.on_schema_drift": "halt"}, "14: spec.source.config.on_schema_drift: halting on schema drift is not supported yet (use adapt)"),
-        ({"spec.sinks.0": {"type": "kafka", "config": {"brokers": "h"}}}, "15: spec.sinks[0].type: kafka sinks are not supported yet (redis and file are)"),
+        ({"spec.sinks.0": {"type": "nats", "config": {"url": "h"}}}, "15: spec.sinks[0].type: nats sinks are not supported yet (redis, kafka and file are)"),
         ({f"{SINK}.envelope": {"type": "debezium"}}, "20: spec.sinks[0].config.envelope: the debezium envelope is not supported yet (native is)"),
         ({f"{SINK}.envelope": "cloudevents"}, "20: spec.sinks[0].config.envelope: the cloudevents envelope is not supported yet (native is)"),
         ({f"{SINK}.encoding": {"type": "avro"}}, "20: spec.sinks[0].config.encoding: avro is not supported yet (json is)"),

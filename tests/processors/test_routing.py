@@ -127,6 +127,15 @@ def test_default_key(spark: SparkSession, tmp_path: Path) -> None:
     assert found == [row()["event_id"], "k"]
 
 
+def test_row_key(spark: SparkSession, tmp_path: Path) -> None:
+    """The row's primary key, the event id of a table without one, and overrides before both."""
+    given_rows = [row(), row(key=None), row(route_key="k")]
+
+    found = column(spark, tmp_path / "rows.parquet", given_rows, routing.row_key())
+
+    assert found == ['{"id":1}', row()["event_id"], "k"]
+
+
 def test_idempotency_key(spark: SparkSession, tmp_path: Path) -> None:
     """Tenant, table, transaction and event id; nothing for a transaction that is not there."""
     given_rows = [row(), row(tx_id=None)]

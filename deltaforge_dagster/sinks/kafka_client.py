@@ -1,0 +1,382 @@
+"""One producer of librdkafka: its settings, its messages, and what becomes of them.
+
+librdkafka (through `confluent_kafka`) has its own threads: `produce` puts a message into a queue in
+memory, they collect batches, compress and send them. What happened comes back while `poll` or `flush`
+runs. A `Client` turns this into pieces that are acknowledged as a whole, or fail.
+
+Order through failures, the reason for most settings below:
+
+- The producer is idempotent: it numbers its messages, and brokers take each partition's numbers
+  without gaps and only once. Retries have no count, only a time (`message.timeout.ms`).
+- A message that a broker refuses for good stops the producer before a later one of the same
+  partition can pass it (`enable.gapless.guarantee`); in a transaction, it fails the transaction.
+- A message that merely runs out of time must take those behind it along. So a piece's own deadline
+  ends earlier than `message.timeout.ms`, and empties the queue at once.
+- What is on its way to a broker then is waited for: it is acknowledged, or times out soon. The
+  same producer goes on afterwards, with a higher epoch: should the old bytes still lie unread in a
+  broker that hangs, it refuses them as soon as it has taken newer messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.kafka_errors import error_of, is_auth, translated
+
+logger = logging.getLogger(__name__)
+
+_SLICE = 0.1
+"""Seconds in one wait for the library: how often the guard, and a `close`, are looked at."""
+
+_TOPIC_SECONDS = 5.0
+"""How long a new topic may be unknown: brokers that make it need a moment."""
+
+_DEFAULTS: Mapping[str, str] = {
+    "acks": "all",
+    "batch.size": str(1 << 20),
+    "compression.type": "lz4",
+    "enable.idempotence": "true",
+    "linger.ms": "5",
+    "log.connection.close": "false",
+    "max.in.flight": "5",
+    "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
+    "request.timeout.ms": "30000",
+    "retries": "2147483647",
+    "retry.backoff.ms": "100",
+    "socket.keepalive.enable": "true",
+}
+_OWN: Mapping[str, str] = {  # whatever `client_conf` says: a piece is what limits the queue
+    "queue.buffering.max.kbytes": "2147483647",
+    "queue.buffering.max.messages": "1000000",
+}
+_PLAIN: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
+_TRANSACTIONAL: Mapping[str, str] = {
+    "request.timeout.ms": "15000",
+    "transaction.timeout.ms": "60000",
+}
+_MESSAGE_TIMEOUT = {False: 60_000, True: 30_000}
+"""Milliseconds, without and with transactions."""
+
+_DEADLINE = 0.8
+"""Part of `message.timeout.ms` after which we give a piece up ourselves."""
+
+
+class _Log:
+    """Takes librdkafka's own log. What it reports of errors is raised, so this is for debugging."""
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        """Pass a line on; never above INFO, so that it stays away from a plain terminal."""
+        logger.log(min(level, logging.INFO), text, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to reach a cluster.
+
+    Attributes:
+        sink_id: Names the sink in messages.
+        brokers: `host:port`, several with commas.
+        client_conf: Properties of librdkafka that win over ours.
+        send_timeout: Seconds a piece may take.
+        lease_seconds: A message must be dead after so long: its sender may have lost its lease.
+    """
+
+    sink_id: str
+    brokers: str
+    client_conf: Mapping[str, str]
+    send_timeout: float
+    lease_seconds: float
+
+    def properties(self, transactional_id: str | None) -> dict[str, str]:
+        """Return the properties of a producer."""
+        transactional = transactional_id is not None
+        properties = {
+            "bootstrap.servers": self.brokers,
+            "client.id": f"deltaforge-{self.sink_id}",
+            **_DEFAULTS,
+            **(_TRANSACTIONAL if transactional else _PLAIN),
+            **self.client_conf,
+            **_OWN,
+        }
+        if transactional_id is not None:
+            properties["transactional.id"] = transactional_id
+        # The second name is an alias of the first.
+        limits = [self.lease_seconds * 1000]
+        for name in ("message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"):
+            if name in properties:
+                limits.append(_number(self.sink_id, name, properties[name]) or limits[0])
+        if not set(properties) & {"message.timeout.ms", "delivery.timeout.ms"}:
+            limits.append(_MESSAGE_TIMEOUT[transactional])
+        properties.pop("delivery.timeout.ms", None)
+        properties["message.timeout.ms"] = str(int(min(limits)))
+        return properties
+
+
+def _number(sink_id: str, name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"sink {sink_id}: client_conf: {name} must be a whole number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that did not arrive, and why; `value` finds it again among those of its piece."""
+
+    error: KafkaError
+    topic: str
+    value: bytes
+
+
+class Client:
+    """A producer. Used by one thread, except for `stop`.
+
+    Args:
+        settings: Where to send.
+        transactional_id: Makes it a producer of transactions.
+
+    Raises:
+        SpecError: A property in `client_conf` is unknown or has an impossible value.
+
+    Attributes:
+        producer: The library's.
+        where: Beginning of messages about it.
+        stopped: Set to end every wait.
+    """
+
+    def __init__(self, settings: Settings, transactional_id: str | None = None) -> None:
+        properties = settings.properties(transactional_id)
+        self.where = f"sink {settings.sink_id}: kafka at {settings.brokers}"
+        self.stopped = threading.Event()
+        message_timeout = int(properties["message.timeout.ms"]) / 1000
+        self._seconds = min(settings.send_timeout, message_timeout * _DEADLINE)
+        self._settle_seconds = message_timeout + 5
+        self._connect_seconds = settings.send_timeout
+        self._trouble: KafkaError | None = None
+        self._refusals: list[Refusal] = []
+        self._known_topics: set[str] = set()
+        self._fatal = False
+        self.timed_out = False
+        options: dict[str, Any] = {
+            **properties,
+            "delivery.report.only.error": True,
+            "error_cb": self._on_error,
+            "on_delivery": self._on_delivery,
+        }
+        try:
+            self.producer = Producer(options, logger=_Log())
+        except KafkaException as error:
+            raise SpecError(
+                f"sink {settings.sink_id}: client_conf: "
+                f"{_without_values(error_of(error).str(), settings.client_conf)}"
+            ) from None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can go on: nothing fatal happened, and nothing is on its way."""
+        return not self._fatal and not len(self.producer)
+
+    def connect(self) -> None:
+        """Wait until a broker answers.
+
+        Raises:
+            SinkUnavailable: None does in time.
+            AuthFailed: One refused us, or we refused its certificate.
+        """
+        deadline = time.monotonic() + self._connect_seconds
+        while time.monotonic() < deadline:
+            self.raise_when_stopped()
+            if self.producer.cluster_id(timeout=_SLICE):
+                return
+            self.producer.poll(0)
+            if self._trouble is not None and is_auth(self._trouble):
+                break
+        raise self._unreachable()
+
+    def check_topic(self, topic: str) -> None:
+        """See that a topic exists, before the first message to it.
+
+        Raises:
+            SinkUnavailable: It does not, or no broker answers.
+            PermissionMissing: We may not see it.
+            SinkRejected: No topic can have this name.
+        """
+        if topic in self._known_topics:
+            return
+        deadline = time.monotonic() + _TOPIC_SECONDS
+        where = f"{self.where}: topic {topic!r}"
+        while True:
+            self.raise_when_stopped()
+            try:
+                error = self.producer.list_topics(topic, timeout=self._seconds).topics[topic].error
+            except KafkaException as exception:
+                self.producer.poll(0)
+                raise self._unreachable(error_of(exception)) from None
+            if error is None:
+                self._known_topics.add(topic)
+                return
+            if error.code() not in {
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                KafkaError.LEADER_NOT_AVAILABLE,
+            }:
+                raise translated(where, error)
+            if time.monotonic() > deadline:
+                raise SinkUnavailable(
+                    f"{where} does not exist and the brokers do not make it: create it, or set "
+                    "auto.create.topics.enable on the brokers"
+                )
+            self.stopped.wait(_SLICE)
+
+    def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> Refusal | None:
+        """Send a piece (columns of `sinks.base.MESSAGES`), and wait until all of it is acknowledged.
+
+        Without success nothing of it is in the queue afterwards or, as far as can be known, on
+        its way.
+
+        Returns:
+            What a broker refused for good, None if it took everything.
+
+        Raises:
+            SinkUnavailable: Not acknowledged in time, or stopped.
+            Exception: What `guard` raised.
+        """
+        self._refusals.clear()
+        try:
+            _produce(self.producer, rows, replay)
+            in_time = self._wait(guard)
+        except KafkaException as error:
+            self._refusals.append(Refusal(error_of(error), "", b""))
+            in_time = True
+        except BaseException:
+            self.producer.purge()
+            self._fatal = True
+            raise
+        if in_time and not self._refusals:
+            return None
+        self._settle()
+        if in_time:
+            return max(self._refusals, key=_tells_most)
+        raise SinkUnavailable(
+            f"{self.where}: not acknowledged within {self._seconds:g} s{self._because()}"
+        )
+
+    def _wait(self, guard: SendGuard) -> bool:
+        """Wait for acknowledgements, or the first refusal; False when the time is over."""
+        deadline = time.monotonic() + self._seconds
+        while self.producer.flush(_SLICE) and not self._refusals:
+            self.raise_when_stopped()
+            guard()
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def raise_when_stopped(self) -> None:
+        """Raise `SinkUnavailable` once `stopped` is set."""
+        if self.stopped.is_set():
+            raise SinkUnavailable(f"{self.where}: closed")
+
+    def discard(self) -> None:
+        """Forget everything that has not left yet, from any thread."""
+        self.stopped.set()
+        if len(self.producer):
+            self.producer.purge(blocking=False)
+
+    def _settle(self) -> None:
+        """Empty the queue, and wait for what is on its way."""
+        self._known_topics.clear()
+        self.producer.purge(in_flight=False)
+        deadline = time.monotonic() + self._settle_seconds
+        while self.producer.flush(_SLICE):
+            if self.stopped.is_set() or time.monotonic() > deadline:
+                self.producer.purge()
+                break
+
+    def _unreachable(self, error: KafkaError | None = None) -> DeltaforgeError:
+        if self._trouble is not None and is_auth(self._trouble):
+            return translated(self.where, self._trouble)
+        said = f": {error.str()}" if error else f": no answer within {self._connect_seconds:g} s"
+        return SinkUnavailable(f"{self.where}{said}{self._because()}")
+
+    def _because(self) -> str:
+        return f" ({self._trouble.str()})" if self._trouble is not None else ""
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._fatal = self._fatal or error.fatal()
+        # "All brokers down" says less than what came before it.
+        if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._trouble = error
+
+    def _on_delivery(self, error: KafkaError, message: Message) -> None:
+        self._fatal = self._fatal or error.fatal()
+        self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
+        self._refusals.append(Refusal(error, message.topic() or "", message.value() or b""))
+
+
+def _tells_most(refusal: Refusal) -> tuple[bool, int]:
+    """Order refusals: those about the message itself, not those of what was behind it; by size."""
+    consequence = refusal.error.code() in {
+        KafkaError._FATAL,  # noqa: SLF001
+        KafkaError._GAPLESS_GUARANTEE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+    }
+    return not consequence, len(refusal.value)
+
+
+def _without_values(text: str, client_conf: Mapping[str, str]) -> str:
+    for value in client_conf.values():
+        text = text.replace(f'"{value}"', "its value")
+    return text
+
+
+def _produce(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> None:
+    """Put messages into the queue; this is the hot path, one call for each."""
+    topics = rows.column("destination").dictionary_encode()
+    names = cast("list[str]", topics.dictionary.to_pylist())
+    columns = (
+        [names[index] for index in topics.indices.to_numpy().tolist()],
+        _cells(rows.column("value")),
+        _cells(rows.column("key")),
+    )
+    produce = producer.produce
+    headers = rows.column("headers")
+    if replay is None and headers.null_count == len(headers):
+        for topic, value, key in zip(*columns, strict=True):
+            produce(topic, value, key)
+        return
+    marks = [] if replay is None else [("df-replay", replay.encode())]
+    for topic, value, key, text in zip(*columns, headers.to_pylist(), strict=True):
+        own = [] if text is None else [(n, v.encode()) for n, v in orjson.loads(text).items()]
+        produce(topic, value, key, headers=[*own, *marks])
+
+
+def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    """Return Arrow's offsets of a text column: where row n starts, and at n + 1, where it ends."""
+    ends = column.buffers()[1]
+    if ends is None:
+        return np.zeros(len(column) + 1, np.int32)
+    return np.frombuffer(memoryview(ends), np.int32)[column.offset :][: len(column) + 1]
+
+
+def _cells(column: pa.Array[Any]) -> list[bytes] | list[bytes | None]:
+    """Return a text column as bytes, several times as fast as Arrow itself does."""
+    text = column.buffers()[2]
+    if column.null_count or text is None:
+        return column.cast(pa.binary()).to_pylist()
+    ends = text_ends(column)
+    data = bytes(memoryview(text)[ends[0] : ends[-1]])
+    return [data[start:stop] for start, stop in pairwise((ends - ends[0]).tolist())]

@@ -1,0 +1,106 @@
+"""What Kafka's refusals mean.
+
+Errors have codes: those of the brokers ("Kafka protocol guide", "Error codes") and, with a name
+that begins with `_`, those of librdkafka itself (`rdkafka.h`, `rd_kafka_resp_err_t`). The code
+decides whether waiting helps.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from confluent_kafka import KafkaError, KafkaException
+
+from deltaforge_dagster.errors import (
+    AuthFailed,
+    DeltaforgeError,
+    PermissionMissing,
+    PositionMoved,
+    SinkRejected,
+    SinkUnavailable,
+)
+
+_AUTH = frozenset(
+    [
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's own codes are named like this
+        KafkaError._SSL,  # noqa: SLF001
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    ]
+)
+
+_GRANTS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Write and Describe on the topic (Create, too, if it "
+    "is not there yet)",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Read and Describe on the consumer group that is named "
+    "like the transactional id",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Write and Describe on the transactional id",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IdempotentWrite on the cluster",
+}
+"""What `kafka-acls --add --allow-principal ... --operation ...` has to grant."""
+
+_LASTING = frozenset(
+    [
+        KafkaError._INVALID_ARG,  # noqa: SLF001
+        KafkaError._UNSUPPORTED_FEATURE,  # noqa: SLF001
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.UNSUPPORTED_VERSION,
+    ]
+)
+"""The same message or request is refused again until a person changes something."""
+
+_FENCED = frozenset(
+    [
+        KafkaError._FENCED,  # noqa: SLF001
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+    ]
+)
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """Return what the library raised, with its code."""
+    return cast("KafkaError", exception.args[0])
+
+
+def is_auth(error: KafkaError) -> bool:
+    """Whether a broker did not accept who we are, or we did not accept the broker."""
+    return error.code() in _AUTH
+
+
+def is_fenced(error: KafkaError) -> bool:
+    """Whether a newer producer with the same transactional id has taken over."""
+    return error.code() in _FENCED
+
+
+def translated(where: str, error: KafkaError) -> DeltaforgeError:
+    """Return our error for one of the library.
+
+    Args:
+        where: Beginning of the message: the sink, and the topic when it is known.
+        error: As the library gave it; its text names servers and settings, never values of rows.
+    """
+    text = f"{where}: {error.str()} ({error.name()})"
+    code = error.code()
+    if code in _AUTH:
+        return AuthFailed(
+            f"{text}; check security.protocol and the sasl.* and ssl.* properties in client_conf"
+        )
+    if code in _GRANTS:
+        return PermissionMissing(f"{text}; the Kafka user needs an ACL that allows {_GRANTS[code]}")
+    if code in _FENCED:
+        return PositionMoved(
+            f"{text}; another sender with the same pipeline and sink name is at work on this cluster"
+        )
+    if code in _LASTING:
+        return SinkRejected(text)
+    return SinkUnavailable(text)
