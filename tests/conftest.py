@@ -17,6 +17,7 @@ hypothesis.settings.register_profile("deltaforge", deadline=None)
 hypothesis.settings.load_profile("deltaforge")
 
 pytest_plugins = [
+    "tests.fix_kafka",
     "tests.fix_mysql",
     "tests.fix_postgres",
     "tests.fix_redis",

@@ -1,1 +1,1 @@
-"""Real servers from packages, for the demo, benchmarks and tests: PostgreSQL, Redis."""
+"""Real servers for the demo, benchmarks and tests: PostgreSQL, MySQL, Redis, Kafka."""

@@ -1,0 +1,197 @@
+"""A real Kafka broker of our own, in a temporary directory.
+
+Kafka 4.3 comes from Maven Central (see `maven`; 44 MB) and runs on the Java that Spark runs on: one
+process that is broker and controller (KRaft), without passwords, on a free port of 127.0.0.1. Topics
+appear when somebody writes to them, with one partition; transactions work, with one replica.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import Server
+from deltaforge_dagster.servers.java import find_java
+from deltaforge_dagster.servers.kafka_jars import JARS
+from deltaforge_dagster.servers.maven import fetch
+from deltaforge_dagster.servers.process import (
+    ServerProcess,
+    free_port,
+    run_as,
+    temporary_directory,
+)
+
+VERSION = "4.3.0"
+
+_SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "auto.create.topics.enable": "true",
+    "broker.heartbeat.interval.ms": "300",
+    "broker.session.timeout.ms": "1500",  # how long a killed broker is believed to live
+    "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+}
+_HEAP = "-Xmx256m"
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""Up in two seconds of processor time instead of five."""
+
+# One line per event: what a failed start says last is its reason, not a stack.
+_LOGGING = """\
+rootLogger = ERROR, STDOUT
+appender.0.type = Console
+appender.0.name = STDOUT
+appender.0.layout.type = PatternLayout
+appender.0.layout.pattern = %p %c{1}: %m %throwable{short.message}%n
+"""
+_START_SECONDS = 90.0
+_STOP_SECONDS = 20.0
+
+
+class KafkaServer(Server):
+    """A Kafka broker, made by `start` or `attach`."""
+
+    def __init__(self, brokers: str) -> None:
+        super().__init__("Kafka")
+        self._brokers = brokers
+        self._java: list[str] = []
+        self._data = Path()
+
+    @classmethod
+    def start(cls, data_dir: Path | None = None, settings: Mapping[str, str] | None = None) -> Self:
+        """Make a cluster of one and start it.
+
+        Args:
+            data_dir: Where the data goes, an empty or new directory, kept by `close`; None for
+                a temporary one.
+            settings: Broker settings over ours, by their names in server.properties.
+
+        Raises:
+            SettingsError: There is no Java, the programs cannot be fetched, or the broker did not
+                start.
+        """
+        server = cls("")
+        jars = ":".join(map(str, fetch(JARS)))
+        server._temporary = temporary_directory("kafka", None)
+        try:
+            logging = server._temporary / "log4j2.properties"
+            logging.write_text(_LOGGING)
+            server._java = [
+                str(find_java() / "bin" / "java"), *_QUICK, _HEAP,
+                f"-Dlog4j2.configurationFile={logging}", "-cp", jars,
+            ]  # fmt: skip
+            server._data = (data_dir or server._temporary / "data").absolute()
+            server._settings = {**_SETTINGS, "log.dirs": str(server._data), **(settings or {})}
+            server._listen(free_port())
+            server._format()
+            server._run_on_free_port(server._listen)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def attach(cls, brokers: str) -> Self:
+        """Use a cluster that somebody else runs; it is never stopped and keeps what is written."""
+        return cls(brokers)
+
+    @property
+    def brokers(self) -> str:
+        """`host:port`."""
+        return self._brokers
+
+    def create_topic(
+        self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a topic, and return when it can be used.
+
+        Args:
+            name: Its name.
+            partitions: How many partitions it gets.
+            settings: The topic's settings, such as `{"max.message.bytes": "1000"}`.
+        """
+        topic = NewTopic(name, partitions, 1, config=dict(settings or {}))
+        admin = self._admin()  # the request ends with its client
+        admin.create_topics([topic])[name].result(_START_SECONDS)
+
+    def pause(self) -> None:
+        """Freeze the broker: connections stay open and nothing answers (SIGSTOP)."""
+        self._own().send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused broker go on (SIGCONT)."""
+        self._own().send(signal.SIGCONT)
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the broker; the data stays. Safe to call twice.
+
+        Args:
+            immediate: Kill it, like a crash.
+        """
+        if self._process:
+            self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
+
+    def _listen(self, port: int) -> None:
+        self._brokers = f"127.0.0.1:{port}"
+        controller = f"127.0.0.1:{free_port()}"
+        self._settings["listeners"] = f"PLAINTEXT://{self._brokers},CONTROLLER://{controller}"
+        self._settings["controller.quorum.voters"] = f"1@{controller}"
+
+    def _format(self) -> None:
+        cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        command = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c"]
+        outcome = run_as([*command, str(self._write_settings())], None, self._directory())
+        if outcome.returncode:
+            said = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
+            reason = [line for line in said if not line.startswith(("at ", "SLF4J"))]
+            raise SettingsError(f"Kafka cannot make its files: {' / '.join(reason[:3])}")
+
+    def _run(self) -> None:
+        self._process = ServerProcess(
+            "Kafka",
+            [*self._java, "kafka.Kafka", str(self._write_settings())],
+            directory=self._directory(),
+            remove=self._temporary,
+        )
+        self._process.wait_until(self._answers, _START_SECONDS)
+
+    def _write_settings(self) -> Path:
+        file = self._directory() / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
+        return file
+
+    def _directory(self) -> Path:
+        assert self._temporary
+        return self._temporary
+
+    def _admin(self) -> AdminClient:
+        quiet = {"log_level": 0, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
+        return AdminClient({"bootstrap.servers": self._brokers, **quiet})
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self._admin().list_topics(timeout=1).brokers)
+        except KafkaException:
+            return False
+
+
+def installed_version() -> str:
+    """Return what `start` would start, or why it would not; fetches nothing."""
+    try:
+        return f"{VERSION} from Maven Central, on {find_java()}"
+    except SettingsError as error:
+        return str(error)

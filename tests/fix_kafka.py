@@ -1,0 +1,128 @@
+"""Kafka for tests: one broker per session, topics of their own for each test.
+
+`DELTAFORGE_TEST_KAFKA_BROKERS` names a running cluster to use instead (`host:port,...`, without
+passwords). Otherwise a broker from Maven Central is started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.servers.kafka import KafkaServer, installed_version
+
+BROKERS_VARIABLE = "DELTAFORGE_TEST_KAFKA_BROKERS"
+
+StartKafka = Callable[..., KafkaServer]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message as a consumer gets it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int
+    offset: int
+
+
+def pytest_report_header() -> str:
+    """Say which Kafka the tests use."""
+    if os.environ.get(BROKERS_VARIABLE):
+        return f"kafka: the cluster of {BROKERS_VARIABLE}"
+    return f"kafka: {installed_version()}"
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A broker with `.brokers` and `.create_topic()`; not to be stopped or changed."""
+    brokers = os.environ.get(BROKERS_VARIABLE)
+    try:
+        server = KafkaServer.attach(brokers) if brokers else KafkaServer.start()
+    except DeltaforgeError as error:
+        pytest.fail(str(error), pytrace=False)
+    with server:
+        yield server
+
+
+@pytest.fixture
+def kafka_topic(kafka_server: KafkaServer) -> str:
+    """An empty topic of the session's broker, with one partition."""
+    name = f"df_{secrets.token_hex(6)}"
+    kafka_server.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def start_kafka() -> Iterator[StartKafka]:
+    """Start a broker of the test's own, to stop, pause and configure: `start_kafka(settings)`.
+
+    Always a new broker, whatever `DELTAFORGE_TEST_KAFKA_BROKERS` says.
+    """
+    started: list[KafkaServer] = []
+
+    def start(settings: Mapping[str, str] | None = None) -> KafkaServer:
+        try:
+            started.append(KafkaServer.start(settings=settings))
+        except DeltaforgeError as error:
+            pytest.fail(str(error), pytrace=False)
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def read_topic(
+    brokers: str, topic: str, *, isolation: str = "read_committed", seconds: float = 60
+) -> list[Record]:
+    """Return what a topic holds now, by partition and offset.
+
+    Args:
+        brokers: Where.
+        topic: Its name; it must exist.
+        isolation: `read_committed` leaves out what open and aborted transactions wrote,
+            `read_uncommitted` does not.
+        seconds: How long to wait for the end of every partition.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": f"test-{secrets.token_hex(6)}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+            "isolation.level": isolation,
+        }
+    )
+    found: list[Record] = []
+    try:
+        partitions = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        unread = set(partitions)
+        while unread:
+            message = consumer.poll(seconds)
+            assert message, f"{topic}: partitions {sorted(unread)} have no end"
+            error, partition, offset = message.error(), message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            if error is None:
+                headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+                found.append(
+                    Record(message.key(), message.value(), tuple(headers), partition, offset)
+                )
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unread.discard(partition)
+            else:
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda record: (record.partition, record.offset))
