@@ -61,6 +61,9 @@ class _RunObserver:
     def publish(self) -> None:
         publish(self._context.instance, self._store, self._pipeline, self._emit)
 
+    def warn(self, message: str) -> None:
+        self._context.log.warning(message)
+
     def _emit(self, event: dg.AssetMaterialization) -> None:
         self._context.log_event(event)
         failpoint("range-published")
@@ -122,7 +125,8 @@ def failure_of(outcome: RunOutcome) -> str | None:
     """Return why a run failed: capture failed, or every sink is down; None otherwise."""
     if outcome.reason == "capture failed":
         return f"capture failed: {outcome.capture_error}"
-    if outcome.delivered and outcome.delivered.keys() == outcome.sink_errors.keys():
+    attached = outcome.delivered.keys() - set(outcome.detached)
+    if attached and attached == outcome.sink_errors.keys():
         problems = [f"{sink}: {error}" for sink, error in sorted(outcome.sink_errors.items())]
         return "every sink is down: " + "; ".join(problems)
     return None
@@ -130,10 +134,15 @@ def failure_of(outcome: RunOutcome) -> str | None:
 
 def _summary(outcome: RunOutcome) -> str:
     sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
-    return (
+    summary = (
         f"run ended ({outcome.reason}): {outcome.captured} changes captured in "
         f"{outcome.segments} segments and {outcome.ranges} ranges; sent {sent or 'nothing'}"
     )
+    if outcome.paused is not None:
+        summary += f"; capture is paused: {outcome.paused}"
+    if outcome.detached:
+        summary += f"; detached: {', '.join(outcome.detached)}"
+    return summary
 
 
 def _materialize(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:

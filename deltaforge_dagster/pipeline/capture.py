@@ -21,6 +21,8 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, SchemaRegistry, Source
 
+_PAUSE_POLL_SECONDS = 0.05
+
 
 class Capture:
     """The capture thread of a run.
@@ -51,6 +53,7 @@ class Capture:
         next_segment: int,
         someone_waits: Callable[[], bool],
         captured: Callable[[int], None],
+        paused: bool = False,
     ) -> None:
         self.error: DeltaforgeError | None = None
         self.failed = False
@@ -73,6 +76,8 @@ class Capture:
         self._someone_waits = someone_waits
         self._captured = captured
         self._stop = threading.Event()
+        self._paused = threading.Event()
+        self.pause(paused)
         self._source: Source | None = None
         self._source_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"capture {pipeline}", daemon=True)
@@ -95,6 +100,16 @@ class Capture:
             if self._source is not None:
                 self._source.confirm(position)
 
+    def pause(self, paused: bool) -> None:
+        """Read nothing more, or go on. Whole transactions read so far become a segment.
+
+        A stream stays open meanwhile and answers its server, which waits.
+        """
+        if paused:
+            self._paused.set()
+        else:
+            self._paused.clear()
+
     def stop(self) -> None:
         """End the thread: whole transactions read so far become a last segment."""
         self._stop.set()
@@ -102,7 +117,10 @@ class Capture:
 
     def _run(self) -> None:
         backoff = Backoff()
-        while not self._stop.is_set():
+        while True:
+            self._wait_while_paused()
+            if self._stop.is_set():
+                return
             try:
                 self._read(backoff)
             except LeaseLost:
@@ -140,6 +158,9 @@ class Capture:
                 cutter.take(batch)
                 self.passed = cutter.passed
                 self.in_transaction = cutter.in_transaction
+                if self._paused.is_set():
+                    cutter.cut()
+                    self._wait_while_paused()
             cutter.cut()
         except LeaseLost:
             raise
@@ -152,6 +173,10 @@ class Capture:
             with self._source_lock:
                 self._source = None
             source.close()
+
+    def _wait_while_paused(self) -> None:
+        while self._paused.is_set() and not self._stop.wait(_PAUSE_POLL_SECONDS):
+            pass
 
     def _open_writer(self) -> SegmentWriter:
         return self._journal.writer(

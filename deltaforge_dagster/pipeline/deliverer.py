@@ -73,6 +73,11 @@ class Deliverer:
         )
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
     def segment_added(self) -> None:
         """Wake the deliverer: the journal has grown."""
         self._news.set()

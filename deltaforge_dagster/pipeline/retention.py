@@ -1,7 +1,8 @@
 """Retention: what the journal, the store and Dagster may forget.
 
 A segment goes when its range is closed and published, it is older than
-`engine.journal.retention_hours`, and every sink has it: never one that a sink still needs. The
+`engine.journal.retention_hours`, and every attached sink has it: never one that such a sink
+still needs. A journal that has reached its limit lets go of them earlier (`drop_delivered`). The
 row goes first, then its file; a crash in between leaves a file without a row. Such files, also a
 killed run's, are orphans and go after an hour; messages prepared by runs that are gone after a
 day, since a long replay may still be reading its own.
@@ -9,11 +10,14 @@ day, since a long replay may still be reading its own.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.prepared_files import sweep_prepared
+from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
 ORPHAN_SECONDS = 3600.0
@@ -40,9 +44,7 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
         return Expired(0, [], 0)
     hours = loaded.spec.spec.engine.journal.retention_hours
     old = store.expirable_segments(loaded.name, before=store.now() - hours * 3600)
-    gone = store.expire_segments(loaded.name, [segment.segment for segment in old])
-    for segment in gone:
-        journal.delete(segment.path)
+    gone = _forget(store, journal, loaded.name, old)
     closed = [one.range for one in store.ranges(loaded.name, state="closed")]
     ranges = store.expire_ranges(loaded.name, closed)
     known = {segment.path for segment in store.segments(loaded.name)}
@@ -52,4 +54,28 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     orphans += sweep_prepared(
         journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )
-    return Expired(len(gone), ranges, len(orphans))
+    return Expired(gone, ranges, len(orphans))
+
+
+def drop_delivered(store: StateStore, journal: Journal, pipeline: str, *, down_to: int) -> None:
+    """Remove the oldest segments that nobody needs until the journal has `down_to` bytes or less.
+
+    Their ranges stay, without their files, until `expire` removes them.
+    """
+    surplus = store.journal_bytes(pipeline) - down_to
+    oldest = []
+    for segment in store.expirable_segments(pipeline, before=math.inf):
+        if surplus <= 0:
+            break
+        oldest.append(segment)
+        surplus -= segment.bytes
+    _forget(store, journal, pipeline, oldest)
+
+
+def _forget(
+    store: StateStore, journal: Journal, pipeline: str, segments: Sequence[SegmentRow]
+) -> int:
+    gone = store.expire_segments(pipeline, [segment.segment for segment in segments])
+    for segment in gone:
+        journal.delete(segment.path)
+    return len(gone)

@@ -5,8 +5,8 @@
     lease thread     renews; looks at `want` and at the pipeline file
     capture thread   log -> segments -> ranges
     deliverers       journal -> prepared messages -> sink, one thread per sink
-    this thread      closes ranges that are due, confirms to the source, has closed ranges
-                     published, and decides when the run ends
+    this thread      closes ranges that are due, confirms to the source, keeps the journal within
+                     its limit, has closed ranges published, and decides when the run ends
 
 The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself
 after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`
@@ -27,10 +27,10 @@ from typing import Protocol
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError, StoreUnavailable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.confirmer import Confirmer
-from deltaforge_dagster.pipeline.deliverer import Deliverer
+from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer, SessionProvider
@@ -45,7 +45,6 @@ from deltaforge_dagster.state.store import StateStore
 
 _LOOK_SECONDS = 0.2
 _PUBLISH_SECONDS = 1.0
-_SINK_GRACE_SECONDS = 10.0
 
 
 class Observer(Protocol):
@@ -57,6 +56,10 @@ class Observer(Protocol):
 
     def publish(self) -> None:
         """Something may be due for publication (`publication.pending`)."""
+        ...
+
+    def warn(self, message: str) -> None:
+        """Something happened that people should know, and that is no error of the run."""
         ...
 
 
@@ -88,12 +91,16 @@ class RunOutcome:
 
     Attributes:
         reason: Why it ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `lease lost`, `capture failed`, or `held elsewhere`.
+            `pipeline file changed`, `journal full`, `lease lost`, `capture failed`, or
+            `held elsewhere`.
         captured: Changes captured.
         delivered: Messages sent, by sink.
         capture_error: Why capture failed or is failing, None when it is well.
         sink_errors: The last error of each sink that is failing.
         behind: For each sink that is behind, the segments it lacks.
+        pauses: How often capture was paused because the journal was full.
+        paused: Why capture was paused at the end, None when it was not.
+        detached: Sinks that get nothing until somebody attaches them again.
     """
 
     reason: str
@@ -104,6 +111,9 @@ class RunOutcome:
     capture_error: str | None = None
     sink_errors: Mapping[str, str] = field(default_factory=dict)
     behind: Mapping[str, int] = field(default_factory=dict)
+    pauses: int = 0
+    paused: str | None = None
+    detached: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -145,8 +155,9 @@ class LiveRun:
         self._quiet_head: Position | None = None
         self._quiet_since = 0.0
         self._lease: HeldLease
+        self._deliveries: Deliveries
+        self._pressure: BackPressure
         self._capture: Capture | None = None
-        self._deliverers: dict[str, Deliverer] = {}
 
     def request_end(self, reason: str = "asked") -> None:
         """Ask the run to close its range and end; safe from any thread or signal handler."""
@@ -194,28 +205,31 @@ class LiveRun:
             None if lease_row is None else lease_row.session_id, self._remember_session
         )
         preparer = Preparer(self._loaded.spec, self._tools.journal, sessions, self._run_id)
-        checkpoints = self._store.checkpoints(self._loaded.name)
         preparations = Preparations(
             preparer,
             self._store,
             self._loaded.name,
             self._engine.deliver.max_bytes,
-            len(checkpoints),
+            len(self._loaded.spec.spec.sinks),
+        )
+        self._deliveries = Deliveries(
+            self._loaded.spec, self._store, self._lease, preparations, self._tools.build_sink
+        )
+        self._pressure = BackPressure(
+            self._loaded.spec,
+            self._store,
+            self._tools.journal,
+            self._lease,
+            close_range=ranges.close,
+            publish=self._observer.publish,
+            detach=self._detach,
+            warn=self._observer.warn,
         )
         ended = "lease lost"
         try:
-            for sink_id, checkpoint in checkpoints.items():
-                self._deliverers[sink_id] = Deliverer(
-                    sink_id=sink_id,
-                    build_sink=lambda sink_id=sink_id: self._tools.build_sink(sink_id),  # type: ignore[misc]
-                    store=self._store,
-                    pipeline=self._loaded.name,
-                    lease=self._lease,
-                    preparations=preparations,
-                    checkpoint=checkpoint,
-                    limits=self._engine.deliver,
-                )
+            self._deliveries.begin()
             if pipeline.want == "running":
+                self._pressure.look(0)
                 self._capture = self._start_capture(pipeline, ranges)
             ended = self._supervise(ranges, goal)
         except LeaseLost:
@@ -223,6 +237,10 @@ class LiveRun:
         finally:
             self._end(ranges, preparations, ended)
         return self._outcome(ended, ranges)
+
+    def _detach(self, sink_id: str, why: str) -> None:
+        self._deliveries.detach(sink_id, why)
+        self._observer.warn(f"sink {sink_id} is {why}")
 
     def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
         """Fix the start position if need be; ask for the head only when it is the run's goal."""
@@ -251,13 +269,10 @@ class LiveRun:
             limits=self._engine.segment,
             start=parse_position(position),
             next_segment=pipeline.next_segment,
-            someone_waits=lambda: any(one.waiting for one in self._deliverers.values()),
-            captured=self._wake_deliverers,
+            someone_waits=lambda: self._deliveries.someone_waits,
+            captured=lambda _segment: self._deliveries.segment_added(),
+            paused=self._pressure.paused is not None,
         )
-
-    def _wake_deliverers(self, _segment: int) -> None:
-        for deliverer in self._deliverers.values():
-            deliverer.segment_added()
 
     def _remember_session(self, session_id: str) -> None:
         self._lease.write(lambda writer: writer.set_session(session_id))
@@ -284,10 +299,14 @@ class LiveRun:
                 ended = self._over(goal)
                 ranges.close_if_due()
                 confirmer.confirm(self._capture)
+                if self._capture is not None:
+                    self._pressure.look(self._capture.segments)
+                    self._capture.pause(self._pressure.paused is not None)
                 if ended is not None:
                     return ended
                 if time.monotonic() - published_at >= _PUBLISH_SECONDS:
                     self._observer.publish()
+                    self._deliveries.begin()
                     published_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
 
@@ -301,20 +320,27 @@ class LiveRun:
             return "max_seconds"
         # Asked before the sinks: what is captured after this is not part of the goal.
         reached = self._until_caught_up and (goal is None or self._reached(goal))
-        if not self._all_delivered_or_failing():
-            return None
+        return self._finished(reached=reached) if self._all_delivered_or_failing() else None
+
+    def _finished(self, *, reached: bool) -> str | None:
+        """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture is not None and self._capture.failed:
             return "capture failed"
         if reached:
             return "caught up"
-        quiet = now - max(self._began, self._moved_at()) >= run.idle_seconds
+        if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
+            return "journal full"
+        quiet = time.monotonic() - self._moved_at() >= self._engine.run.idle_seconds
         return "idle" if quiet and self._source_is_quiet() else None
 
     def _source_is_quiet(self) -> bool:
         """Whether the reader has passed the head that the source had when it fell quiet.
 
         A database that is decoding a long transaction sends nothing for long, and is not idle.
+        While capture is paused there is nothing to wait for.
         """
+        if self._pressure.paused is not None:
+            return True
         if self._quiet_head is None or self._quiet_since != self._moved_at():
             self._quiet_since = self._moved_at()
             self._quiet_head = self._head()
@@ -348,18 +374,13 @@ class LiveRun:
         return goal <= self._capture.position or (passed is not None and goal <= passed)
 
     def _moved_at(self) -> float:
-        moments = [one.moved_at for one in self._deliverers.values()]
-        if self._capture is not None:
-            moments.append(self._capture.moved_at)
-        return max(moments)
+        captured_at = 0.0 if self._capture is None else self._capture.moved_at
+        return max(self._began, captured_at, self._deliveries.moved_at)
 
     def _all_delivered_or_failing(self) -> bool:
         pipeline = self._store.pipeline(self._loaded.name)
         assert pipeline is not None
-        return all(
-            one.error is not None or segments_behind(pipeline, one.checkpoint) == 0
-            for one in self._deliverers.values()
-        )
+        return self._deliveries.behind(pipeline).keys() <= self._deliveries.errors.keys()
 
     def _end(self, ranges: Ranges, preparations: Preparations, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""
@@ -371,10 +392,7 @@ class LiveRun:
         except LeaseLost:
             pass
         finally:
-            for deliverer in self._deliverers.values():
-                deliverer.request_stop()
-            for deliverer in self._deliverers.values():
-                deliverer.join(_SINK_GRACE_SECONDS)
+            self._deliveries.end()
             preparations.close()
         if self._lease.lost.is_set():
             return
@@ -387,21 +405,20 @@ class LiveRun:
         error = None if capture is None else capture.error
         row = self._store.pipeline(self._loaded.name)
         assert row is not None
-        lacking = {
-            sink_id: segments_behind(row, one.checkpoint)
-            for sink_id, one in self._deliverers.items()
-        }
         return RunOutcome(
             reason=reason,
             captured=0 if capture is None else capture.rows,
             segments=0 if capture is None else capture.segments,
             ranges=ranges.closed,
-            delivered={sink_id: one.rows for sink_id, one in self._deliverers.items()},
+            delivered=self._deliveries.sent,
             capture_error=None if error is None else str(error),
-            sink_errors={
-                sink_id: str(one.error)
-                for sink_id, one in self._deliverers.items()
-                if one.error is not None
-            },
-            behind={sink_id: count for sink_id, count in lacking.items() if count},
+            sink_errors=self._deliveries.errors,
+            behind=self._deliveries.behind(row),
+            pauses=self._pressure.pauses,
+            paused=self._pressure.paused,
+            detached=tuple(
+                sink_id
+                for sink_id, one in self._store.checkpoints(self._loaded.name).items()
+                if not one.attached
+            ),
         )

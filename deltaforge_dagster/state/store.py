@@ -18,11 +18,12 @@ from typing import Any, Literal, Self
 from sqlalchemy import func, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state import progress, registration
+from deltaforge_dagster.state import progress, rebuild, registration
 from deltaforge_dagster.state.database import Database, clock, upsert
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.leases import check_lease, lock_lease, take_lease
 from deltaforge_dagster.state.migrate import migrate
+from deltaforge_dagster.state.rebuild import Rebuilt
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     Lease,
@@ -228,9 +229,11 @@ class StateStore:
         found = self.segments(name, first=number, last=number)
         return found[0] if found else None
 
-    def journal_bytes(self, name: str) -> int:
-        """Return the size of all segments that are in the journal."""
-        query = select(func.sum(segments.c.bytes)).where(segments.c.pipeline == name)
+    def journal_bytes(self, name: str, *, after: int = 0) -> int:
+        """Return the size of the journal's segments with a number above `after`: of all."""
+        query = select(func.sum(segments.c.bytes)).where(
+            segments.c.pipeline == name, segments.c.segment > after
+        )
         with self.database.read() as connection:
             return int(connection.execute(query).scalar() or 0)
 
@@ -282,6 +285,25 @@ class StateStore:
         """
         with self.database.write() as connection:
             return registration.attach_sink(connection, name, sink, tail=tail)
+
+    def rebuild_journal(self, name: str, *, accept_loss: bool) -> Rebuilt:
+        """Start the journal afresh at the confirmed position, after files of it were lost.
+
+        The pipeline gets a new uid, its segments and ranges are dropped, and what lies beyond the
+        confirmed position is captured once more, under new numbers. Sinks skip what they have of
+        it. Delete the files of the dropped segments afterwards.
+
+        Args:
+            name: The pipeline.
+            accept_loss: Go on although sinks lack changes from before the confirmed position,
+                which the source may have forgotten; they never get them.
+
+        Raises:
+            NotAllowed: A run holds the lease, there is no such pipeline, nothing was captured
+                yet, or changes would be lost.
+        """
+        with self.database.write() as connection:
+            return rebuild.rebuild_journal(connection, name, accept_loss=accept_loss)
 
     # Publication and retention
 

@@ -23,12 +23,17 @@ class Watcher:
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
         self.ranges: list[int] = []
+        self.warnings: list[str] = []
         self._store = store
         self._pipeline = pipeline
 
     def range_opened(self, number: int) -> None:
         """Remember a range."""
         self.ranges.append(number)
+
+    def warn(self, message: str) -> None:
+        """Remember what people were told."""
+        self.warnings.append(message)
 
     def publish(self) -> None:
         """Mark what is due as published."""

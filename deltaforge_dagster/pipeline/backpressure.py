@@ -1,0 +1,152 @@
+"""Back-pressure: what a run does when the journal has reached `engine.journal.max_bytes`.
+
+Each of these only when the one before it was not enough:
+
+1. The open range is closed and published, and the oldest segments that every attached sink has
+   go at once, whatever `retention_hours` says.
+2. Sinks that the commit policy can do without are *detached* at their checkpoint, the hindmost
+   first, if it is they who hold the journal: what they lack may go, and they get nothing more
+   until somebody attaches them again.
+3. Otherwise sinks that the source has to wait for hold it, and capture pauses. It goes on once
+   the journal is below four fifths of its limit.
+
+The limit is looked at whenever a segment was added, so the journal may exceed it by what is
+captured meanwhile; a single transaction larger than the limit is taken whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.committed import detachable_sinks
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.retention import drop_delivered
+from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.state.store import StateStore
+
+_GO_ON = 0.8
+"""Part of the limit below which a paused capture goes on; what is dropped makes room for so much."""
+
+
+class BackPressure:
+    """Keeps the journal of one run's pipeline within its limit.
+
+    Args:
+        spec: The pipeline.
+        store: Where segments and checkpoints are.
+        journal: Where the files are.
+        lease: The run's lease.
+        close_range: Closes the open range, if there is one, for the given reason.
+        publish: Has what is due published.
+        detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
+        warn: Tells people.
+
+    Attributes:
+        paused: Why capture must read nothing now, None when it may.
+        pauses: How often capture was paused.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        journal: Journal,
+        lease: HeldLease,
+        *,
+        close_range: Callable[[str], None],
+        publish: Callable[[], None],
+        detach: Callable[[str, str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._pipeline = spec.metadata.name
+        self._limit = spec.spec.engine.journal.max_bytes
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+        self._close_range = close_range
+        self._publish = publish
+        self._detach = detach
+        self._warn = warn
+        self._seen: int | None = None
+        row = store.pipeline(self._pipeline)
+        self.paused = None if row is None else row.capture_pause
+        self.pauses = 0
+
+    def look(self, segments: int) -> None:
+        """Do what is needed now; `segments` is how many this run has captured."""
+        if self._seen == segments and self.paused is None:
+            return
+        self._seen = segments
+        if not self._fits():
+            self._close_range("journal full")
+            self._publish()
+            self._drop()
+        if not self._fits():
+            self._detach_holders()
+        if self._fits():
+            self._go_on()
+        elif self.paused is None:
+            self._pause()
+
+    @property
+    def _room(self) -> int:
+        return int(self._limit * _GO_ON)
+
+    def _fits(self) -> bool:
+        size = self._store.journal_bytes(self._pipeline)
+        return size < (self._limit if self.paused is None else self._room)
+
+    def _drop(self) -> None:
+        drop_delivered(self._store, self._journal, self._pipeline, down_to=self._room)
+
+    def _detach_holders(self) -> None:
+        """Detach what can be done without, if that makes room, one sink at a time."""
+        while True:
+            checkpoints = self._store.checkpoints(self._pipeline)
+            free = detachable_sinks(self._spec, checkpoints)
+            needed = [one for one in checkpoints.values() if one.attached and one.sink not in free]
+            attached = [one for one in checkpoints.values() if one.attached]
+            if not free or self._held(attached) < self._room or self._held(needed) >= self._room:
+                return
+            sink = free[0]
+            lacking = self._held([checkpoints[sink]])
+            self._detach(
+                sink,
+                f"detached: the journal is full ({_size(self._limit)}, engine.journal.max_bytes), "
+                f"and {_size(lacking)} of it was kept for this sink, which is not required",
+            )
+            self._drop()
+
+    def _held(self, checkpoints: list[CheckpointRow]) -> int:
+        """Return the bytes of the journal that one of these sinks has yet to get."""
+        if not checkpoints:
+            return 0
+        has = min(one.whole_segment for one in checkpoints)
+        return self._store.journal_bytes(self._pipeline, after=has)
+
+    def _pause(self) -> None:
+        checkpoints = self._store.checkpoints(self._pipeline).values()
+        behind = sorted(
+            (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
+        )
+        holder = f"; sink {behind[0].sink} is the hindmost" if behind else ""
+        why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
+        self._lease.write(lambda writer: writer.set_capture_pause(why))
+        self.paused = why
+        self.pauses += 1
+        self._warn(f"capture is paused: {why}")
+
+    def _go_on(self) -> None:
+        if self.paused is None:
+            return
+        self._lease.write(lambda writer: writer.set_capture_pause(None))
+        self.paused = None
+        self._warn("capture goes on: the journal has room again")
+
+
+def _size(count: int) -> str:
+    """Return bytes for people, in KiB below a MiB."""
+    return f"{count / (1 << 20):,.0f} MiB" if count >= 1 << 20 else f"{count / 1024:,.0f} KiB"

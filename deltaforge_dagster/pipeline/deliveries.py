@@ -1,0 +1,122 @@
+"""The deliverers of one run: one per attached sink, begun, watched and ended together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.deliverer import Deliverer
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.preparations import Preparations
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+_GRACE_SECONDS = 10.0
+"""How long a sink may finish what it is sending when the run ends."""
+
+
+class Deliveries:
+    """The deliverers of one run.
+
+    Args:
+        spec: The pipeline.
+        store: Where checkpoints are.
+        lease: The run's lease.
+        preparations: What they send.
+        build_sink: Makes the sink of the given id.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        lease: HeldLease,
+        preparations: Preparations,
+        build_sink: Callable[[str], Sink],
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._sinks = {sink.config.id for sink in spec.spec.sinks}
+        self._limits = spec.spec.engine.deliver
+        self._store = store
+        self._lease = lease
+        self._preparations = preparations
+        self._build_sink = build_sink
+        self._working: dict[str, Deliverer] = {}
+        self._retired: list[Deliverer] = []
+
+    def begin(self) -> None:
+        """Begin a deliverer for each attached sink that has none, also for one attached lately.
+
+        The deliverer it had before it was detached must have ended: two would mix their order.
+        """
+        busy = {one.sink_id for one in self._retired if one.alive} | self._working.keys()
+        for sink_id, checkpoint in self._store.checkpoints(self._pipeline).items():
+            if sink_id not in self._sinks - busy or not checkpoint.attached:
+                continue
+            self._working[sink_id] = Deliverer(
+                sink_id=sink_id,
+                build_sink=lambda sink_id=sink_id: self._build_sink(sink_id),  # type: ignore[misc]
+                store=self._store,
+                pipeline=self._pipeline,
+                lease=self._lease,
+                preparations=self._preparations,
+                checkpoint=checkpoint,
+                limits=self._limits,
+            )
+
+    def detach(self, sink_id: str, why: str) -> None:
+        """Stop delivering to a sink, also in the middle of a send.
+
+        Raises:
+            LeaseLost: The lease is gone; the sink is as attached as before.
+        """
+        self._lease.write(lambda writer: writer.detach_sink(sink_id, why))
+        deliverer = self._working.pop(sink_id)
+        self._retired.append(deliverer)
+        deliverer.request_stop()
+        deliverer.join(0)
+
+    def segment_added(self) -> None:
+        """Wake everybody: the journal has grown."""
+        for one in list(self._working.values()):
+            one.segment_added()
+
+    def end(self) -> None:
+        """Let the sinks finish what they are sending, and end their threads."""
+        for one in self._working.values():
+            one.request_stop()
+        for one in self._working.values():
+            one.join(_GRACE_SECONDS)
+
+    @property
+    def someone_waits(self) -> bool:
+        """Whether a sink at the journal's end is idle."""
+        return any(one.waiting for one in list(self._working.values()))
+
+    @property
+    def moved_at(self) -> float:
+        """Monotonic time of the last acknowledgement of any sink, 0 when there is no sink."""
+        return max((one.moved_at for one in self._working.values()), default=0.0)
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The last error of each sink that is failing."""
+        return {name: str(one.error) for name, one in self._working.items() if one.error}
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """The messages sent, by sink."""
+        total: Counter[str] = Counter()
+        for one in (*self._retired, *self._working.values()):
+            total[one.sink_id] += one.rows
+        return dict(total)
+
+    def behind(self, pipeline: PipelineRow) -> dict[str, int]:
+        """Return for each sink that is behind how many segments it lacks."""
+        lacking = {
+            name: segments_behind(pipeline, one.checkpoint) for name, one in self._working.items()
+        }
+        return {name: count for name, count in lacking.items() if count}
