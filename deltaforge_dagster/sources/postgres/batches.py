@@ -9,11 +9,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.arrays import (
+    StampNames,
+    coded,
+    id_column,
+    record_batch,
+    text_column,
+)
+from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.json_text import MAX_DEPTH
 from deltaforge_dagster.sources.kernel import Bytes, Longs
-from deltaforge_dagster.sources.postgres.event_ids import ID_SIZE, write_event_ids
+from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
 from deltaforge_dagster.sources.postgres.layout import (
     OP_LETTERS,
     ROW_INDEX,
@@ -49,7 +56,6 @@ _ROOM = 16 << 20
 _MAX_ROOM = (1 << 31) - 1
 """Arrow's string arrays end here."""
 
-_TX_END = CAPTURED.get_field_index("tx_end")
 _IMAGES = ("before", "after", "key")
 
 _UNSUPPORTED = {
@@ -61,11 +67,6 @@ _DAMAGED = {
     BAD_VALUE: "a value that is not of its type's form",
     BAD_TUPLE: "a row that does not follow its format",
 }
-
-
-def with_tx_end(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch of one row as the last change of its transaction."""
-    return batch.set_column(_TX_END, CAPTURED.field(_TX_END), pa.array([True]))
 
 
 class BatchWriter:
@@ -84,7 +85,7 @@ class BatchWriter:
         self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
         self._stack = np.empty(MAX_DEPTH, np.uint8)
         self._report = np.empty(REPORT_WIDTH, np.int64)
-        self._names = _Names(versions)
+        self._names = StampNames()
 
     def write(
         self, source: Bytes, rows: Longs, first: int, last: int, txs: Longs
@@ -159,54 +160,39 @@ class BatchWriter:
         count = last - first
         data = np.empty(count * ID_SIZE, np.uint8)
         write_event_ids(rows, first, last, txs, self._seed, data)
-        ends = np.arange(0, count * ID_SIZE + 1, ID_SIZE, dtype=np.int32)
-        return pa.StringArray.from_buffers(count, _buffer(ends), _buffer(data))
+        return id_column(data)
 
-    def _image(self, text: int, count: int) -> pa.StringArray:
+    def _image(self, text: int, count: int) -> pa.Array[Any]:
         """Copy one of the three texts out of the scratch memory."""
-        ends = np.zeros(count + 1, np.int32)
-        ends[1:] = self._ends[text, :count]
-        valid = self._valid[text, :count]
-        nulls = count - int(np.count_nonzero(valid))
-        if nulls == count:
-            return pa.nulls(count, pa.string())
-        bitmap = _buffer(np.packbits(valid, bitorder="little")) if nulls else None
-        data = self._texts[text][: ends[-1]].copy()
-        return pa.StringArray.from_buffers(count, _buffer(ends), _buffer(data), bitmap, nulls)
+        return text_column(self._texts[text], self._ends[text, :count], self._valid[text, :count])
 
     def _batch(self, rows: Longs, txs: Longs, event_ids: pa.StringArray) -> pa.RecordBatch:
         count = len(rows)
         names = self._names
-        names.update()
+        names.update(self._versions.schemas, self._versions.stamps)
         table = rows[:, ROW_TABLE]
         tx = rows[:, ROW_TX]
         first_tx = int(tx[0])
         xids = pa.array(txs[first_tx : int(tx[-1]) + 1, TX_XID]).cast(pa.string())
         columns = {
-            "op": _coded(rows[:, ROW_OP], self._ops),
+            "op": coded(rows[:, ROW_OP], self._ops),
             "ts_us": pa.array(txs[tx, TX_TS_US]),
-            "db": _coded(np.zeros(count), self._db),
-            "schema": _coded(names.schema_codes[table], names.schemas),
-            "table": _coded(names.table_codes[table], names.tables),
+            "db": coded(np.zeros(count), self._db),
+            "schema": coded(names.schema_codes[table], names.schemas),
+            "table": coded(names.table_codes[table], names.tables),
             "before": self._image(BEFORE, count),
             "after": self._image(AFTER, count),
             "key": self._image(KEY, count),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
-            "tx_id": _coded(tx - first_tx, xids),
+            "tx_id": coded(tx - first_tx, xids),
             "tx_end": pa.array(rows[:, ROW_LAST] == 1),
-            "schema_version": _coded(names.version_codes[table], names.versions),
+            "schema_version": coded(names.version_codes[table], names.versions),
             "schema_sequence": pa.array(names.sequences[table]),
             "event_id": event_ids,
             "raw_payload": pa.array(np.zeros(count, np.bool_)),
         }
-        return pa.RecordBatch.from_arrays(
-            [
-                columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-                for field in CAPTURED
-            ],
-            schema=CAPTURED,
-        )
+        return record_batch(columns, count)
 
 
 def _is_text(batch: pa.RecordBatch) -> bool:
@@ -217,41 +203,6 @@ def _is_text(batch: pa.RecordBatch) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-class _Names:
-    """Arrow dictionaries of the names and stamps of table versions, and each version's codes."""
-
-    def __init__(self, versions: TableVersions) -> None:
-        self._versions = versions
-        self._count = -1
-        self.update()
-
-    def update(self) -> None:
-        """Take in the versions that have come since the last call."""
-        schemas, stamps = self._versions.schemas, self._versions.stamps
-        if len(schemas) == self._count:
-            return
-        self._count = len(schemas)
-        self.schemas, self.schema_codes = _dictionary([s.schema or "" for s in schemas])
-        self.tables, self.table_codes = _dictionary([s.table for s in schemas])
-        self.versions, self.version_codes = _dictionary([s.fingerprint for s in stamps])
-        self.sequences = np.array([s.sequence for s in stamps], np.int64)
-
-
-def _dictionary(values: list[str]) -> tuple[pa.StringArray, npt.NDArray[np.int32]]:
-    """Return the different values, and for each value its place among them."""
-    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    return pa.array(list(codes), pa.string()), np.array([codes[v] for v in values], np.int32)
-
-
-def _coded(codes: npt.NDArray[Any], dictionary: pa.Array[Any]) -> pa.DictionaryArray[Any, Any]:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), dictionary)
-
-
-def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
-    """Hand an array's memory to Arrow, which keeps it alive."""
-    return pa.py_buffer(array.data)
 
 
 def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.positions import LsnPosition, Position, format_lsn
+from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes
-from deltaforge_dagster.sources.postgres.batches import BatchWriter, with_tx_end
-from deltaforge_dagster.sources.postgres.event_ids import id_seed
+from deltaforge_dagster.sources.postgres.batches import BatchWriter
 from deltaforge_dagster.sources.postgres.layout import (
     END,
     IDLE_LSN,

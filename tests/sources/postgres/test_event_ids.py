@@ -4,7 +4,8 @@ import uuid
 
 import numpy as np
 
-from deltaforge_dagster.sources.postgres.event_ids import ID_SIZE, id_seed, write_event_ids
+from deltaforge_dagster.sources.event_ids import ID_SIZE, id_seed
+from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
 from deltaforge_dagster.sources.postgres.layout import ROW_INDEX, ROW_TX, ROW_WIDTH, TX_WIDTH
 
 
