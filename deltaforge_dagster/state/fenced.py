@@ -21,6 +21,7 @@ from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Counts, Lease, NewSegment
+from deltaforge_dagster.state.rows import known_pipeline, position_before
 from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, ranges, segments
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -193,6 +194,8 @@ class FencedWriter:
         ordinal: int,
         complete: bool,
         source_position: str | None,
+        *,
+        exactly_once: bool = False,
     ) -> None:
         """Move a sink's checkpoint to what it has acknowledged, and forget its failures.
 
@@ -202,6 +205,8 @@ class FencedWriter:
             ordinal: See `segment`.
             complete: No row of `segment` is missing.
             source_position: End of the last complete segment; None leaves the stored one.
+            exactly_once: The sink has stored its position under the checkpoint's lineage. Else
+                the lineage ends: what the sink keeps as its position is outdated from now on.
 
         Raises:
             NotAllowed: The checkpoint would go backwards or beyond the journal, or there is no
@@ -227,10 +232,61 @@ class FencedWriter:
             "next_attempt_at": 0.0,
             "last_error": None,
             "updated_at": clock(),
+            "overrules": not exactly_once,
         }
+        if not exactly_once:
+            moved["lineage"] = None
         if source_position is not None:
             moved["source_position"] = source_position
         self._update_checkpoint(sink, moved)
+
+    def set_lineage(self, sink: str, lineage: str) -> None:
+        """Begin a lineage, under which the sink's own position will count; no other one does."""
+        self._checkpoint(sink)
+        self._update_checkpoint(sink, {"lineage": lineage, "overrules": True})
+
+    def resume_at(
+        self,
+        sink: str,
+        segment: int,
+        ordinal: int,
+        complete: bool,
+        *,
+        notice: str | None,
+    ) -> None:
+        """Let a sink go on after a place that its own position tells, wherever that is.
+
+        A pending skip is done with that, and the checkpoint overrules other positions.
+
+        Args:
+            sink: The sink's id.
+            segment: Everything up to (`segment`, `ordinal`) has arrived.
+            ordinal: See `segment`.
+            complete: No row of `segment` is missing.
+            notice: What people should hear of; None leaves what is there.
+
+        Raises:
+            NotAllowed: What follows is not in the journal, or there is no such sink.
+        """
+        self._checkpoint(sink)
+        pipeline = known_pipeline(self._connection, self._lease.pipeline)
+        position = position_before(self._connection, pipeline, segment + 1 if complete else segment)
+        moved: dict[str, Any] = {
+            "segment": segment,
+            "ordinal": ordinal,
+            "complete": complete,
+            "source_position": position,
+            "overrules": True,
+            "skip": None,
+            "updated_at": clock(),
+        }
+        if notice is not None:
+            moved["notice"] = notice[:_ERROR_LENGTH]
+        self._update_checkpoint(sink, moved)
+
+    def clear_notice(self, sink: str) -> None:
+        """Forget what people should hear of a sink."""
+        self._update_checkpoint(sink, {"notice": None})
 
     def sink_failed(self, sink: str, error_text: str, next_attempt_at: float) -> None:
         """Count a failure of a sink and when to try again, seconds by the database's clock.

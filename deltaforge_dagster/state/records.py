@@ -126,6 +126,12 @@ class CheckpointRow:
     `source_position` is the end of the last complete segment. The sink was given every segment
     from `first_segment` on (a sink added later, or reset forward, lacks what lies before). While
     `state` is `detached` nothing is sent to it, and nothing waits or is kept for it.
+
+    A sink that delivers exactly once keeps a position of its own, which carries the `lineage`
+    under which it was sent: the random id of an unbroken series of such deliveries. It is None
+    before the first of them, and again after a reset or a delivery at least once. While the
+    checkpoint `overrules`, a position of another lineage in the sink means nothing: the checkpoint
+    was set by hand, or moved past it, and nothing has been delivered under its lineage yet.
     """
 
     sink: str
@@ -139,6 +145,12 @@ class CheckpointRow:
     updated_at: float
     first_segment: int
     state: Attachment = "attached"
+    lineage: str | None = None
+    overrules: bool = False
+    skip: str | None = None
+    """The sink has every segment that ends at or before this position, beyond the checkpoint too."""
+    notice: str | None = None
+    """What people should hear of although the sink goes on: data that it had lost."""
 
     @property
     def attached(self) -> bool:

@@ -12,7 +12,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database import clock, upsert
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
-from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
+from deltaforge_dagster.state.rows import known_pipeline, position_before, read_checkpoints
 from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, segments
 
 
@@ -35,6 +35,7 @@ def register_pipeline(
                 sink=sink,
                 state="attached",
                 first_segment=resume,
+                overrules=False,  # a position in the sink may be of an earlier state store
                 **_standing(resume - 1, -1, True, position),
             )
         )
@@ -58,7 +59,7 @@ def reset_checkpoint(
     if before is None:
         raise NotAllowed(f"pipeline {name!r} has no sink {sink!r}")
     pipeline = known_pipeline(connection, name)
-    position = _position_before(connection, pipeline, segment + 1 if complete else segment)
+    position = position_before(connection, pipeline, segment + 1 if complete else segment)
     whole_from = segment + 1 if complete or ordinal >= 0 else segment
     skips = (segment, complete, ordinal) > (before.segment, before.complete, before.ordinal)
     connection.execute(
@@ -66,6 +67,7 @@ def reset_checkpoint(
         .where(checkpoints.c.pipeline == name, checkpoints.c.sink == sink)
         .values(
             first_segment=whole_from if skips else min(whole_from, before.first_segment),
+            overrules=True,
             **_standing(segment, ordinal, complete, position),
         )
     )
@@ -84,8 +86,11 @@ def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> 
     values: dict[str, Any] = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
     if tail:
         goes_on = pipeline.next_segment
-        position = _position_before(connection, pipeline, goes_on)
-        values = _standing(goes_on - 1, -1, True, position) | {"first_segment": goes_on}
+        position = position_before(connection, pipeline, goes_on)
+        values = _standing(goes_on - 1, -1, True, position) | {
+            "first_segment": goes_on,
+            "overrules": True,
+        }
     else:
         _check_in_journal(connection, pipeline, row)
     connection.execute(
@@ -101,7 +106,7 @@ def _check_in_journal(
 ) -> None:
     goes_on = checkpoint.whole_segment + 1
     try:
-        _position_before(connection, pipeline, goes_on)
+        position_before(connection, pipeline, goes_on)
     except NotAllowed:
         raise NotAllowed(
             f"pipeline {pipeline.name!r}: segment {goes_on}, with which sink {checkpoint.sink!r} "
@@ -142,6 +147,9 @@ def _standing(segment: int, ordinal: int, complete: bool, position: str | None) 
         "next_attempt_at": 0.0,
         "last_error": None,
         "updated_at": clock(),
+        "lineage": None,
+        "skip": None,
+        "notice": None,
     }
 
 
@@ -155,24 +163,4 @@ def _minimum_resume_point(
         return last.segment + 1 if last.complete else last.segment, last.source_position
     query = select(func.min(segments.c.segment)).where(segments.c.pipeline == pipeline.name)
     first = connection.execute(query).scalar() or pipeline.next_segment
-    return first, _position_before(connection, pipeline, first)
-
-
-def _position_before(connection: Connection, pipeline: PipelineRow, segment: int) -> str | None:
-    """Return where `segment` starts in the source's log.
-
-    Raises:
-        NotAllowed: It is neither in the journal nor the next one to be captured.
-    """
-    if segment == pipeline.next_segment:
-        return pipeline.captured_position or pipeline.start_position
-    query = select(segments.c.start_position).where(
-        segments.c.pipeline == pipeline.name, segments.c.segment == segment
-    )
-    position = connection.execute(query).scalar()
-    if position is None:
-        raise NotAllowed(
-            f"pipeline {pipeline.name!r}: segment {segment}, with which delivery would go on, is "
-            f"not in the journal (the next one to be captured is {pipeline.next_segment})"
-        )
-    return str(position)
+    return first, position_before(connection, pipeline, first)

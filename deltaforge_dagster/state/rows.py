@@ -76,3 +76,23 @@ def between(
     if last is not None:
         conditions.append(numbers <= last)
     return conditions
+
+
+def position_before(connection: Connection, pipeline: PipelineRow, segment: int) -> str | None:
+    """Return where `segment` starts in the source's log.
+
+    Raises:
+        NotAllowed: It is neither in the journal nor the next one to be captured.
+    """
+    if segment == pipeline.next_segment:
+        return pipeline.captured_position or pipeline.start_position
+    query = select(segments.c.start_position).where(
+        segments.c.pipeline == pipeline.name, segments.c.segment == segment
+    )
+    position = connection.execute(query).scalar()
+    if position is None:
+        raise NotAllowed(
+            f"pipeline {pipeline.name!r}: segment {segment}, with which delivery would go on, is "
+            f"not in the journal (the next one to be captured is {pipeline.next_segment})"
+        )
+    return str(position)

@@ -131,6 +131,10 @@ checkpoints = Table(
     Column("next_attempt_at", Double, nullable=False),
     Column("last_error", Text),
     Column("updated_at", Double, nullable=False),
+    Column("lineage", Text),
+    Column("overrules", Boolean, nullable=False),
+    Column("skip", Text),
+    Column("notice", Text),
 )
 
 published = Table(

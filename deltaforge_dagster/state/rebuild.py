@@ -1,0 +1,112 @@
+"""Starting a pipeline's journal afresh, after files of it were lost.
+
+The source keeps its log from the confirmed position on, so what a sink lacks beyond that position
+can be captured once more. The journal gets a new uid and no segment of the old one; numbers of
+segments and ranges go on, since none is ever used again. What a sink has beyond the confirmed
+position will be captured again, too, and is skipped then: its checkpoint's source position says
+how far, or the sink's own position where it keeps one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+from sqlalchemy import Connection, delete, select, update
+
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
+from deltaforge_dagster.state.tables import checkpoints, pipelines, published, ranges, segments
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A journal that was started afresh.
+
+    Attributes:
+        position: Where capture goes on, JSON text.
+        paths: Files of the segments that were dropped.
+        ranges: How many ranges were dropped.
+        lossy: Sinks that will never get changes which they lack.
+        detached: Sinks that stay detached, and can be attached at the journal's tail only.
+    """
+
+    position: str
+    paths: list[str]
+    ranges: int
+    lossy: list[str]
+    detached: list[str]
+
+
+def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> Rebuilt:
+    """Drop the journal and let capture go on at the confirmed position (`StateStore`)."""
+    held = lock_lease(connection, name)
+    if held.live:
+        raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then rebuild")
+    pipeline = known_pipeline(connection, name)
+    position = pipeline.confirmed_position or pipeline.start_position
+    if position is None:
+        raise NotAllowed(f"pipeline {name!r} has captured nothing yet; there is no journal")
+    sinks = read_checkpoints(connection, name)
+    lossy = sorted(
+        sink for sink, one in sinks.items() if one.attached and _lacks(pipeline, one, position)
+    )
+    if lossy and not accept_loss:
+        raise NotAllowed(
+            f"pipeline {name!r}: sinks {', '.join(lossy)} lack changes that the source was told it "
+            f"may forget (before {position}); if their segment files cannot be brought back, "
+            "--accept-loss goes on without these changes"
+        )
+    paths = list(
+        connection.execute(select(segments.c.path).where(segments.c.pipeline == name)).scalars()
+    )
+    dropped = connection.execute(delete(ranges).where(ranges.c.pipeline == name)).rowcount
+    for table in (segments, published):
+        connection.execute(delete(table).where(table.c.pipeline == name))
+    connection.execute(
+        update(pipelines)
+        .where(pipelines.c.name == name)
+        .values(uid=uuid4().hex, captured_position=position, probe_after=0.0, probe_wait=0.0)
+    )
+    for one in sinks.values():
+        if one.attached:
+            _start_afresh(connection, pipeline, one)
+    detached = sorted(sink for sink, one in sinks.items() if not one.attached)
+    return Rebuilt(position, paths, dropped, lossy, detached)
+
+
+def _lacks(pipeline: PipelineRow, checkpoint: CheckpointRow, position: str) -> bool:
+    """Say whether a sink lacks changes from before a position."""
+    if checkpoint.whole_segment >= pipeline.next_segment - 1:
+        return False  # it has all that was captured; beyond that only empty log was confirmed
+    if checkpoint.source_position is None:
+        return True
+    reached: Position = parse_position(checkpoint.source_position)
+    confirmed: Position = parse_position(position)
+    return reached < confirmed
+
+
+def _start_afresh(connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow) -> None:
+    """Let a sink go on with the next segment, less what it already has of it.
+
+    The source position stays: it is what the sink surely has, whatever a position of its own says.
+    """
+    connection.execute(
+        update(checkpoints)
+        .where(checkpoints.c.pipeline == pipeline.name, checkpoints.c.sink == checkpoint.sink)
+        .values(
+            segment=pipeline.next_segment - 1,
+            ordinal=-1,
+            complete=True,
+            first_segment=pipeline.next_segment,
+            skip=checkpoint.source_position,
+            failures=0,
+            next_attempt_at=0.0,
+            last_error=None,
+            updated_at=clock(),
+        )
+    )
