@@ -38,6 +38,7 @@ def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:
             {name: value.get_secret_value() for name, value in config.client_conf.items()},
             send_timeout=config.send_timeout_secs,
             lease_seconds=run.lease_seconds - run.renew_seconds,
+            transactional_id=f"deltaforge-{pipeline}-{config.id}" if config.exactly_once else None,
         )
     if isinstance(config, model.FileConfig):
         return FileSink(config.id, compile_template(config.path))

@@ -19,11 +19,12 @@ Order through failures, the reason for most settings below:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -83,6 +84,9 @@ class _Log:
         logger.log(min(level, logging.INFO), text, *args)
 
 
+LOG = cast("logging.Logger", _Log())
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to reach a cluster.
@@ -112,6 +116,7 @@ class Settings:
             **self.client_conf,
             **_OWN,
         }
+        properties.pop("transactional.id", None)
         if transactional_id is not None:
             properties["transactional.id"] = transactional_id
         # The second name is an alias of the first.
@@ -125,12 +130,39 @@ class Settings:
         properties["message.timeout.ms"] = str(int(min(limits)))
         return properties
 
+    def connection(self) -> dict[str, str | int | float | bool]:
+        """Return the properties of a client that only asks."""
+        conf = {**self.client_conf, "enable.idempotence": "false"}
+        conf.pop("transactional.id", None)
+        return {
+            "bootstrap.servers": self.brokers,
+            "client.id": f"deltaforge-{self.sink_id}",
+            **conf,
+        }
+
+    def transaction_seconds(self, transactional_id: str) -> float:
+        """Return how long a transaction may last."""
+        name = "transaction.timeout.ms"
+        return _number(self.sink_id, name, self.properties(transactional_id)[name]) / 1000
+
 
 def _number(sink_id: str, name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise SpecError(f"sink {sink_id}: client_conf: {name} must be a whole number") from None
+
+
+_CONSEQUENCES = frozenset(
+    [
+        KafkaError._FATAL,  # noqa: SLF001
+        KafkaError._GAPLESS_GUARANTEE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+        KafkaError._STATE,  # noqa: SLF001
+    ]
+)
+"""Codes of what only follows from an error that has another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +188,8 @@ class Client:
         producer: The library's.
         where: Beginning of messages about it.
         stopped: Set to end every wait.
+        timed_out: A message ran out of time on its way; a new producer could be overtaken by it.
+        spent: It can send nothing more.
     """
 
     def __init__(self, settings: Settings, transactional_id: str | None = None) -> None:
@@ -168,8 +202,9 @@ class Client:
         self._connect_seconds = settings.send_timeout
         self._trouble: KafkaError | None = None
         self._refusals: list[Refusal] = []
+        self._fatal: KafkaError | None = None
         self._known_topics: set[str] = set()
-        self._fatal = False
+        self.spent = False
         self.timed_out = False
         options: dict[str, Any] = {
             **properties,
@@ -178,7 +213,7 @@ class Client:
             "on_delivery": self._on_delivery,
         }
         try:
-            self.producer = Producer(options, logger=_Log())
+            self.producer = Producer(options, logger=LOG)
         except KafkaException as error:
             raise SpecError(
                 f"sink {settings.sink_id}: client_conf: "
@@ -188,7 +223,7 @@ class Client:
     @property
     def usable(self) -> bool:
         """Whether it can go on: nothing fatal happened, and nothing is on its way."""
-        return not self._fatal and not len(self.producer)
+        return not self.spent and not len(self.producer)
 
     def connect(self) -> None:
         """Wait until a broker answers.
@@ -200,12 +235,13 @@ class Client:
         deadline = time.monotonic() + self._connect_seconds
         while time.monotonic() < deadline:
             self.raise_when_stopped()
-            if self.producer.cluster_id(timeout=_SLICE):
-                return
-            self.producer.poll(0)
+            with contextlib.suppress(KafkaException):  # not yet
+                if self.producer.cluster_id(timeout=_SLICE):
+                    return
+            self.serve()
             if self._trouble is not None and is_auth(self._trouble):
                 break
-        raise self._unreachable()
+        raise self._unreachable(f"no answer within {self._connect_seconds:g} s")
 
     def check_topic(self, topic: str) -> None:
         """See that a topic exists, before the first message to it.
@@ -224,8 +260,8 @@ class Client:
             try:
                 error = self.producer.list_topics(topic, timeout=self._seconds).topics[topic].error
             except KafkaException as exception:
-                self.producer.poll(0)
-                raise self._unreachable(error_of(exception)) from None
+                self.serve()
+                raise self._unreachable(error_of(exception).str()) from None
             if error is None:
                 self._known_topics.add(topic)
                 return
@@ -255,6 +291,7 @@ class Client:
             Exception: What `guard` raised.
         """
         self._refusals.clear()
+        self._trouble = None
         try:
             _produce(self.producer, rows, replay)
             in_time = self._wait(guard)
@@ -263,16 +300,32 @@ class Client:
             in_time = True
         except BaseException:
             self.producer.purge()
-            self._fatal = True
+            self.spent = True
             raise
         if in_time and not self._refusals:
             return None
         self._settle()
         if in_time:
-            return max(self._refusals, key=_tells_most)
-        raise SinkUnavailable(
-            f"{self.where}: not acknowledged within {self._seconds:g} s{self._because()}"
-        )
+            self.spent = True
+            return self._reason(max(self._refusals, key=_tells_most))
+        raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
+
+    def serve(self) -> None:
+        """Learn what happened meanwhile."""
+        self.producer.poll(0)
+
+    def failure(self, error: KafkaError) -> DeltaforgeError:
+        """Return our error for one that a call gave, or for the fatal one behind it."""
+        if self._fatal is not None and error.code() in _CONSEQUENCES:
+            return translated(self.where, self._fatal)
+        if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+            return self._unreachable(error.str())
+        return translated(self.where, error)
+
+    def _reason(self, refusal: Refusal) -> Refusal:
+        if self._fatal is not None and refusal.error.code() in _CONSEQUENCES:
+            return replace(refusal, error=self._fatal)
+        return refusal
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for acknowledgements, or the first refusal; False when the time is over."""
@@ -304,37 +357,31 @@ class Client:
             if self.stopped.is_set() or time.monotonic() > deadline:
                 self.producer.purge()
                 break
+        self.serve()
 
-    def _unreachable(self, error: KafkaError | None = None) -> DeltaforgeError:
-        if self._trouble is not None and is_auth(self._trouble):
+    def _unreachable(self, text: str) -> DeltaforgeError:
+        if self._trouble is None:
+            return SinkUnavailable(f"{self.where}: {text}")
+        if is_auth(self._trouble):
             return translated(self.where, self._trouble)
-        said = f": {error.str()}" if error else f": no answer within {self._connect_seconds:g} s"
-        return SinkUnavailable(f"{self.where}{said}{self._because()}")
-
-    def _because(self) -> str:
-        return f" ({self._trouble.str()})" if self._trouble is not None else ""
+        return SinkUnavailable(f"{self.where}: {text} ({self._trouble.str()})")
 
     def _on_error(self, error: KafkaError) -> None:
-        self._fatal = self._fatal or error.fatal()
+        if error.fatal():
+            self.spent, self._fatal = True, error
         # "All brokers down" says less than what came before it.
         if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._trouble = error
 
     def _on_delivery(self, error: KafkaError, message: Message) -> None:
-        self._fatal = self._fatal or error.fatal()
+        self.spent |= error.fatal()
         self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         self._refusals.append(Refusal(error, message.topic() or "", message.value() or b""))
 
 
 def _tells_most(refusal: Refusal) -> tuple[bool, int]:
     """Order refusals: those about the message itself, not those of what was behind it; by size."""
-    consequence = refusal.error.code() in {
-        KafkaError._FATAL,  # noqa: SLF001
-        KafkaError._GAPLESS_GUARANTEE,  # noqa: SLF001
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001
-    }
-    return not consequence, len(refusal.value)
+    return refusal.error.code() not in _CONSEQUENCES, len(refusal.value)
 
 
 def _without_values(text: str, client_conf: Mapping[str, str]) -> str:

@@ -1,0 +1,201 @@
+"""Kafka's transactions of one sink: messages and the sink's own position, together or not at all.
+
+The position is kept where consumers keep theirs: as the metadata of a committed offset ("Kafka
+protocol guide", `TxnOffsetCommit`), in a group that is named like the transactional id, for
+partition 0 of the first topic that the transaction writes. Nobody consumes in that group, so the
+offset's number is free: it counts the transactions, and the highest one among all topics is the
+newest position. Brokers forget it after `offsets.retention.minutes` (7 days) without a
+transaction, and with its topic.
+
+Taking over (`init_transactions`, KIP-98) ends what another producer with the same transactional id
+was doing: its open transaction is aborted, one that was being committed is finished, and whatever it
+still sends is refused. Only then is the position read, so it says for good what has arrived, also
+after a commit whose outcome nobody heard.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+import zlib
+from collections.abc import Callable
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from deltaforge_dagster.errors import SinkRejected
+from deltaforge_dagster.sinks.base import SinkPosition
+from deltaforge_dagster.sinks.kafka_client import LOG, Client, Settings
+from deltaforge_dagster.sinks.kafka_errors import error_of, translated
+
+_SLICE = 0.5
+_ABORT_SECONDS = 10.0
+
+_PLAIN_TEXT = 2_000
+"""Bytes up to which a position is stored as readable text. Brokers take 4,096
+(`offset.metadata.max.bytes`); longer ones, of sources with many GTIDs, are compressed."""
+
+_PART = 4
+"""A transaction is committed before it has lasted this part of its timeout."""
+
+
+class Transactions:
+    """The producer of a sink's transactions, and the position they keep.
+
+    Args:
+        settings: Where to send.
+        name: Transactional id, and name of the group that keeps the position.
+
+    Attributes:
+        client: The producer; it can send once `take_over` was called.
+    """
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.client = Client(settings, name)
+        self._settings = settings
+        self._name = name
+        self._seconds = settings.send_timeout
+        self._transaction_seconds = settings.transaction_seconds(name)
+        self._group = Consumer({"group.id": name}, logger=LOG).consumer_group_metadata()
+        self._newest: TopicPartition | None = None
+        self._count = 0
+        self._ours = False
+        self._topic: str | None = None
+        self._begun_at = 0.0
+
+    def take_over(self) -> None:
+        """End what any other sender does under our name, then read the position; once.
+
+        Raises:
+            SinkUnavailable: No broker answers in time.
+            PermissionMissing: An ACL is missing.
+        """
+        if self._ours:
+            return
+        self._patiently(self.client.producer.init_transactions)
+        self._newest = self._read()
+        self._count = self._newest.offset if self._newest else 0
+        self._ours = True
+
+    def position(self) -> SinkPosition | None:
+        """Return the position as read or stored last.
+
+        Raises:
+            SinkRejected: Something else stands in its place.
+        """
+        newest = self._newest
+        if newest is None:
+            return None
+        try:
+            return SinkPosition.from_json(_unpacked(newest.metadata or ""))
+        except SinkRejected as error:
+            raise SinkRejected(
+                f"{self.client.where}: offset of group {self._name!r} for topic {newest.topic!r}: "
+                f"{error}; if nothing else needs it, delete it (kafka-consumer-groups "
+                "--delete-offsets): the checkpoint counts then"
+            ) from None
+
+    def begin(self, topic: str) -> None:
+        """Begin a transaction, whose first message goes to `topic`; nothing if one has begun."""
+        if self._topic is None:
+            self._call(self.client.producer.begin_transaction)
+            self._topic = topic
+            self._begun_at = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether the transaction has lasted so long that it should be committed."""
+        return time.monotonic() - self._begun_at > self._transaction_seconds / _PART
+
+    def commit(self, position: SinkPosition) -> None:
+        """Commit the transaction together with `position`.
+
+        Raises:
+            SinkUnavailable: The outcome is not known; whoever takes over next will see.
+            PositionMoved: Another sender has taken over; nothing of the transaction counts.
+            SinkRejected: The brokers do not take so large a position.
+        """
+        assert self._topic is not None
+        text = _packed(position.to_json())
+        stored = TopicPartition(self._topic, 0, self._count + 1, text)
+        producer = self.client.producer
+        try:
+            self._patiently(
+                lambda seconds: producer.send_offsets_to_transaction([stored], self._group, seconds)
+            )
+        except SinkRejected as error:
+            raise SinkRejected(
+                f"{error}: the position of the pipeline is {len(text)} bytes long; "
+                "raise the brokers' offset.metadata.max.bytes"
+            ) from None
+        self._patiently(producer.commit_transaction)
+        self._newest, self._count, self._topic = stored, stored.offset, None
+
+    def abort(self) -> None:
+        """Give the transaction up, as far as a broker answers; then a new producer is needed."""
+        self.client.spent = True
+        if self._topic is not None:
+            stopped = self.client.stopped.is_set()
+            with contextlib.suppress(KafkaException):
+                self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
+
+    def _read(self) -> TopicPartition | None:
+        admin = AdminClient(self._settings.connection(), logger=LOG)
+        groups = [ConsumerGroupTopicPartitions(self._name)]
+        found: list[TopicPartition] = []
+
+        def ask(seconds: float) -> None:
+            asked = admin.list_consumer_group_offsets(
+                groups, require_stable=True, request_timeout=max(seconds, 5.0)
+            )
+            found.extend(asked[self._name].result().topic_partitions)
+
+        self._patiently(ask)
+        for one in found:
+            if one.error is not None:
+                raise translated(f"{self.client.where}: group {self._name!r}", one.error)
+        held = [one for one in found if one.partition == 0 and one.offset >= 0]
+        return max(held, key=lambda one: one.offset, default=None)
+
+    def _patiently(self, call: Callable[[float], object]) -> None:
+        """Call until it succeeds, as long as only time is missing; look at `stopped` meanwhile."""
+        deadline = time.monotonic() + self._seconds
+        while True:
+            self.client.raise_when_stopped()
+            try:
+                call(_SLICE)
+            except KafkaException as exception:
+                error = error_of(exception)
+                self.client.serve()
+                if not error.retriable() or time.monotonic() > deadline:
+                    raise self.client.failure(error) from None
+            else:
+                return
+
+    def _call(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except KafkaException as exception:
+            self.client.serve()
+            raise self.client.failure(error_of(exception)) from None
+
+
+def _packed(text: str) -> str:
+    if len(text) <= _PLAIN_TEXT:
+        return text
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _unpacked(text: str) -> str:
+    if text.startswith("{"):
+        return text
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True)).decode()
+    except (ValueError, zlib.error):
+        return text
