@@ -60,6 +60,10 @@ check: venv  ## Format, lint, types, layers, definitions load, unit tests (no ne
 test: venv  ## All tests; servers come from the environment, the machine or packages
 	$(RUN)/pytest $(ARGS)
 
+.PHONY: soak
+soak: venv  ## Kill runs at random, fifty times for each source, sink and guarantee; options in ARGS="..."
+	$(RUN)/pytest tests/kills -m soak -s $(ARGS)
+
 .PHONY: demo
 demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."
 	@$(RUN)/deltaforge demo $(ARGS)

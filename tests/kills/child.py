@@ -1,0 +1,99 @@
+"""The run's own code in a child process, made to be killed.
+
+Children are forked from a server process that has imported everything and has machine code for
+the kernels, so that one starts in a moment. Each is a process of its own with threads, connections
+and files of its own, and SIGKILL ends it as it would end a Dagster run's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.publication import pending
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.state.store import StateStore
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pytest", "tests.kills.preload"])
+
+
+class Publisher:
+    """Publishes as Dagster does: the event first, here a line of a file, then the row."""
+
+    def __init__(self, store: StateStore, pipeline: str, events: Path) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._events = events
+
+    def range_opened(self, number: int) -> None:
+        """Nobody is told."""
+
+    def warn(self, message: str) -> None:
+        """Nobody is told."""
+
+    def publish(self) -> None:
+        """Publish what is due."""
+        for one in pending(self._store, self._pipeline):
+            with self._events.open("a") as file:
+                file.write(f"{one.range} {one.asset}\n")
+            failpoint("range-published")
+            self._store.mark_published(self._pipeline, one.range, one.asset)
+
+
+def start(
+    pipeline: Path, environment: Mapping[str, str], run_id: str, *, until_caught_up: bool = False
+) -> ForkServerProcess:
+    """Start a run; its outcome, or `{"error": ...}`, will be in `<run id>.json` beside the file."""
+    process = CONTEXT.Process(
+        target=_execute, args=(pipeline, dict(environment), run_id, until_caught_up), name=run_id
+    )
+    process.start()
+    return process
+
+
+def _execute(
+    pipeline: Path, environment: dict[str, str], run_id: str, until_caught_up: bool
+) -> None:
+    os.environ.update(environment)
+    report = pipeline.with_name(f"{run_id}.json")
+    try:
+        outcome = dataclasses.asdict(_work(pipeline, run_id, until_caught_up))
+    except DeltaforgeError as error:
+        outcome = {"error": str(error)}
+    except BaseException:
+        report.write_text(json.dumps({"broken": traceback.format_exc()}))
+        raise
+    report.write_text(json.dumps(outcome))
+
+
+def _work(pipeline: Path, run_id: str, until_caught_up: bool) -> RunOutcome:
+    loaded = load_pipeline(pipeline)
+    with Platform(Settings.from_env()).open() as opened:
+        while True:
+            run = LiveRun(
+                loaded,
+                build_tools(opened, loaded),
+                run_id,
+                Publisher(opened.store, loaded.name, pipeline.with_suffix(".published")),
+                until_caught_up=until_caught_up,
+            )
+            signal.signal(signal.SIGTERM, lambda *_, run=run: run.request_end())
+            outcome = run.execute()
+            if outcome.held:
+                return outcome
+            time.sleep(0.1)  # the lease of the one before has not expired yet

@@ -1,0 +1,62 @@
+"""Campaigns over real servers, one Spark server for all their runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fix_redis import StartRedis
+from tests.fix_spark import SparkAddress
+from tests.kills.campaign import Campaign
+from tests.kills.ends import Database, Destination, PostgresDatabase, RedisDestination
+
+Ends = tuple[Database, Destination]
+
+
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> Ends:
+    """A source and a sink, by their names: `postgres-redis`."""
+    source, _, sink = request.param.partition("-")
+    return request.getfixturevalue(f"{source}_end"), request.getfixturevalue(f"{sink}_end")
+
+
+@pytest.fixture
+def exactly_once(request: pytest.FixtureRequest) -> bool:
+    """Whether the sink keeps its own position."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def postgres_end(postgres_dsn: str) -> Iterator[PostgresDatabase]:
+    """A database of the session's server."""
+    database = PostgresDatabase(postgres_dsn)
+    yield database
+    database.drop_slot()
+
+
+@pytest.fixture
+def redis_end(start_redis: StartRedis) -> Iterator[RedisDestination]:
+    """A stream of a server of the test's own."""
+    destination = RedisDestination(start_redis({"appendonly": "no"}).uri)
+    yield destination
+    destination.close()
+
+
+@pytest.fixture
+def make_campaign(
+    ends: Ends, exactly_once: bool, tmp_path: Path, spark_server: SparkAddress
+) -> Iterator[Callable[..., Campaign]]:
+    """Make a campaign; its runs are ended afterwards."""
+    made: list[Campaign] = []
+
+    def make(*, spark_remote: str | None = spark_server.remote) -> Campaign:
+        seed = random.SystemRandom().randrange(1 << 32)
+        made.append(Campaign(tmp_path, *ends, exactly_once, spark_remote, seed))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,58 @@
+"""Runs are killed at every step and at random, under load: what the sink must and must not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deltaforge_dagster.pipeline.failpoints import FAILPOINTS
+from tests.kills.campaign import Campaign
+
+MakeCampaign = Callable[..., Campaign]
+
+POSTGRES_TO_REDIS = pytest.param(
+    "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
+)
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.parametrize("ends", [POSTGRES_TO_REDIS], indirect=True),
+    pytest.mark.parametrize(
+        "exactly_once", [False, True], ids=["at-least-once", "exactly-once"], indirect=True
+    ),
+]
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_every_step(make_campaign: MakeCampaign) -> None:
+    """Everything arrives, in order; what repeats is what was sent since the last checkpoint.
+
+    With exactly once nothing repeats. PostgreSQL forgets nothing that the sink does not have.
+    """
+    campaign = make_campaign()
+    steps = list(FAILPOINTS)
+    campaign.rng.shuffle(steps)
+    with campaign.under_load():
+        for step in steps:
+            campaign.kill_at(f"{step}:{campaign.rng.randint(1, 4)}")
+        for _ in range(3):
+            campaign.kill_at_random()
+    campaign.catch_up()
+
+    verdict = campaign.check()
+    print(f"{verdict}\n{campaign.report()}")  # noqa: T201 - what pytest -s and a failure show
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_killed_fifty_times(make_campaign: MakeCampaign) -> None:
+    """The same for fifty kills at random moments."""
+    campaign = make_campaign()
+    with campaign.under_load():
+        for _ in range(50):
+            campaign.kill_at_random()
+    campaign.catch_up()
+
+    verdict = campaign.check()
+    print(f"{verdict}\n{campaign.report()}")  # noqa: T201 - what pytest -s and a failure show

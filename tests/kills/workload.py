@@ -1,0 +1,195 @@
+"""Inserts, updates and deletes on a real database, and what must arrive because of them.
+
+Every row has a version, which its key counts up for ever, also through deletes; so a change is
+known by its key, op and version. A delete has the version of the row that it removed. Each writer
+has keys of its own, and its transactions range from one row to all of its rows at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+TABLE = "CREATE TABLE items (id bigint PRIMARY KEY, version bigint NOT NULL, body text)"
+LEDGER = "CREATE TABLE ledger (tx bigint PRIMARY KEY)"
+
+KEYS = 600
+"""Keys of one writer."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Change:
+    """One change of one row."""
+
+    key: int
+    version: int
+    op: str
+
+
+class Connection(Protocol):
+    """What a writer needs of a database."""
+
+    def transaction(self, statements: Sequence[str]) -> None:
+        """Run statements in one transaction, durable when this returns; connects if need be.
+
+        Raises:
+            ConnectionError: It is not known whether the transaction was committed.
+        """
+        ...
+
+    def count(self, query: str) -> int:
+        """Return the number that a query selects; connects if need be.
+
+        Raises:
+            ConnectionError: The server cannot be reached.
+        """
+        ...
+
+    def log_end(self) -> int:
+        """Return a place in the log that every committed change lies before."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A transaction that is durable: its changes, and a place in the log behind it."""
+
+    changes: tuple[Change, ...]
+    log_end: int
+
+
+@dataclass
+class Workload:
+    """Writers at work, each in a thread of its own."""
+
+    connections: Sequence[Connection]
+    seed: int
+    pause: float = 0.03
+    _writers: list[_Writer] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin writing."""
+        for number, connection in enumerate(self.connections):
+            rng = random.Random(f"{self.seed}/{number}")
+            self._writers.append(_Writer(number, connection, rng, self.pause))
+        for writer in self._writers:
+            writer.thread.start()
+
+    def stop(self) -> None:
+        """End writing, and raise what went wrong with it."""
+        for writer in self._writers:
+            writer.over.set()
+        for writer in self._writers:
+            writer.thread.join(60)
+            assert not writer.thread.is_alive(), "a writer hangs"
+            writer.connection.close()
+        for writer in self._writers:
+            if writer.error is not None:
+                raise writer.error
+
+    @property
+    def rows(self) -> int:
+        """How many changes are committed so far."""
+        return sum(writer.rows for writer in self._writers)
+
+    def committed(self) -> list[Committed]:
+        """Return every transaction, those of one writer in order."""
+        return [one for writer in self._writers for one in writer.committed]
+
+    def expected(self) -> dict[int, list[Change]]:
+        """Return what must arrive, by key, in order."""
+        found = defaultdict(list)
+        for one in self.committed():
+            for change in one.changes:
+                found[change.key].append(change)
+        return dict(found)
+
+
+class _Writer:
+    def __init__(
+        self, number: int, connection: Connection, rng: random.Random, pause: float
+    ) -> None:
+        self.connection = connection
+        self.committed: list[Committed] = []
+        self.rows = 0
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"writer {number}", daemon=True)
+        self._number = number
+        self._rng = rng
+        self._pause = pause
+        self._first = number * KEYS
+        self._versions = dict.fromkeys(range(self._first, self._first + KEYS), 0)
+        self._live: set[int] = set()
+
+    def _run(self) -> None:
+        try:
+            tx = self._number * 1_000_000_000
+            while not self.over.is_set():
+                tx += 1
+                self._write(tx)
+                self.over.wait(self._rng.uniform(0, 2 * self._pause))
+        except BaseException as error:  # noqa: BLE001 - raised again by `stop`
+            self.error = error
+
+    def _write(self, tx: int) -> None:
+        """Write one transaction; after a lost connection the ledger says whether it was committed."""
+        statements, changes = self._wide() if self._rng.random() < 0.02 else self._mixed()
+        statements.append(f"INSERT INTO ledger VALUES ({tx})")
+        written = f"SELECT count(*) FROM ledger WHERE tx = {tx}"
+        deadline = time.monotonic() + 120
+        unsure = False
+        while True:
+            try:
+                if not unsure or not self.connection.count(written):
+                    unsure = True
+                    self.connection.transaction(statements)
+                log_end = self.connection.log_end()
+                break
+            except ConnectionError:
+                assert time.monotonic() < deadline, "the database has not come back in 120 s"
+                time.sleep(0.1)
+        self.committed.append(Committed(tuple(changes), log_end))
+        self.rows += len(changes)
+
+    def _wide(self) -> tuple[list[str], list[Change]]:
+        """Change every row at once."""
+        changes = [self._next(key, "u") for key in sorted(self._live)]
+        last = self._first + KEYS
+        where = f"id >= {self._first} AND id < {last}"
+        return [f"UPDATE items SET version = version + 1 WHERE {where}"], changes
+
+    def _mixed(self) -> tuple[list[str], list[Change]]:
+        """Change a few rows one after the other."""
+        statements, changes = [], []
+        for _ in range(self._rng.choice((1, 1, 3, 10, 30))):
+            key = self._rng.randrange(self._first, self._first + KEYS)
+            body = f"repeat('x', {self._rng.randrange(300)})"
+            if key not in self._live:
+                change = self._next(key, "c")
+                self._live.add(key)
+                statements.append(f"INSERT INTO items VALUES ({key}, {change.version}, {body})")
+            elif self._rng.random() < 0.2:
+                change = Change(key, self._versions[key], "d")
+                self._live.remove(key)
+                statements.append(f"DELETE FROM items WHERE id = {key}")
+            else:
+                change = self._next(key, "u")
+                statements.append(
+                    f"UPDATE items SET version = {change.version}, body = {body} WHERE id = {key}"
+                )
+            changes.append(change)
+        return statements, changes
+
+    def _next(self, key: int, op: str) -> Change:
+        self._versions[key] += 1
+        return Change(key, self._versions[key], op)
