@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from deltaforge_dagster.config.model import KafkaSink, PipelineSpec, RedisSink, Sink
+from deltaforge_dagster.config.model import KafkaSink, MysqlSource, PipelineSpec, RedisSink, Sink
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import (
     JournalDamaged,
@@ -50,6 +50,7 @@ from deltaforge_dagster.pipeline.probe import check_server
 from deltaforge_dagster.processors import routing
 from deltaforge_dagster.processors.envelope import Origin, native_envelope, with_texts
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.state.records import SegmentRow
 
 SMALL_ROWS = 1_000
@@ -64,7 +65,13 @@ ordinary segment has four or five."""
 _ONE_PART_BYTES = 256 << 10
 """A file up to here has no more row groups than that, however well lz4 has packed it."""
 
-_CONNECTORS = {"postgres": "postgresql"}
+
+def _origin(spec: PipelineSpec) -> Origin:
+    source = spec.spec.source
+    name, tenant = source.config.id, spec.metadata.tenant
+    if isinstance(source, MysqlSource):
+        return Origin("mysql", name, tenant, server_id(name))
+    return Origin("postgresql", name, tenant)
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -140,11 +147,7 @@ class Preparer:
         self._sessions = sessions
         self._prefix = quote(run_id, safe="")
         self._probed: SparkSession | None = None
-        origin = Origin(
-            connector=_CONNECTORS[spec.spec.source.type],
-            name=spec.spec.source.config.id,
-            tenant=spec.metadata.tenant,
-        )
+        origin = _origin(spec)
         messages = _Messages(
             {name: f.col(name) for name in ("segment", "ordinal", "event_id", "headers")}
         )

@@ -10,7 +10,8 @@ escape, and one look at a row's names says so. Key order and presence::
     [tx_end]
 
 Keys in brackets are absent when unset, the others are there with `null`. The position keys are
-`lsn`, `txId` for PostgreSQL and `gtid`, `file`, `pos` for MySQL; a snapshot row has none.
+`lsn`, `txId` for PostgreSQL and `server_id`, `gtid`, `file`, `pos` for MySQL; a snapshot row has
+none.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class Origin:
         connector: `postgresql` or `mysql`.
         name: Id of the source.
         tenant: `metadata.tenant`.
+        server_id: MySQL: the replication server id that we read with.
     """
 
     connector: str
     name: str
     tenant: str
+    server_id: int | None = None
 
     @property
     def version(self) -> str:
@@ -80,7 +83,7 @@ def native_envelope(origin: Origin) -> Column:
               f',"name":{_json(origin.name)},"ts_ms":'), f.col("ts_ms"),
         f.lit(","), _names("db", "schema", "table"),
         f.when(f.col("op") == "r", f.lit(',"snapshot":"true"')).otherwise(
-            f.concat(*_POSITIONS[origin.connector]())
+            f.concat(*_POSITIONS[origin.connector](origin))
         ),
         f.lit('},"op":"'), f.col("op"),
         f.lit('","ts_ms":'), f.col("ts_ms"),
@@ -97,19 +100,20 @@ def native_envelope(origin: Origin) -> Column:
     return f.when(f.col("raw_payload"), raw).otherwise(event)
 
 
-def _postgres_position() -> list[Column]:
+def _postgres_position(_: Origin) -> list[Column]:
     return [_optional(',"lsn":"', f.col("lsn"), '"'), _optional(',"txId":', f.col("tx_id"))]
 
 
-def _mysql_position() -> list[Column]:
+def _mysql_position(origin: Origin) -> list[Column]:
     return [
+        f.lit("" if origin.server_id is None else f',"server_id":{origin.server_id}'),
         _optional(',"gtid":"', f.col("tx_id"), '"'),
         _optional(",", f.when(f.col("file").isNotNull(), _names("file"))),
         _optional(',"pos":', f.col("pos").cast("string")),
     ]
 
 
-_POSITIONS: Mapping[str, Callable[[], list[Column]]] = {
+_POSITIONS: Mapping[str, Callable[[Origin], list[Column]]] = {
     "postgresql": _postgres_position,
     "mysql": _mysql_position,
 }

@@ -114,6 +114,10 @@ def _streamed(name: str, connector: str) -> Callable[[Origin], Column]:
     )
 
 
+def _server_id(origin: Origin) -> Column:
+    return f.when(f.col("op") != "r", f.lit(origin.server_id).cast("string"))
+
+
 _VARIABLES: Mapping[tuple[str, ...], Callable[[Origin], Column]] = {
     ("op",): _plain("op"),
     ("ts_ms",): _plain("ts_ms"),
@@ -133,6 +137,7 @@ _VARIABLES: Mapping[tuple[str, ...], Callable[[Origin], Column]] = {
     ("source", "snapshot"): lambda _: f.when(f.col("op") == "r", "true"),
     ("source", "lsn"): _streamed("lsn", "postgresql"),
     ("source", "txId"): _streamed("tx_id", "postgresql"),
+    ("source", "server_id"): _server_id,
     ("source", "gtid"): _streamed("tx_id", "mysql"),
     ("source", "file"): _streamed("file", "mysql"),
     ("source", "pos"): _streamed("pos", "mysql"),

@@ -60,6 +60,20 @@ class ChangeBatch:
     end: Position | None
     log_bytes: int = 0
 
+    def split(self, max_events: int) -> Iterator[ChangeBatch]:
+        """Yield batches of at most so many rows; only the last of them may end a segment."""
+        rows = self.rows
+        if rows is None or rows.num_rows <= max_events:
+            yield self
+            return
+        for at in range(0, rows.num_rows, max_events):
+            last = at + max_events >= rows.num_rows
+            yield ChangeBatch(
+                rows.slice(at, max_events),
+                self.end if last else None,
+                self.log_bytes if last else 0,
+            )
+
 
 class Source(Protocol):
     """One database's log. Methods raise errors of the one tree, with no secret in them."""
@@ -71,8 +85,9 @@ class Source(Protocol):
     def ensure_start(self) -> Position:
         """Create what reading needs (slot, publication) and return the position to start at.
 
-        Every change committed after this returns is read by `read(start)`. Idempotent; takes
-        5 seconds at most.
+        Every change committed after this returns is read by `read(start)`. A second call makes
+        nothing more; where the server holds nothing for us it returns a later position, so the
+        caller keeps the first. Takes 5 seconds at most.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.model import MysqlSource, PipelineSpec, PostgresSource
 from deltaforge_dagster.sources.base import Source
 
 
@@ -13,6 +13,12 @@ def build_source(spec: PipelineSpec) -> Source:
         SpecError: The DSN or a table pattern is not what the source takes.
     """
     # Only when it is used: kernels and drivers take a second to import.
-    from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415
+    match spec.spec.source:
+        case MysqlSource(config=mysql):
+            from deltaforge_dagster.sources.mysql import source as mysql_source  # noqa: PLC0415
 
-    return PostgresSource(spec.spec.source.config, spec.metadata.name)
+            return mysql_source.MysqlSource(mysql, spec.metadata.name)
+        case PostgresSource(config=postgres):
+            from deltaforge_dagster.sources.postgres import source as postgres_source  # noqa: PLC0415
+
+            return postgres_source.PostgresSource(postgres, spec.metadata.name)

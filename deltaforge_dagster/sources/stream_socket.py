@@ -66,7 +66,7 @@ class StreamSocket:
         pause, best = _PAUSE, 0.0
         while filled < len(buffer) and time.monotonic() < deadline:
             time.sleep(pause)
-            more = self._drain(buffer[filled:])
+            more = self._drain(buffer[filled:], held=filled)
             filled += more
             if more < _WORTH_A_PAUSE:
                 break
@@ -84,7 +84,8 @@ class StreamSocket:
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
-    def _drain(self, buffer: memoryview) -> int:
+    def _drain(self, buffer: memoryview, held: int = 0) -> int:
+        """Receive what is there; `held` bytes of this piece came before."""
         filled = 0
         with self._lock:
             while filled < len(buffer):
@@ -95,10 +96,12 @@ class StreamSocket:
                 except _WOULD_BLOCK:
                     break
                 except OSError as error:
+                    if filled or held:
+                        break
                     reason = error.strerror or type(error).__name__
                     raise SourceUnavailable(f"{self._where}: connection lost ({reason})") from error
                 if not count:
-                    if filled:  # what came before the end comes first; the next call sees the end
+                    if filled or held:  # what came before the end comes first
                         break
                     raise SourceUnavailable(f"{self._where}: the server closed the stream")
                 filled += count

@@ -88,8 +88,13 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
         if row["tx_id"] is not None:
             source["txId"] = int(row["tx_id"])
     else:
-        names = {"tx_id": "gtid", "file": "file", "pos": "pos"}
-        source |= {key: row[name] for name, key in names.items() if row[name] is not None}
+        places = {
+            "server_id": origin.server_id,
+            "gtid": row["tx_id"],
+            "file": row["file"],
+            "pos": row["pos"],
+        }
+        source |= {key: value for key, value in places.items() if value is not None}
     whole: dict[str, Any] = {
         "before": None if row["before"] is None else json.loads(row["before"]),
         "after": None if row["after"] is None else json.loads(row["after"]),

@@ -37,7 +37,7 @@ def test_equals_the_reference(
 
     Of control characters in names Spark writes the hexadecimal digits in upper case.
     """
-    origin = Origin(connector, 'the "source"\n', "ténant\\")
+    origin = Origin(connector, 'the "source"\n', "ténant\\", 7 if connector == "mysql" else None)
 
     found = envelopes(spark, tmp_path / "rows.parquet", given_rows, origin)
 

@@ -1,0 +1,156 @@
+"""What the server says about its binary log: settings, where it ends, what is still there.
+
+Manual: "Binary Logging Options and Variables", "SHOW BINARY LOG STATUS" (before MySQL 8.2: "SHOW
+MASTER STATUS"), "SHOW BINARY LOGS".
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.connection import Session
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.refusals import SYNTAX, lost
+
+_OLDEST = (8, 0, 1)
+"""The first version whose log says which columns are unsigned."""
+
+_WANTED = {
+    "log_bin": ("ON", "start the server with --log-bin"),
+    "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
+    "binlog_row_image": ("FULL", "run: SET PERSIST binlog_row_image = FULL, and reconnect what writes"),
+    "binlog_row_value_options": ("", "run: SET PERSIST binlog_row_value_options = '', and reconnect what writes"),
+    "binlog_transaction_compression": ("OFF", "run: SET PERSIST binlog_transaction_compression = OFF, and reconnect what writes"),
+}  # fmt: skip
+"""Per variable: what it must be where the server has it, and how to get there."""
+
+FILE_START = 4
+"""Where the first event of a file stands, behind its magic number."""
+
+_EXECUTED_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The server's settings that decide how its log is read.
+
+    Attributes:
+        gtids: Every transaction has a GTID, and reading may start from a set of them.
+    """
+
+    gtids: bool
+
+
+def facts(session: Session, where: str) -> Facts:
+    """Return what the server is, once it is as needed.
+
+    Raises:
+        SourceMisconfigured: Another product, an old version, or a setting; the message has the
+            statement that changes it.
+    """
+    version = session.server_version
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if "mariadb" in version.lower():
+        raise SourceMisconfigured(f"{where}: this is MariaDB ({version}), whose log is another one")
+    if numbers is None or tuple(map(int, numbers.groups())) < _OLDEST:
+        raise SourceMisconfigured(
+            f"{where}: version {version} is too old; its log does not say which columns are "
+            "unsigned. Needed is MySQL 8.0.1 or later"
+        )
+    names = ", ".join(f"'{name}'" for name in (*_WANTED, "gtid_mode"))
+    values = {
+        row["Variable_name"]: str(row["Value"])
+        for row in session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    }
+    for name, (wanted, advice) in _WANTED.items():
+        if name in values and values[name].upper() != wanted:
+            raise SourceMisconfigured(f"{where}: {name} is {values[name]}; {advice}")
+    return Facts(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
+
+
+def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
+    """Return where the log ends now: file, offset and, with GTIDs, every one executed.
+
+    File and offset are read before the set, which is therefore never older than they are.
+    """
+    found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
+    if found is None:  # before MySQL 8.2
+        found = session.rows("SHOW MASTER STATUS")
+    if not found:
+        raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
+    gtid_set = str(executed(session)) if gtids else None
+    return BinlogPosition(str(found[0]["File"]), int(found[0]["Position"]), gtid_set)
+
+
+def start_here(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
+    """Return a position that everything committed from now on comes after.
+
+    With GTIDs the set decides what is read, and the offset is a lower bound: the end of the log, or
+    the beginning of its file when something was committed while we looked.
+    """
+    first = tail(session, where, gtids=gtids)
+    if not gtids:
+        return first
+    second = tail(session, where, gtids=gtids)
+    quiet = first == second and first.gtid_set == second.gtid_set
+    return first if quiet else BinlogPosition(first.file, FILE_START, first.gtid_set)
+
+
+def check_grants(session: Session) -> None:
+    """Ask for the beginning of the log, which takes the same privilege as reading it."""
+    session.rows("SHOW BINLOG EVENTS LIMIT 1")
+
+
+def executed(session: Session) -> GtidSet:
+    """Return every GTID that the server has executed."""
+    return GtidSet.parse(_global(session, "gtid_executed"))
+
+
+def check_held(session: Session, where: str, position: BinlogPosition, found: Facts) -> None:
+    """See to it that the log still has everything after `position`.
+
+    Raises:
+        PositionLost: It has not, or it is another log.
+        SourceMisconfigured: The position needs GTIDs, and they were switched off.
+    """
+    if position.gtid_set is None:
+        _check_file(session, where, position)
+        return
+    if not found.gtids:
+        raise SourceMisconfigured(
+            f"{where}: gtid_mode is not ON, but the position is a GTID set; switch it on "
+            'again, step by step (manual: "Enabling GTID Transactions Online")'
+        )
+    seen = GtidSet.parse(position.gtid_set)
+    if not GtidSet.parse(_global(session, "gtid_purged")) <= seen:
+        raise lost(where, "the binary log with the transactions after the position was purged")
+    # The log shows a transaction a moment before the server counts it as executed.
+    deadline = time.monotonic() + _EXECUTED_SECONDS
+    while not seen <= executed(session):
+        if time.monotonic() > deadline:
+            raise lost(
+                where,
+                "the server has not executed every transaction that was read before; was it "
+                "restored from a backup, or is it another server?",
+            )
+        time.sleep(0.1)
+
+
+def _check_file(session: Session, where: str, position: BinlogPosition) -> None:
+    sizes = {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+    if position.file not in sizes:
+        raise lost(where, f"the binary log file {position.file} was purged")
+    if position.pos > sizes[position.file]:
+        raise lost(
+            where,
+            f"the binary log file {position.file} ends before position {position.pos}; was the "
+            "server restored from a backup, or did it crash with sync_binlog = 0?",
+        )
+
+
+def _global(session: Session, name: str) -> str:
+    return str(session.rows(f"SELECT @@GLOBAL.{name} AS value")[0]["value"])

@@ -1,0 +1,222 @@
+"""MySQL as a source: the binary log, read as a replica reads it.
+
+One connection per run sends the log; a position is the end of a transaction in it. The server
+keeps its log for some time (`binlog_expire_logs_seconds`), whether we have read it or not: there is
+nothing to make, to hold or to confirm, and a position can be lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from deltaforge_dagster.config.model import MysqlConfig
+from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
+from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.mysql import binlog, server_log
+from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES, Catalog, captured_tables
+from deltaforge_dagster.sources.mysql.connection import Server
+from deltaforge_dagster.sources.mysql.decoder import Decoder
+from deltaforge_dagster.sources.mysql.dump import (
+    PACKET_HEADER,
+    SILENCE_SECONDS,
+    open_dump,
+    refusal,
+)
+from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, table_of
+from deltaforge_dagster.sources.mysql.progress import Progress
+from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.pieces import PieceBuffer
+from deltaforge_dagster.sources.stream_socket import StreamSocket
+from deltaforge_dagster.sources.tables import TablePatterns
+
+MAX_UNREAD_BYTES = 64 << 20
+"""More log than this is worth a run, whatever it holds."""
+
+_HEAD_SECONDS = 2.0
+_START_SECONDS = 5.0
+_PEEK_SECONDS = 2.5
+_OPEN_SECONDS = 30.0
+
+
+class MysqlSource:
+    """One server's log, as `sources.base.Source` promises.
+
+    Args:
+        config: `spec.source.config` of the pipeline file.
+        pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
+    """
+
+    def __init__(self, config: MysqlConfig, pipeline: str) -> None:
+        self._config = config
+        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
+        self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
+        self._lock = threading.Lock()
+        self._stream: StreamSocket | None = None
+        self._closed = False
+
+    def head(self) -> BinlogPosition:
+        """Return the end of the server's log, within 2 seconds.
+
+        It moves also without a change for us.
+        """
+        with self._server.query(_HEAD_SECONDS) as session:
+            found = server_log.facts(session, self._server.where)
+            return server_log.tail(session, self._server.where, gtids=found.gtids)
+
+    def ensure_start(self) -> BinlogPosition:
+        """Return where the log ends now, once the server is as needed; 5 seconds at most.
+
+        Every change committed after this returns is read by `read(start)`. Nothing is made on the
+        server; a later call returns a later position, so the caller keeps the first.
+
+        Raises:
+            SourceMisconfigured: The message has the statement that changes a setting.
+            PermissionMissing: The message has the statement that grants it.
+            SourceUnavailable: No connection; try again.
+        """
+        with self._server.query(_START_SECONDS) as session:
+            found = server_log.facts(session, self._server.where)
+            server_log.check_grants(session)
+            return server_log.start_here(session, self._server.where, gtids=found.gtids)
+
+    def has_changes(self, after: Position) -> bool:
+        """Say whether a run is worth starting, while none reads.
+
+        True when the log after `after` has a change of a captured table, when looking for one takes
+        longer than 2 seconds, and when more than 64 MiB of log lie behind: then a run moves on.
+
+        Raises:
+            PositionLost: The log no longer has what follows `after`.
+        """
+        start = _binlog(after)
+        if not self._moved(start):
+            return False
+        deadline = time.monotonic() + _PEEK_SECONDS
+        with LogScan(
+            self._server, start, server_id(self._config.id, "peek"), _PEEK_SECONDS
+        ) as scan:
+            for event in scan:
+                if scan.log_bytes > MAX_UNREAD_BYTES or time.monotonic() > deadline:
+                    return True
+                if event is None or event.type != binlog.TABLE_MAP:
+                    continue
+                if self._patterns.matches(*table_of(event.body)):
+                    return True
+        return False
+
+    def read(
+        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+    ) -> Iterator[ChangeBatch]:
+        """Yield every transaction committed after `start`, whole and once, in log order.
+
+        The stream ends only by an error, `close`, or closing the generator.
+
+        Raises:
+            PositionLost: The log no longer has what follows `start`.
+            SourceUnavailable: The connection broke, or another reader with our server id took over:
+                read again from the end of the last whole transaction.
+            SourceMisconfigured: A setting of the server was changed.
+            UnsupportedEvent: The log holds something this version does not decode.
+        """
+        begin = self._check(_binlog(start))
+        stream = self._open(begin)
+        decoder = Decoder(
+            source_id=self._config.id,
+            progress=Progress(begin),
+            registry=registry,
+            catalog=Catalog(
+                self._server, self._patterns.matches, server_id(self._config.id, "look ahead")
+            ),
+            captures=self._patterns.matches,
+        )
+        try:
+            yield from self._batches(stream, decoder, begin, limits)
+        finally:
+            stream.close()
+
+    def confirm(self, position: Position) -> None:
+        """Do nothing: the server forgets its log by age, and asks no reader."""
+
+    def close(self) -> None:
+        """End the stream; final."""
+        with self._lock:
+            self._closed = True
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def tables(self) -> list[str]:
+        """Return `database.table` of every table that the patterns match now."""
+        with self._server.query(_OPEN_SECONDS) as session:
+            return captured_tables(session, self._patterns.matches)
+
+    def _moved(self, start: BinlogPosition) -> bool:
+        """Say whether the log has grown since `start`, which it must still hold."""
+        where = self._server.where
+        with self._server.query(_HEAD_SECONDS) as session:
+            found = server_log.facts(session, where)
+            server_log.check_held(session, where, start, found)
+            head = server_log.tail(session, where, gtids=found.gtids)
+        if start.gtid_set is not None:
+            return head.gtid_set != start.gtid_set
+        return head != start
+
+    def _check(self, start: BinlogPosition) -> BinlogPosition:
+        """Return `start`, with the GTIDs before it where the server has them, once it can be read."""
+        where = self._server.where
+        with self._server.query(_OPEN_SECONDS) as session:
+            found = server_log.facts(session, where)
+            server_log.check_held(session, where, start, found)
+        if not found.gtids or start.gtid_set is not None:
+            return start
+        seen = executed_before(
+            self._server, start, server_id(self._config.id, "look ahead"), _OPEN_SECONDS
+        )
+        return BinlogPosition(start.file, start.pos, str(seen))
+
+    def _open(self, start: BinlogPosition) -> StreamSocket:
+        stream = open_dump(self._server, start, server_id(self._config.id), _OPEN_SECONDS)
+        with self._lock:
+            self._stream = stream
+            if self._closed:
+                stream.close()
+        return stream
+
+    def _batches(
+        self, stream: StreamSocket, decoder: Decoder, start: BinlogPosition, limits: ReadLimits
+    ) -> Iterator[ChangeBatch]:
+        buffer = PieceBuffer(limits.max_bytes)
+        told = start
+        while True:
+            if not buffer.fill(stream.receive, limits.max_wait):
+                if stream.silence > SILENCE_SECONDS:
+                    raise SourceUnavailable(
+                        f"{self._server.where}: the server has said nothing for "
+                        f"{SILENCE_SECONDS:g} s"
+                    )
+                yield ChangeBatch(None, None)
+                continue
+            decoded = decoder.feed(buffer.data, buffer.length)
+            for batch in decoded.batches:
+                # With GTIDs the server begins at an older file, and passes over what we have.
+                if batch.rows is None and batch.end is not None and _binlog(batch.end) <= told:
+                    continue
+                told = told if batch.end is None else _binlog(batch.end)
+                yield from batch.split(limits.max_events)
+            if decoded.error is not None:
+                raise decoded.error
+            if decoded.foreign:
+                packet = bytes(buffer.data[decoded.consumed + PACKET_HEADER : buffer.length])
+                raise refusal(self._server, packet)
+            if not decoded.batches:
+                yield ChangeBatch(None, None)
+            buffer.drop(decoded.consumed)
+
+
+def _binlog(position: Position) -> BinlogPosition:
+    if not isinstance(position, BinlogPosition):
+        raise CorruptLog(f"not a MySQL position: {position.to_json()}")
+    return position
