@@ -110,7 +110,7 @@ def read_topic(
         unread = set(partitions)
         while unread:
             message = consumer.poll(seconds)
-            assert message, f"{topic}: partitions {sorted(unread)} have no end"
+            assert message is not None, f"{topic}: partitions {sorted(unread)} have no end"
             error, partition, offset = message.error(), message.partition(), message.offset()
             assert partition is not None
             assert offset is not None

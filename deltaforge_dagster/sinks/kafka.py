@@ -25,7 +25,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.errors import DeltaforgeError, SinkRejected, SinkUnavailable
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PositionMoved,
+    SinkRejected,
+    SinkUnavailable,
+)
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.kafka_client import Client, Refusal, Settings, text_ends
 from deltaforge_dagster.sinks.kafka_errors import translated
@@ -84,7 +89,7 @@ class KafkaSink:
         """
         with self._used():
             self._closed.clear()
-            client = self._transacting().client if self.exactly_once else self._connected()
+            client = self._renewed().client if self.exactly_once else self._connected()
             client.connect()
 
     def position(self) -> SinkPosition | None:
@@ -100,7 +105,7 @@ class KafkaSink:
         if not self.exactly_once:
             return None
         with self._used():
-            transactions = self._transacting()
+            transactions = self._renewed()
             transactions.take_over()
             return transactions.position()
 
@@ -151,6 +156,7 @@ class KafkaSink:
         for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
             client.check_topic(topic)
         guard()  # as late as can be: the answer about a topic may have taken long
+        client.raise_when_stopped()
         refusal = client.send(piece, batch.replay, guard)
         if refusal is not None:
             raise _refused(client, refusal, batch.segment, piece)
@@ -182,10 +188,20 @@ class KafkaSink:
         return self._client
 
     def _transacting(self) -> Transactions:
+        """Return what sends in transactions, unless it failed: then the position must be read."""
+        self._raise_when_closed()
+        if self._transactions is not None and self._transactions.client.spent:
+            raise PositionMoved(
+                f"{self._transactions.client.where}: a transaction has failed; what has arrived "
+                "must be read before anything more is sent"
+            )
+        return self._renewed()
+
+    def _renewed(self) -> Transactions:
         """Return what can send in transactions; makes it when there is none."""
         self._raise_when_closed()
         assert self._transactional_id is not None
-        if self._transactions is None or not self._transactions.client.usable:
+        if self._transactions is None or self._transactions.client.spent:
             self._transactions = Transactions(self._settings, self._transactional_id)
         self._raise_when_closed()
         return self._transactions

@@ -41,7 +41,11 @@ from deltaforge_dagster.sinks.kafka_errors import error_of, is_auth, translated
 logger = logging.getLogger(__name__)
 
 _SLICE = 0.1
-"""Seconds in one wait for the library: how often the guard, and a `close`, are looked at."""
+"""Seconds in one wait for the library: how soon a `close` is noticed."""
+
+_GUARD_SECONDS = 2.0
+"""How often the guard is asked while brokers do not answer: it is a piece's first message that it
+let pass, and there is time until the lease ends."""
 
 _TOPIC_SECONDS = 5.0
 """How long a new topic may be unknown: brokers that make it need a moment."""
@@ -329,12 +333,15 @@ class Client:
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for acknowledgements, or the first refusal; False when the time is over."""
-        deadline = time.monotonic() + self._seconds
+        begun = asked = time.monotonic()
         while self.producer.flush(_SLICE) and not self._refusals:
             self.raise_when_stopped()
-            guard()
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now - begun > self._seconds:
                 return False
+            if now - asked > _GUARD_SECONDS:
+                guard()
+                asked = now
         return True
 
     def raise_when_stopped(self) -> None:

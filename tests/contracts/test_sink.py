@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,13 @@ import redis
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import LeaseLost, PositionMoved, SinkUnavailable
+from deltaforge_dagster.servers.kafka import KafkaServer
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file import FileSink
+from deltaforge_dagster.sinks.kafka import KafkaSink
 from deltaforge_dagster.sinks.redis import RedisSink
+from tests.fix_kafka import read_topic
 from tests.sinks.messages import ORIGIN, allow, messages, refuse_from
 
 
@@ -86,8 +90,36 @@ def redis_subject(request: pytest.FixtureRequest, position_key: str | None = Non
     )
 
 
-KINDS = ["file", pytest.param("redis", marks=pytest.mark.redis)]
-EXACT_KINDS = [pytest.param("redis exactly once", marks=pytest.mark.redis)]
+def kafka_subject(request: pytest.FixtureRequest, *, exactly_once: bool) -> Subject:
+    """A Kafka sink on a real broker; topics of its own."""
+    server: KafkaServer = request.getfixturevalue("kafka_server")
+    own = f"df_{secrets.token_hex(6)}"
+
+    def read(name: str, *marks: tuple[str, bytes]) -> list[str]:
+        records = read_topic(server.brokers, f"{own}.{name}")
+        return [(one.value or b"").decode() for one in records if one.headers == marks]
+
+    def make() -> KafkaSink:
+        return KafkaSink("subject", server.brokers, transactional_id=own if exactly_once else None)
+
+    return Subject(
+        sink=make(),
+        another=make,
+        destination=lambda name: f"{own}.{name}",
+        delivered=read,
+        replayed=lambda name: read(name, ("df-replay", b"r1")),
+    )
+
+
+KINDS = [
+    "file",
+    pytest.param("redis", marks=pytest.mark.redis),
+    pytest.param("kafka", marks=pytest.mark.kafka),
+]
+EXACT_KINDS = [
+    pytest.param("redis exactly once", marks=pytest.mark.redis),
+    pytest.param("kafka exactly once", marks=pytest.mark.kafka),
+]
 
 
 def make_subject(kind: str, request: pytest.FixtureRequest) -> Subject:
@@ -96,6 +128,8 @@ def make_subject(kind: str, request: pytest.FixtureRequest) -> Subject:
         return file_subject(request.getfixturevalue("tmp_path"))
     if kind == "redis":
         return redis_subject(request)
+    if kind.startswith("kafka"):
+        return kafka_subject(request, exactly_once=kind != "kafka")
     return redis_subject(request, "deltaforge:position:shop:subject")
 
 
