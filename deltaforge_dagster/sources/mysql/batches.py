@@ -1,0 +1,204 @@
+"""Build record batches of the change frame out of scanned rows."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.sources.arrays import (
+    StampNames,
+    coded,
+    id_column,
+    record_batch,
+    text_column,
+)
+from deltaforge_dagster.sources.event_ids import ID_SIZE
+from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
+from deltaforge_dagster.sources.mysql.layout import (
+    OP_LETTERS,
+    ROW_INDEX,
+    ROW_LAST,
+    ROW_OP,
+    ROW_POS,
+    ROW_SIZE,
+    ROW_TABLE,
+    ROW_TX,
+    TABLE_FIRST,
+    TX_A,
+    TX_B,
+    TX_HAS_GTID,
+    TX_NUMBER,
+    TX_TS_US,
+)
+from deltaforge_dagster.sources.mysql.rows import (
+    AFTER,
+    BEFORE,
+    CODE,
+    COLUMN,
+    KEY,
+    NO_KEY_VALUE,
+    NO_ROOM,
+    REPORT_WIDTH,
+    write_changes,
+)
+from deltaforge_dagster.sources.mysql.table_map import MAX_COLUMNS
+from deltaforge_dagster.sources.mysql.versions import TableVersions
+
+_ROOM = 16 << 20
+"""Bytes of JSON per text column and batch; a single row may have more."""
+_MAX_TEXT = (1 << 31) - 1
+"""Arrow's string arrays end here."""
+
+
+class BatchWriter:
+    """Writes rows of one stream into record batches; its scratch memory is used again and again."""
+
+    def __init__(
+        self, versions: TableVersions, seed: npt.NDArray[np.uint64], max_rows: int
+    ) -> None:
+        self._versions = versions
+        self._seed = seed
+        self._ops = pa.array(OP_LETTERS)
+        self._texts = _texts(_ROOM)
+        self._ends = np.empty((3, max_rows), np.int64)
+        self._valid = np.empty((3, max_rows), np.uint8)
+        self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
+        self._report = np.empty(REPORT_WIDTH, np.int64)
+        self._names = StampNames()
+
+    def write(  # noqa: PLR0917 - what a kernel reads
+        self,
+        source: Bytes,
+        rows: Longs,
+        first: int,
+        last: int,
+        txs: Longs,
+        helps: tuple[Longs, Bytes],
+        file: str,
+    ) -> tuple[pa.RecordBatch | None, int, DeltaforgeError | None]:
+        """Write `rows[first:last]`, or as many as fit, at least one.
+
+        Returns the batch, the row after it, and the error that this row makes, if any.
+        """
+        versions = self._versions
+        error: DeltaforgeError | None = None
+        while True:
+            stop = write_changes(
+                source,
+                rows,
+                first,
+                last,
+                versions.tables,
+                versions.columns,
+                versions.labels,
+                versions.names,
+                *helps,
+                *self._texts,
+                self._ends,
+                self._valid,
+                self._spans,
+                self._report,
+            )
+            if stop == last:
+                break
+            if self._report[CODE] != NO_ROOM:
+                error = self._stopped_at(rows[stop], file)
+                break
+            if stop > first:
+                break
+            self._texts = _texts(int(self._needs(rows[first], helps)))
+        if stop == first:
+            return None, stop, error
+        if self._ends[:, stop - first - 1].max() > _MAX_TEXT:
+            place = self._place(rows[first], file)
+            return (
+                None,
+                first,
+                UnsupportedEvent(f"a change of {place} is larger than 2 GiB as JSON"),
+            )
+        batch = self._batch(rows[first:stop], txs, self._event_ids(rows, first, stop, txs), file)
+        if self._texts[0].size > _ROOM:
+            self._texts = _texts(_ROOM)
+        return batch, stop, error
+
+    def _needs(self, row: Longs, helps: tuple[Longs, Bytes]) -> int:
+        """Return the room that a row may need: memory that it does not write costs nothing."""
+        return int(row[ROW_SIZE]) + helps[1].size
+
+    def _stopped_at(self, row: Longs, file: str) -> DeltaforgeError:
+        """Return the error for what `write_changes` reported of `row`."""
+        column = int(self._report[COLUMN])
+        version = int(row[ROW_TABLE])
+        ordinal = column - int(self._versions.tables[version, TABLE_FIRST])
+        described = self._versions.schemas[version].columns[ordinal]
+        place = f"column {described.name} ({described.data_type}) of {self._place(row, file)}"
+        if self._report[CODE] == NO_KEY_VALUE:
+            return UnsupportedEvent(f"a change without the value of a key column: {place}")
+        return CorruptLog(f"a value that is not of its type's form: {place}")
+
+    def _place(self, row: Longs, file: str) -> str:
+        table = self._versions.version_name(int(row[ROW_TABLE]))
+        return f"table {table}, in the event that ends at {file}:{int(row[ROW_POS])}"
+
+    def _event_ids(self, rows: Longs, first: int, last: int, txs: Longs) -> pa.Array[Any]:
+        data = np.empty((last - first) * ID_SIZE, np.uint8)
+        write_event_ids(rows, first, last, txs, self._seed, data)
+        return id_column(data)
+
+    def _text(self, text: int, count: int) -> pa.Array[Any]:
+        return text_column(self._texts[text], self._ends[text, :count], self._valid[text, :count])
+
+    def _batch(
+        self, rows: Longs, txs: Longs, event_ids: pa.Array[Any], file: str
+    ) -> pa.RecordBatch:
+        count = len(rows)
+        names = self._names
+        names.update(self._versions.schemas, self._versions.stamps)
+        table = rows[:, ROW_TABLE]
+        tx = rows[:, ROW_TX]
+        first_tx = int(tx[0])
+        columns = {
+            "op": coded(rows[:, ROW_OP], self._ops),
+            "ts_us": pa.array(txs[tx, TX_TS_US]),
+            "db": coded(names.db_codes[table], names.dbs),
+            "table": coded(names.table_codes[table], names.tables),
+            "before": self._text(BEFORE, count),
+            "after": self._text(AFTER, count),
+            "key": self._text(KEY, count),
+            "file": coded(np.zeros(count), pa.array([file])),
+            "pos": pa.array(np.ascontiguousarray(rows[:, ROW_POS])),
+            "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
+            "tx_id": _tx_ids(txs[first_tx : int(tx[-1]) + 1], tx - first_tx),
+            "tx_end": pa.array(rows[:, ROW_LAST] == 1),
+            "schema_version": coded(names.version_codes[table], names.versions),
+            "schema_sequence": pa.array(names.sequences[table]),
+            "event_id": event_ids,
+            "raw_payload": pa.array(np.zeros(count, np.bool_)),
+        }
+        return record_batch(columns, count)
+
+
+def _tx_ids(txs: Longs, codes: Longs) -> pa.DictionaryArray[Any, Any]:
+    """Return the GTIDs of the transactions that `codes` name as text, null where there is none."""
+    servers, places = np.unique(txs[:, (TX_A, TX_B)], axis=0, return_inverse=True)
+    sids = [str(uuid.UUID(bytes=server.astype(">i8").tobytes())) for server in servers]
+    numbers = pa.array(txs[:, TX_NUMBER]).cast(pa.string())
+    texts: pa.Array[Any] = pc.binary_join_element_wise(  # type: ignore[call-overload]
+        pa.array(sids).take(pa.array(places.ravel())),  # type: ignore[arg-type]
+        numbers,
+        ":",
+    )
+    without = txs[codes, TX_HAS_GTID] == 0
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), texts, mask=without)
+
+
+def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Return scratch memory for the three texts; pages that are never written cost nothing."""
+    return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)

@@ -1,0 +1,421 @@
+"""From bytes of the binary log to change batches: the decoder of the MySQL source.
+
+A `Decoder` is given the dump stream in pieces, as the socket hands them out, and returns record
+batches in the columns of `frame.CAPTURED`. A piece is handled in three steps: `scan` notes the
+changes and transactions in it, `write_changes` writes their row images, and the rest of the columns
+is put around them in bulk. Python acts once per piece and for rare events, never per row. The
+decoder has no socket, no thread and no clock: what comes out depends on what went in, wherever it
+is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.arrays import with_tx_end
+from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.event_ids import id_seed
+from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.mysql.batches import BatchWriter
+from deltaforge_dagster.sources.mysql.binlog import (
+    EVENT_NAMES,
+    HEADER,
+    Query,
+    first_words,
+    has_checksums,
+    parse_query,
+    parse_rotate,
+)
+from deltaforge_dagster.sources.mysql.helps import help_texts
+from deltaforge_dagster.sources.mysql.layout import (
+    BEGUN,
+    CHECKSUM,
+    EVENT,
+    EVENT_END,
+    EVENT_POS,
+    FILE_A,
+    FILE_B,
+    HELP_WIDTH,
+    HELPS,
+    INDEX,
+    JOINED,
+    OFFSET,
+    OPEN,
+    PACKET_END,
+    POS,
+    ROW_END,
+    ROW_LAST,
+    ROW_TX,
+    ROW_WIDTH,
+    ROWS,
+    STATE_WIDTH,
+    TX_A,
+    TX_B,
+    TX_END,
+    TX_HAS_GTID,
+    TX_NUMBER,
+    TX_WIDTH,
+    TXS,
+)
+from deltaforge_dagster.sources.mysql.scan import (
+    BAD_EVENT,
+    BAD_ORDER,
+    BAD_ROWS,
+    BAD_SUM,
+    FOREIGN,
+    FORMAT,
+    FULL,
+    NEED_MORE,
+    NEW_FILE,
+    NEW_TABLE,
+    NO_COLUMNS,
+    SPLIT,
+    SPLIT_SIZE,
+    STATEMENT,
+    UNKNOWN_TABLE,
+    UNSUPPORTED,
+    commit,
+    pass_event,
+    scan,
+)
+from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
+
+MAX_ROWS = 1 << 17
+"""Changes, transactions, and values that need help, per round of the kernels."""
+
+_DAMAGE = {
+    BAD_EVENT: "an event that is shorter or longer than its kind",
+    BAD_SUM: "an event that differs from its checksum",
+    BAD_ORDER: "an event where a transaction may not have it",
+    BAD_ROWS: "a change that does not follow its table's description",
+    UNKNOWN_TABLE: "a change of a table that was never described",
+}
+_FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
+_CHANGING = {
+    "INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "XA", "ROLLBACK", "SELECT",
+    "TABLE", "VALUES", "IMPORT",
+}  # fmt: skip
+"""First words of statements that change rows, or say that earlier changes did not happen."""
+
+
+class GtidRun(NamedTuple):
+    """Transactions of one server with numbers `first` to `last`, both included."""
+
+    sid: bytes
+    first: int
+    last: int
+
+
+class Progress(Protocol):
+    """Turns what was read into positions: it knows the executed GTID set of the stream."""
+
+    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
+        """Take in transactions that have ended, in log order; return the position after them.
+
+        Without GTIDs `gtids` is empty.
+        """
+        ...
+
+    def within(self, file: str, pos: int) -> Position:
+        """Return the position of a place between transactions, or inside one; changes nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a piece of the stream held.
+
+    Attributes:
+        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        batches: Changes and idle progress, in log order.
+        foreign: `ERR` or `EOF` for a packet that is no event and ends the stream, else ""; it
+            stands at `consumed`.
+        error: Why decoding cannot go on, to be raised after `batches` were handed on.
+    """
+
+    consumed: int
+    batches: tuple[ChangeBatch, ...]
+    foreign: str = ""
+    error: DeltaforgeError | None = None
+
+
+class Decoder:
+    """Decodes one dump stream, from the first packet after the command to its end.
+
+    Changes of tables for which `captures(database, table)` is false are passed over, but counted,
+    so that ids do not depend on the choice of tables.
+    """
+
+    def __init__(
+        self,
+        *,
+        source_id: str,
+        progress: Progress,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+    ) -> None:
+        self._progress = progress
+        self._catalog = catalog
+        self._versions = TableVersions(registry=registry, catalog=catalog, captures=captures)
+        self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS)
+        self._state = np.zeros(STATE_WIDTH, np.int64)
+        self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
+        self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
+        self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
+        self._helps = np.empty((MAX_ROWS, HELP_WIDTH), np.int64)
+        self._file = ""
+        self._told = 0  # lines of txs that progress knows
+        # The last change of the open transaction; what follows tells whether it is its last.
+        self._held: pa.RecordBatch | None = None
+        self._passed = ("", 0)  # what was told last of where the log is read to
+        self._unclaimed = 0
+        self._batches: list[ChangeBatch] = []
+        self._error: DeltaforgeError | None = None
+
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+
+        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
+        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        """
+        source = np.frombuffer(data, np.uint8)[:length]
+        state = self._state
+        state[OFFSET] = 0
+        self._batches = []
+        foreign = ""
+        # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
+        with np.errstate(over="ignore"):
+            while self._error is None:
+                stop = self._round(source)
+                if stop == SPLIT and self._error is None:
+                    if not self._joined(source):
+                        break
+                elif stop in (NEED_MORE, FOREIGN):
+                    if stop == FOREIGN and self._error is None:
+                        code = int(source[state[OFFSET] + 4])
+                        foreign = _FOREIGN.get(code, "ERR")
+                    break
+        if self._error is None and not state[OPEN]:
+            self._pass()
+        return Decoded(int(state[OFFSET]), tuple(self._batches), foreign, self._error)
+
+    def _pass(self) -> None:
+        """Tell how far the log is read without a transaction open, when that is new."""
+        position = (self._file, int(self._state[POS]))
+        if position != self._passed:
+            self._passed = position
+            self._batches.append(ChangeBatch(None, self._progress.within(*position)))
+
+    def _round(self, source: Bytes) -> int:
+        """Scan once, hand on what was found, act where Python has to; return why it stopped."""
+        state, versions = self._state, self._versions
+        state[ROWS] = state[HELPS] = 0
+        # The open transaction, the last line so far, is the first line now.
+        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
+        state[TXS] = 1 if state[OPEN] else 0
+        self._told = 0
+        begun = int(state[OFFSET])
+        stop = int(
+            scan(
+                source,
+                source.size,
+                state,
+                versions.maps,
+                versions.map_texts,
+                versions.tables,
+                versions.columns,
+                self._rows,
+                self._txs,
+                self._helps,
+            )
+        )
+        try:
+            self._flush(source, begun)
+            if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT):
+                self._act(stop, source)
+                pass_event(state)
+        except DeltaforgeError as error:
+            self._error = error
+        return stop
+
+    def _joined(self, source: Bytes) -> bool:
+        """Decode the event in several packets at the offset; False when it is not whole."""
+        state = self._state
+        at = int(state[OFFSET])
+        begun = at
+        parts: list[Bytes] = []
+        size = SPLIT_SIZE
+        while size == SPLIT_SIZE:
+            if source.size - at < 4:
+                return False
+            size = int.from_bytes(source[at : at + 3].tobytes(), "little")
+            if source.size - at - 4 < size:
+                return False
+            # Only the first packet has the byte that says what it is.
+            parts.append(source[at + (4 if parts else 5) : at + 4 + size])
+            at += 4 + size
+        event = np.concatenate(parts)
+        if source[begun + 4] != 0:
+            self._error = CorruptLog(f"a packet of 16 MiB that is no event, {self._where()}")
+            return True
+        state[OFFSET], state[JOINED] = 0, 1
+        stop = FULL
+        while stop != NEED_MORE and self._error is None:
+            stop = self._round(event)
+        state[OFFSET], state[JOINED] = at, 0
+        self._unclaimed += at - begun - event.size
+        return True
+
+    def _act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the event when this returns."""
+        state = self._state
+        start, end = int(state[EVENT]), int(state[EVENT_END])
+        if stop in _DAMAGE:
+            raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
+        if stop == NO_COLUMNS:
+            raise UnsupportedEvent(
+                "a change whose image has no column, so that it does not say how many rows it is"
+                f" about (binlog_row_image=MINIMAL), {self._where()}; set binlog_row_image=FULL"
+            )
+        if stop == UNSUPPORTED:
+            code = int(source[start + 4])
+            name = EVENT_NAMES.get(code, f"type {code}")
+            raise UnsupportedEvent(
+                f"the log holds an event {name}, which this version does not decode,"
+                f" {self._where()}"
+            )
+        body = source[start + HEADER : end].tobytes()
+        if stop == NEW_TABLE:
+            self._versions.describe(body, self._here())
+        elif stop == STATEMENT:
+            self._statement(parse_query(body))
+        elif stop == NEW_FILE:
+            self._open_file(*parse_rotate(body))
+        elif stop == FORMAT:
+            packet = source[start : int(state[PACKET_END])].tobytes()
+            state[CHECKSUM] = has_checksums(packet)
+            self._versions.forget()  # table ids begin again when a server starts
+
+    def _open_file(self, name: str, position: int) -> None:
+        """Go on in a file, from a position."""
+        state = self._state
+        digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"binlog_file").digest()
+        state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
+        state[EVENT_POS] = state[POS] = position
+        self._file = name
+
+    def _statement(self, query: Query) -> None:
+        """Act on a statement that is no transaction control as every transaction has it."""
+        state = self._state
+        words = first_words(query.statement)
+        verb = words.partition(" ")[0]
+        without_effect = words == "ROLLBACK" and state[INDEX] == 0
+        if verb in _CHANGING and not without_effect:
+            raise UnsupportedEvent(
+                f"the log holds the statement {words} ..., which changes rows that are not in the"
+                f" log, or takes changes back, {self._where()}; it takes binlog_format=ROW, and"
+                " transactions that are neither XA nor use tables without transactions"
+            )
+        if not without_effect:
+            self._catalog.statement(query.database, query.statement, self._here())
+            self._versions.forget()
+        if without_effect or state[OPEN] != BEGUN:
+            commit(state, self._rows, self._txs)
+            self._flush(np.empty(0, np.uint8), int(state[OFFSET]))
+
+    def _here(self) -> Position:
+        return self._progress.within(self._file, int(self._state[EVENT_POS]))
+
+    def _where(self) -> str:
+        """Say for an error message where the decoder stands."""
+        state = self._state
+        return f"after {self._file}:{int(state[POS])}"
+
+    def _flush(self, source: Bytes, begun: int) -> None:
+        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
+
+        First come whole transactions, then how far the log has passed without a change since, then
+        the changes of the transaction that is still open, but for the last one, which is held.
+        """
+        rows, state = self._rows, self._state
+        count = int(state[ROWS])
+        helps = help_texts(source, self._helps[: state[HELPS]])
+        self._release_held(count)
+        committed = np.flatnonzero(rows[:count, ROW_LAST])
+        whole = int(committed[-1]) + 1 if committed.size else 0
+        cursor = self._write(source, 0, whole, begun, helps)
+        ended = int(state[TXS]) - (1 if state[OPEN] else 0)
+        if ended > self._told:
+            self._batches.append(ChangeBatch(None, self._committed(ended)))
+        if count > whole:
+            cursor = self._write(source, whole, count - 1, cursor, helps)
+            held, _, error = self._writer.write(
+                source, rows, count - 1, count, self._txs, helps, self._file
+            )
+            if error is not None:
+                raise error
+            self._held = held
+        self._unclaimed += max(int(state[OFFSET]) - cursor, 0)
+        state[ROWS] = state[HELPS] = 0
+
+    def _release_held(self, count: int) -> None:
+        """Hand on the held change, once it is known whether it is its transaction's last."""
+        held = self._held
+        if held is None:
+            return
+        if count and self._rows[0, ROW_TX] == 0:
+            self._held = None
+            self._batches.append(ChangeBatch(held, None))
+        elif self._txs[0, TX_END]:
+            self._held = None
+            self._batches.append(ChangeBatch(with_tx_end(held), self._committed(1)))
+
+    def _write(
+        self, source: Bytes, first: int, last: int, cursor: int, helps: tuple[Longs, Bytes]
+    ) -> int:
+        """Write `rows[first:last]`; return where in the piece the last one ends."""
+        rows = self._rows
+        while first < last:
+            batch, stop, error = self._writer.write(
+                source, rows, first, last, self._txs, helps, self._file
+            )
+            if batch is not None:
+                committed = np.flatnonzero(rows[first:stop, ROW_LAST])
+                cut = int(committed[-1]) + 1 if committed.size else 0
+                log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unclaimed
+                cursor, self._unclaimed = int(rows[stop - 1, ROW_END]), 0
+                if cut:
+                    position = self._committed(int(rows[first + cut - 1, ROW_TX]) + 1)
+                    self._batches.append(ChangeBatch(batch.slice(0, cut), position, log_bytes))
+                    log_bytes = 0
+                if cut < stop - first:
+                    self._batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
+            if error is not None:
+                raise error
+            first = stop
+        return cursor
+
+    def _committed(self, lines: int) -> Position:
+        """Tell progress of the transactions before line `lines`; return the position after them."""
+        txs = self._txs[self._told : lines]
+        self._told = lines
+        runs: list[GtidRun] = []
+        numbered = txs[txs[:, TX_HAS_GTID] != 0]
+        if len(numbered):
+            numbers = numbered[:, TX_NUMBER]
+            same = np.all(numbered[1:, (TX_A, TX_B)] == numbered[:-1, (TX_A, TX_B)], axis=1)
+            breaks = np.flatnonzero(~same | (numbers[1:] != numbers[:-1] + 1)) + 1
+            for start, end in zip([0, *breaks], [*breaks, len(numbers)], strict=True):
+                sid = numbered[start, (TX_A, TX_B)].astype(">i8").tobytes()
+                runs.append(GtidRun(sid, int(numbers[start]), int(numbers[end - 1])))
+        self._passed = (self._file, int(txs[-1, TX_END]))
+        return self._progress.committed(runs, *self._passed)

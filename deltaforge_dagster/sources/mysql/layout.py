@@ -1,0 +1,100 @@
+"""Shapes of the integer arrays through which the decoder and its kernels talk.
+
+Every array holds 64-bit integers, one record per line; the constants name the columns.
+"""
+
+from __future__ import annotations
+
+# One line per change.
+(
+    ROW_OP,
+    ROW_TX,
+    ROW_TABLE,
+    ROW_POS,
+    ROW_INDEX,
+    ROW_OLD,
+    ROW_NEW,
+    ROW_END,
+    ROW_OLD_BITS,
+    ROW_NEW_BITS,
+    ROW_SIZE,
+    ROW_HELP,
+    ROW_HELP_END,
+    ROW_LAST,
+) = range(14)
+"""op (`OP_*`); line of its transaction; number of its table version; end of its event in the log;
+place in the transaction from 0; where its images start (the old one, the new one; equal to the
+end where there is none) and end in the buffer; where the bitmaps of the columns in each image
+stand; bytes its JSON texts may need, without helped values; lines of its first helped value and
+after its last; 1 on the last change of a committed transaction."""
+ROW_WIDTH = 14
+
+OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
+OP_LETTERS = ("c", "u", "d")
+
+# One line per transaction.
+TX_A, TX_B, TX_NUMBER, TX_HAS_GTID, TX_TS_US, TX_END = range(6)
+"""GTID: the halves of the server's UUID and the number, or, without one, two hashes of the file's
+name and where in the file the transaction begins; whether it is a GTID; commit time, microseconds
+since 1970; where in the file the transaction ends, 0 while it is open."""
+TX_WIDTH = 6
+
+# State of `scan`, carried from call to call.
+(
+    OFFSET,
+    ROWS,
+    TXS,
+    HELPS,
+    OPEN,
+    INDEX,
+    POS,
+    CHECKSUM,
+    NEXT_ROW,
+    EVENT,
+    EVENT_END,
+    PACKET_END,
+    EVENT_POS,
+    FILE_A,
+    FILE_B,
+    JOINED,
+) = range(16)
+"""Where to go on in the buffer; lines used of rows, txs and helps; `GROUP` or `BEGUN` while
+a transaction is open (the last line of txs); changes seen in it, captured or not; how far the file
+is read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none;
+start and end of the event that `scan` stopped at, its packet's end, and where it ends in the file;
+hashes of the file's name; 1 when the buffer is one event without packet headers."""
+STATE_WIDTH = 16
+GROUP, BEGUN = 1, 2
+"""After a GTID event; after BEGIN."""
+
+# One line per table version, and one per column of any of them.
+TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
+"""Line of its first column; number of columns; number of columns up to the last one of the key, 0
+without a key; 1 when its changes are captured; bytes of JSON that a row image needs for its
+brackets, names and all values of bounded size."""
+TABLE_WIDTH = 5
+(
+    COLUMN_KIND,
+    COLUMN_SIZE,
+    COLUMN_PREFIX,
+    COLUMN_HELP,
+    COLUMN_KEY,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    COLUMN_FIRST,
+    COLUMN_SECOND,
+) = range(9)
+"""Kind of its values (`values`); bytes of a value, where the type fixes that; else bytes of the
+length that stands before it; how Python helps with its values (`values`), 0 if it need not; 1 for
+key columns; where `"name":` stands in the names; two numbers whose meaning depends on the kind."""
+COLUMN_WIDTH = 9
+
+# One line per value that a kernel cannot write.
+HELP_KIND, HELP_START, HELP_END = range(3)
+"""How to help (`values`); where the value stands in the buffer."""
+HELP_WIDTH = 3
+
+# One line per table that a TABLE_MAP event described, in a hash table.
+MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)
+"""Table id, -1 on a free line; its table version; where the event's content stands in the maps."""
+MAP_WIDTH = 4

@@ -1,0 +1,421 @@
+"""Second kernel: write the row images of scanned changes as JSON text.
+
+An image (drawn in `scan`) becomes `{"column":value,...}`, columns in the table's order, without
+white space; columns that are not in the image are not written. `write_changes` fills three texts
+at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
+
+    change   before      after       key, from
+    insert   null        image       the image
+    update   old image   new image   the new image; the old one for columns that are not in it
+    delete   old image   null        the old image
+
+`scan` has compared every size with the end of its event, and has counted what room a row needs at
+most, so that here nothing but the room of whole rows is looked at.
+"""
+
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.sources.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE, ZERO
+from deltaforge_dagster.sources.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.sources.json_text import INVALID, copy, write_null
+from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
+from deltaforge_dagster.sources.mysql.layout import (
+    COLUMN_FIRST,
+    COLUMN_KEY,
+    COLUMN_KIND,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    COLUMN_PREFIX,
+    COLUMN_SECOND,
+    COLUMN_SIZE,
+    OP_DELETE,
+    OP_INSERT,
+    ROW_HELP,
+    ROW_HELP_END,
+    ROW_NEW,
+    ROW_NEW_BITS,
+    ROW_OLD,
+    ROW_OLD_BITS,
+    ROW_OP,
+    ROW_SIZE,
+    ROW_TABLE,
+    TABLE_COLUMNS,
+    TABLE_FIRST,
+    TABLE_KEYS,
+)
+from deltaforge_dagster.sources.mysql.scalars import (
+    read_little,
+    write_date,
+    write_datetime,
+    write_decimal,
+    write_signed,
+    write_time,
+    write_timestamp,
+    write_unsigned,
+)
+from deltaforge_dagster.sources.mysql.values import (
+    BIT,
+    BLOB,
+    BYTES,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    ENUM,
+    HELPED,
+    LATIN_1_TEXT,
+    PADDED_BYTES,
+    SET,
+    SIGNED,
+    TIME,
+    TIMESTAMP,
+    UNSIGNED,
+    UTF_8_TEXT,
+    YEAR,
+)
+
+BEFORE, AFTER, KEY = range(3)
+"""Lines of `ends` and `valid`."""
+
+BAD_VALUE = INVALID
+NO_ROOM, NO_KEY_VALUE = -2, -3
+"""Codes of `report[CODE]`: a value is not of its type's form; a text is full; a key column is in
+neither image."""
+
+CODE, COLUMN = range(2)
+"""Of `report`: why `write_changes` stopped; line of the column, -1 if none."""
+REPORT_WIDTH = 2
+
+_ABSENT = -1
+_ESCAPED = np.frombuffer(b"\\u00", np.uint8).copy()
+
+
+def _latin_1() -> Bytes:
+    """Return each byte of MySQL's `latin1` as a JSON string's bytes: how many, then they."""
+    table = np.zeros((256, 7), np.uint8)
+    for byte in range(256):
+        try:
+            character = bytes([byte]).decode("cp1252")
+        except UnicodeDecodeError:
+            character = chr(byte)
+        text = character.encode()
+        if byte < 32:
+            letter = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}.get(byte)
+            text = b"\\u%04x" % byte if letter is None else b"\\" + letter
+        elif character in '"\\':
+            text = b"\\" + text
+        table[byte, 0] = len(text)
+        table[byte, 1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
+    return table
+
+
+_LATIN_1 = _latin_1()
+
+
+@kernel
+def _write_latin_1(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write a string that is `latin1` in the log; at most 6 n + 2 bytes."""
+    out[place] = QUOTE
+    place += 1
+    for at in range(start, end):
+        byte = source[at]
+        for i in range(_LATIN_1[byte, 0]):
+            out[place + i] = _LATIN_1[byte, 1 + i]
+        place += np.int64(_LATIN_1[byte, 0])
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_padded(source: Bytes, start: int, end: int, size: int, out: Bytes, place: int) -> int:
+    """Write `BINARY(size)`: the log has lost the zero bytes at its end."""
+    missing = size - (end - start)
+    if missing < 0:
+        return INVALID
+    after = write_utf_8(source, start, end, out, place)
+    if after != INVALID:
+        place = after - 1
+        for _ in range(missing):
+            place = copy(_ESCAPED, 0, 4, out, place)
+            out[place] = ZERO
+            out[place + 1] = ZERO
+            place += 2
+        out[place] = QUOTE
+        return place + 1
+    # Base64 needs them beside the others; the room for the text is large enough for both.
+    bare = out.size - size
+    copy(source, start, end, out, bare)
+    for i in range(missing):
+        out[bare + end - start + i] = 0
+    return write_base64(out, bare, bare + size, out, place)
+
+
+@kernel
+def _write_set(
+    bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, place: int
+) -> int:
+    """Write the labels of a SET, separated by commas."""
+    if count < 64 and bits >> np.uint64(count) != 0:
+        return INVALID
+    out[place] = QUOTE
+    place += 1
+    shown = False
+    for label in range(count):
+        if (bits >> np.uint64(label)) & np.uint64(1) != 0:
+            if shown:
+                out[place] = COMMA
+                place += 1
+            place = copy(names, labels[first + label, 0], labels[first + label, 1], out, place)
+            shown = True
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_image(
+    source: Bytes,
+    at: int,
+    bits: int,
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    labels: Longs,
+    names: Bytes,
+    helped: int,
+    help_ends: Longs,
+    help_text: Bytes,
+    out: Bytes,
+    place: int,
+    spans: Longs,
+    report: Longs,
+) -> tuple[int, int]:
+    """Write the image at `at` into `out` from `place` on.
+
+    Returns the place after it in `out`, or a negative code, and the next helped value. `spans` gets
+    where each key column's value stands in `out`, `_ABSENT` for one that is not in the image.
+    """
+    first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
+    present = 0
+    for index in range(count):
+        present += (source[bits + (index >> 3)] >> (index & 7)) & 1
+    nulls = at
+    at += (present + 7) >> 3
+    sent = 0
+    opening = OPEN_BRACE
+    for index in range(count):
+        column = first + index
+        if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
+            spans[index, 0] = _ABSENT
+            continue
+        out[place] = opening
+        opening = COMMA
+        place = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        )
+        started = place
+        null = (source[nulls + (sent >> 3)] >> (sent & 7)) & 1
+        sent += 1
+        if null != 0:
+            place = write_null(out, place)
+        else:
+            kind = columns[column, COLUMN_KIND]
+            size = columns[column, COLUMN_SIZE]
+            prefix = columns[column, COLUMN_PREFIX]
+            if prefix != 0:
+                size = np.int64(source[at])
+                for i in range(1, prefix):
+                    size |= np.int64(source[at + i]) << (8 * i)
+                at += prefix
+            end = at + size
+            if kind == UTF_8_TEXT:
+                place = write_utf_8(source, at, end, out, place)
+                if place == INVALID:
+                    place = write_base64(source, at, end, out, started)
+            elif kind == SIGNED:
+                place = write_signed(source, at, size, out, place)
+            elif kind == UNSIGNED:
+                place = write_unsigned(read_little(source, at, size), out, place)
+            elif kind == DECIMAL:
+                place = write_decimal(
+                    source, at, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND],
+                    out, place,
+                )  # fmt: skip
+            elif kind == DATETIME:
+                place = write_datetime(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == TIMESTAMP:
+                place = write_timestamp(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == DATE:
+                place = write_date(source, at, out, place)
+            elif kind == TIME:
+                place = write_time(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == HELPED:
+                place = copy(help_text, help_ends[helped], help_ends[helped + 1], out, place)
+                helped += 1
+            elif kind == YEAR:
+                year = np.int64(source[at])
+                place = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, place)
+            elif kind == BIT:
+                value = np.uint64(0)
+                for i in range(size):
+                    value = value << np.uint64(8) | np.uint64(source[at + i])
+                place = write_unsigned(value, out, place)
+            elif kind == ENUM:
+                label = np.int64(read_little(source, at, size))
+                if label > columns[column, COLUMN_SECOND]:
+                    place = INVALID
+                else:
+                    out[place] = QUOTE
+                    place += 1
+                    if label != 0:
+                        line = columns[column, COLUMN_FIRST] + label - 1
+                        place = copy(names, labels[line, 0], labels[line, 1], out, place)
+                    out[place] = QUOTE
+                    place += 1
+            elif kind == SET:
+                place = _write_set(
+                    read_little(source, at, size), columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], labels, names, out, place,
+                )  # fmt: skip
+            elif kind == LATIN_1_TEXT:
+                place = _write_latin_1(source, at, end, out, place)
+            elif kind == BYTES:
+                place = write_utf_8(source, at, end, out, place)
+                if place == INVALID:
+                    place = write_base64(source, at, end, out, started)
+            elif kind == PADDED_BYTES:
+                place = _write_padded(source, at, end, columns[column, COLUMN_FIRST], out, place)
+            elif kind == BLOB:
+                place = write_base64(source, at, end, out, place)
+            else:
+                place = INVALID
+            if place == INVALID:
+                report[COLUMN] = column
+                return BAD_VALUE, helped
+            at = end
+        if columns[column, COLUMN_KEY] != 0:
+            spans[index, 0] = started
+            spans[index, 1] = place
+    if opening == OPEN_BRACE:
+        out[place] = OPEN_BRACE
+        place += 1
+    out[place] = CLOSE_BRACE
+    return place + 1, helped
+
+
+@kernel
+def _write_key(
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    image: Bytes,
+    spans: Longs,
+    old_image: Bytes,
+    old_spans: Longs,
+    out: Bytes,
+    place: int,
+    report: Longs,
+) -> int:
+    """Write the key columns' values as they stand in `image`; where absent, in `old_image`."""
+    opening = OPEN_BRACE
+    for index in range(tables[table, TABLE_KEYS]):
+        column = tables[table, TABLE_FIRST] + index
+        if columns[column, COLUMN_KEY] == 0:
+            continue
+        out[place] = opening
+        opening = COMMA
+        place = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        )
+        if spans[index, 0] != _ABSENT:
+            place = copy(image, spans[index, 0], spans[index, 1], out, place)
+        elif old_spans[index, 0] != _ABSENT:
+            place = copy(old_image, old_spans[index, 0], old_spans[index, 1], out, place)
+        else:
+            report[COLUMN] = column
+            return NO_KEY_VALUE
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def write_changes(
+    source: Bytes,
+    rows: Longs,
+    first: int,
+    last: int,
+    tables: Longs,
+    columns: Longs,
+    labels: Longs,
+    names: Bytes,
+    help_ends: Longs,
+    help_text: Bytes,
+    before: Bytes,
+    after: Bytes,
+    key: Bytes,
+    ends: Longs,
+    valid: Bytes,
+    spans: Longs,
+    report: Longs,
+) -> int:
+    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+
+    `before`, `after` and `key` (of one size) are filled from their start; `ends[text, i]` is where
+    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it
+    stopped before `last`; nothing of that row counts. `spans` is scratch of shape
+    (2, `MAX_COLUMNS`, 2).
+    """
+    before_at, after_at, key_at = 0, 0, 0
+    new_spans, old_spans = spans[0], spans[1]
+    for row in range(first, last):
+        op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
+        helped = rows[row, ROW_HELP]
+        need = rows[row, ROW_SIZE] + help_ends[rows[row, ROW_HELP_END]] - help_ends[helped]
+        line = row - first
+        before_to, after_to, key_to = before_at, after_at, key_at
+        report[CODE], report[COLUMN] = NO_ROOM, -1
+        if before.size - max(before_at, after_at, key_at) < need:
+            return row
+        has_key = tables[table, TABLE_KEYS] > 0
+        if op != OP_INSERT:
+            before_to, helped = _write_image(
+                source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], table, tables, columns, labels,
+                names, helped, help_ends, help_text, before, before_at, old_spans, report,
+            )  # fmt: skip
+            if before_to < 0:
+                report[CODE] = before_to
+                return row
+        elif has_key:
+            for index in range(tables[table, TABLE_KEYS]):
+                old_spans[index, 0] = _ABSENT
+        if op != OP_DELETE:
+            after_to, helped = _write_image(
+                source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], table, tables, columns, labels,
+                names, helped, help_ends, help_text, after, after_at, new_spans, report,
+            )  # fmt: skip
+            if after_to < 0:
+                report[CODE] = after_to
+                return row
+        if has_key:
+            if op == OP_DELETE:
+                key_to = _write_key(
+                    table, tables, columns, names, before, old_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            else:
+                key_to = _write_key(
+                    table, tables, columns, names, after, new_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            if key_to < 0:
+                report[CODE] = key_to
+                return row
+        before_at, after_at, key_at = before_to, after_to, key_to
+        ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+        valid[BEFORE, line] = op != OP_INSERT
+        valid[AFTER, line] = op != OP_DELETE
+        valid[KEY, line] = has_key
+    return last

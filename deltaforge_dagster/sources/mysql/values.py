@@ -1,0 +1,298 @@
+r"""Which JSON form each MySQL type takes, and how its values stand in the binary log.
+
+=====================================  =========================================================
+type                                   JSON
+=====================================  =========================================================
+`TINYINT` ... `BIGINT`, `BOOL`         number; unsigned columns up to 2^64 - 1
+`DECIMAL`                              string with the column's whole scale: `"99.90"`
+`FLOAT`, `DOUBLE`                      number, the shortest that reads back as the same value
+`BIT`                                  number, unsigned
+`YEAR`                                 number, 0 for the year `0000`
+`DATE`                                 `"2026-03-01"`
+`DATETIME`                             `"2026-03-01 12:00:00.000000"`, always six digits
+`TIMESTAMP`                            `"2026-03-01T12:00:00.000000Z"`, UTC, always six digits
+`TIME`                                 `"-838:59:59.000000"`, always six digits
+`ENUM`                                 the label; `""` for MySQL's error value 0
+`SET`                                  the labels, separated by commas as MySQL prints them
+`CHAR`, `VARCHAR`, `TEXT`              string
+`BINARY`, `VARBINARY`                  string if it is UTF-8, else `{"_base64":"..."}`; `BINARY(n)`
+                                       has all its n bytes
+`BLOB`, `GEOMETRY`                     `{"_base64":"..."}`
+`JSON`                                 the document itself
+=====================================  =========================================================
+
+Text that is not what its character set says becomes `{"_base64":"..."}`, never something else. The
+zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
+`"0000-00-00T00:00:00.000000Z"`.
+
+The log describes a column by a type byte and up to two bytes more (MySQL internals documentation,
+"TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and forms of values::
+
+    TINY 1, SHORT 2, INT24 9, LONG 3, LONGLONG 8   1, 2, 3, 4, 8 bytes, little-endian
+    FLOAT 4, DOUBLE 5         4, 8 bytes, IEEE 754, little-endian
+    YEAR 13                   1 byte: 0, or the year - 1900
+    DATE 10                   3 bytes, little-endian: 15 bits year, 4 bits month, 5 bits day
+    TIME2 19                  3 bytes, big-endian, + 0x800000: sign, 10 bits h, 6 min, 6 s; fraction
+    DATETIME2 18              5 bytes, big-endian, + 0x8000000000: 17 bits year * 13 + month, 5 day,
+                              5 h, 6 min, 6 s; fraction
+    TIMESTAMP2 17             4 bytes, big-endian: seconds since 1970; fraction
+      fraction                0, 1, 2 or 3 bytes for 0, 2, 4 or 6 digits, big-endian; that of a
+                              negative TIME2 is part of the same number
+    NEWDECIMAL 246            see `rows`
+    BIT 16                    (bits + 7) / 8 bytes, big-endian
+    ENUM 247, SET 248         (as STRING 254) 1 to 8 bytes, little-endian: number; bits
+    VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value. CHAR has lost
+                              its spaces at the end, BINARY its zero bytes
+    BLOB 252, JSON 245, GEOMETRY 255    1 to 4 bytes size; value
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.sources.mysql.charsets import BINARY, CHARSETS, LATIN_1, UTF_8
+
+(
+    SIGNED,
+    UNSIGNED,
+    YEAR,
+    DECIMAL,
+    DATE,
+    DATETIME,
+    TIMESTAMP,
+    TIME,
+    BIT,
+    ENUM,
+    SET,
+    UTF_8_TEXT,
+    LATIN_1_TEXT,
+    BYTES,
+    PADDED_BYTES,
+    BLOB,
+    HELPED,
+) = range(17)
+"""Kinds of values: what a kernel does with them."""
+
+HELP_FLOAT, HELP_DOUBLE, HELP_JSON = 1, 2, 3
+HELP_TEXT = 1000
+"""Kinds of help; text of a character set has this number and its collation's."""
+
+_TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
+_DATE, _YEAR, _VARCHAR, _BIT = 10, 13, 15, 16
+_TIMESTAMP2, _DATETIME2, _TIME2 = 17, 18, 19
+_JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = (
+    245, 246, 247, 248, 252, 253, 254, 255,
+)  # fmt: skip
+
+_INTEGERS = {
+    _TINY: ("tinyint", 1),
+    _SHORT: ("smallint", 2),
+    _INT24: ("mediumint", 3),
+    _LONG: ("int", 4),
+    _LONGLONG: ("bigint", 8),
+}
+_TIMES = {
+    _TIMESTAMP2: ("timestamp", TIMESTAMP, 4),
+    _DATETIME2: ("datetime", DATETIME, 5),
+    _TIME2: ("time", TIME, 3),
+}
+_BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+_METADATA = {
+    _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
+    _JSON: 1, _NEWDECIMAL: 2, _ENUM: 2, _SET: 2, _BLOB: 1, _VAR_STRING: 2, _STRING: 2,
+    _GEOMETRY: 1, 242: 1,
+}  # fmt: skip
+_DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+"""Bytes that so many decimal digits take."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogType:
+    """A column's type, as a TABLE_MAP event gives it.
+
+    Attributes:
+        code: The type byte; of an ENUM or SET its own, not STRING's.
+        first, second: What comes with it: its two bytes, or the size of a text in the first.
+    """
+
+    code: int
+    first: int = 0
+    second: int = 0
+
+    @property
+    def is_number(self) -> bool:
+        """Say whether the log tells if it is unsigned."""
+        return self.code in _INTEGERS or self.code in (_NEWDECIMAL, _FLOAT, _DOUBLE)
+
+    @property
+    def is_text(self) -> bool:
+        """Say whether the log tells its character set among those of text columns."""
+        return self.code in (_VARCHAR, _VAR_STRING, _STRING, _BLOB)
+
+    @property
+    def has_labels(self) -> bool:
+        """Say whether it is an ENUM or a SET."""
+        return self.is_enum or self.is_set
+
+    @property
+    def is_enum(self) -> bool:
+        """Say whether it is an ENUM."""
+        return self.code == _ENUM
+
+    @property
+    def is_set(self) -> bool:
+        """Say whether it is a SET."""
+        return self.code == _SET
+
+
+def metadata_size(code: int) -> int:
+    """Return how many bytes describe a type of this code more closely."""
+    return _METADATA.get(code, 0)
+
+
+def log_type(code: int, metadata: bytes) -> LogType:
+    """Return the type that `code` and its metadata bytes stand for."""
+    first, second = (*metadata, 0, 0)[:2]
+    if code == _STRING:
+        # The highest bits of the size, inverted, stand in the bits 4 and 5 of the type byte.
+        if first & 0x30 != 0x30:
+            second |= ((first & 0x30) ^ 0x30) << 4
+            first |= 0x30
+        return LogType(first, second) if first in (_ENUM, _SET) else LogType(_STRING, second)
+    if code in (_VARCHAR, _VAR_STRING):
+        return LogType(code, first | second << 8)
+    return LogType(code, first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type as the decoder needs it.
+
+    Attributes:
+        name: SQL name, as `information_schema.columns.column_type` has it (without labels).
+        kind: What a kernel does with its values.
+        size: Bytes of a value, when `prefix` is 0.
+        prefix: Bytes of the length before each value.
+        room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
+        first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
+            a fraction, bytes of a BINARY.
+        help: How Python helps with its values.
+    """
+
+    name: str
+    kind: int
+    size: int = 0
+    prefix: int = 0
+    room: int = 32
+    first: int = 0
+    second: int = 0
+    help: int = 0
+
+
+def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
+    type_: LogType, collation: int | None, *, unsigned: bool
+) -> ValueType:
+    """Return how values of a column are read.
+
+    Args:
+        type_: Its type.
+        collation: The number of its collation, where it has one.
+        unsigned: Whether it is.
+
+    Raises:
+        UnsupportedEvent: The type, or its character set, is not decoded; the message names it.
+    """
+    code = type_.code
+    suffix = " unsigned" if unsigned else ""
+    if code in _INTEGERS:
+        name, size = _INTEGERS[code]
+        return ValueType(name + suffix, UNSIGNED if unsigned else SIGNED, size)
+    if code == _NEWDECIMAL:
+        digits, scale = type_.first, type_.second
+        name = f"decimal({digits},{scale}){suffix}"
+        return ValueType(
+            name, DECIMAL, decimal_size(digits, scale), room=digits + 8, first=digits, second=scale
+        )
+    if code == _FLOAT:
+        return ValueType("float" + suffix, HELPED, 4, help=HELP_FLOAT)
+    if code == _DOUBLE:
+        return ValueType("double" + suffix, HELPED, 8, help=HELP_DOUBLE)
+    if code in _TIMES:
+        name, kind, size = _TIMES[code]
+        digits = type_.first
+        if digits > 6:
+            raise UnsupportedEvent(f"{name}({digits})")
+        shown = f"{name}({digits})" if digits else name
+        return ValueType(shown, kind, size + (digits + 1) // 2, room=48, first=digits)
+    if code == _DATE:
+        return ValueType("date", DATE, 3)
+    if code == _YEAR:
+        return ValueType("year", YEAR, 1)
+    if code == _BIT:
+        bits = type_.second * 8 + type_.first
+        return ValueType(f"bit({bits})", BIT, (bits + 7) // 8)
+    if code == _ENUM:
+        return ValueType("enum", ENUM, type_.first)
+    if code == _SET:
+        return ValueType("set", SET, type_.first)
+    if code == _JSON:
+        return ValueType("json", HELPED, prefix=type_.first, help=HELP_JSON)
+    if code == _GEOMETRY:
+        return ValueType("geometry", BLOB, prefix=type_.first)
+    if type_.is_text and collation is not None:
+        return _text_type(type_, collation)
+    raise UnsupportedEvent(f"type {code} of the binary log")
+
+
+def _text_type(type_: LogType, collation: int) -> ValueType:
+    charset = CHARSETS.get(collation)
+    if charset is None:
+        raise UnsupportedEvent(f"text with the unknown collation {collation}")
+    binary = charset is BINARY
+    if type_.code == _BLOB:
+        name = _BLOBS.get(type_.first, "") + ("blob" if binary else "text")
+        found = ValueType(name, BLOB, prefix=type_.first)
+    else:
+        size = type_.first
+        fixed = "" if type_.code == _STRING else "var"
+        name = f"{fixed}{'binary' if binary else 'char'}({size // charset.width})"
+        found = ValueType(name, BYTES, prefix=1 if size < 256 else 2)
+        if binary and type_.code == _STRING:
+            found = replace(found, kind=PADDED_BYTES, room=6 * size + 32, first=size)
+    if binary:
+        return found
+    if charset in UTF_8:
+        return replace(found, kind=UTF_8_TEXT)
+    if charset is LATIN_1:
+        return replace(found, kind=LATIN_1_TEXT)
+    if not charset.codec:
+        raise UnsupportedEvent(f"text in the character set {charset.name}")
+    return replace(found, kind=HELPED, help=HELP_TEXT + collation)
+
+
+def decimal_size(digits: int, scale: int) -> int:
+    """Return the bytes of a `DECIMAL(digits, scale)`: four for nine digits on either side."""
+    whole = digits - scale
+    return (
+        whole // 9 * 4
+        + _DECIMAL_BYTES[whole % 9]
+        + scale // 9 * 4
+        + _DECIMAL_BYTES[scale % 9]
+    )  # fmt: skip
+
+
+def skipped_type(type_: LogType) -> ValueType:
+    """Return how values of a column are passed over whose changes are not captured.
+
+    Raises:
+        UnsupportedEvent: The size of its values is not known.
+    """
+    if type_.is_text:
+        if type_.code == _BLOB:
+            return ValueType("", BLOB, prefix=type_.first)
+        return ValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
+    if type_.code == 242:  # VECTOR
+        return ValueType("", BLOB, prefix=type_.first)
+    found = value_type(type_, None, unsigned=False)
+    return replace(found, help=0)
