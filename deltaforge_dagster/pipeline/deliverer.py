@@ -2,7 +2,9 @@
 
 Deliverers know nothing of each other: a sink that was down catches up while its siblings stay at
 the tail, and one that hangs slows nobody. A failure is recorded with the time of the next
-attempt, so that the wait survives the run; then the same rows are sent again, in order.
+attempt, so that the wait survives the run; then the same rows are sent again, in order. A sink
+that keeps its own position is asked for it whenever it was opened, and may have to go on elsewhere
+(`resume`).
 """
 
 from __future__ import annotations
@@ -14,18 +16,29 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from deltaforge_dagster.config.model import DeliverLimits
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    LeaseLost,
+    Retryable,
+    StoreUnavailable,
+)
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Prepared
+from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
 CHECKPOINT_SECONDS = 1.0
 """Within a large segment the checkpoint is written at most this often."""
+
+
+class _Waits(Retryable):
+    """A sink cannot go on before capture has got further."""
 
 
 class Deliverer:
@@ -49,6 +62,7 @@ class Deliverer:
         pipeline: str,
         lease: HeldLease,
         preparations: Preparations,
+        resumption: Resumption,
         checkpoint: CheckpointRow,
         limits: DeliverLimits,
     ) -> None:
@@ -63,9 +77,11 @@ class Deliverer:
         self._pipeline = pipeline
         self._lease = lease
         self._preparations = preparations
+        self._resumption = resumption
         self._limits = limits
         self._sink: Sink | None = None
         self._connected = False
+        self._settled = False
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread = threading.Thread(
@@ -132,12 +148,29 @@ class Deliverer:
                 self._news.wait(1.0)
                 continue
             self.waiting = False
+            if not self._settled:
+                self._settle()
+                continue  # the checkpoint may be elsewhere now
             ordinal = self.checkpoint.ordinal + 1 if self._inside(segment) else 0
             with self._preparations.covering(self.sink_id, segment.segment, ordinal) as prepared:
                 self._send_prepared(prepared, segment, backoff)
 
     def _next_segment(self) -> SegmentRow | None:
         return self._store.segment(self._pipeline, self.checkpoint.whole_segment + 1)
+
+    def _settle(self) -> None:
+        """Open the sink and go on after what it really holds, once that is captured."""
+        sink = self._open_sink()
+        checkpoint = self._resumption.settle(sink, self.checkpoint)
+        if checkpoint is not None:
+            self.checkpoint = checkpoint
+            self._settled = True
+            if isinstance(self.error, _Waits):
+                self.error = None
+        elif not self._news.wait(1.0):
+            self.error = _Waits(
+                f"sink {self.sink_id}: waits until what it has already is captured again"
+            )
 
     def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
         rows = self._store.segments(self._pipeline, first=first.segment, last=prepared.last_segment)
@@ -149,13 +182,16 @@ class Deliverer:
 
     def _send_segment(self, prepared: Prepared, row: SegmentRow) -> bool:
         """Send what is left of a segment, or of its prepared part; False when asked to stop."""
-        ordinal = self.checkpoint.ordinal if self._inside(row) else -1
+        first = ordinal = self.checkpoint.ordinal if self._inside(row) else -1
         sink = self._open_sink()
+        origin = self._resumption.origin(row, self.checkpoint) if sink.exactly_once else None
         written_at = time.monotonic()
-        for batch in prepared.batches(self.sink_id, row.segment, ordinal):
+        for messages in prepared.batches(self.sink_id, row.segment, ordinal):
             if self._stop.is_set():
-                self._advance(row, ordinal, complete=False)
+                if ordinal != first:
+                    self._advance(row, ordinal, complete=False)
                 return False
+            batch = replace(messages, origin=origin)
             self._lease.guard()
             ordinal = sink.send(batch, self._lease.guard)
             failpoint("sink-sent")
@@ -173,16 +209,26 @@ class Deliverer:
         return self.checkpoint.segment == row.segment
 
     def _advance(self, row: SegmentRow, ordinal: int, *, complete: bool) -> None:
-        if ordinal < 0:
-            return
+        assert self._sink is not None
+        exactly_once = self._sink.exactly_once
         position = row.end_position if complete else None
         self._lease.write(
             lambda writer: writer.advance(
-                self.sink_id, row.segment, ordinal, complete=complete, source_position=position
+                self.sink_id,
+                row.segment,
+                ordinal,
+                complete=complete,
+                source_position=position,
+                exactly_once=exactly_once,
             )
         )
         self.checkpoint = replace(
-            self.checkpoint, segment=row.segment, ordinal=ordinal, complete=complete
+            self.checkpoint,
+            segment=row.segment,
+            ordinal=ordinal,
+            complete=complete,
+            lineage=self.checkpoint.lineage if exactly_once else None,
+            overrules=not exactly_once,
         )
         failpoint("checkpoint-written")
 
@@ -192,11 +238,12 @@ class Deliverer:
             self._sink = self._build_sink()
         if not self._connected:
             self._sink.open()
+            self._resumption.begin(self._sink, self.checkpoint)
             self._connected = True
         return self._sink
 
     def _close_sink(self) -> None:
-        self._connected = False
+        self._connected = self._settled = False
         if self._sink is not None:
             self._sink.close()
 
@@ -204,6 +251,11 @@ class Deliverer:
         self._close_sink()
         if self._stop.is_set():
             return  # closing the sink under the thread is how a hanging send is ended
+        if isinstance(error, JournalDamaged):
+            error = JournalDamaged(
+                f"{error}; bring the file back, or have the changes captured again: deltaforge "
+                f"journal rebuild {self._pipeline}"
+            )
         self.error = error
         delay = backoff.next_delay()
         if not isinstance(error, Retryable):

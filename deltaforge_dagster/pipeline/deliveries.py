@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.deliverer import Deliverer
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.preparations import Preparations
+from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
@@ -26,7 +28,9 @@ class Deliveries:
         store: Where checkpoints are.
         lease: The run's lease.
         preparations: What they send.
+        journal: Where a sink's last event is looked up.
         build_sink: Makes the sink of the given id.
+        warn: Told what people should hear of a sink that goes on all the same.
     """
 
     def __init__(
@@ -35,15 +39,21 @@ class Deliveries:
         store: StateStore,
         lease: HeldLease,
         preparations: Preparations,
+        *,
+        journal: Journal,
         build_sink: Callable[[str], Sink],
+        warn: Callable[[str], None],
     ) -> None:
         self._pipeline = spec.metadata.name
+        self._source = spec.spec.source.config.id
         self._sinks = {sink.config.id for sink in spec.spec.sinks}
         self._limits = spec.spec.engine.deliver
         self._store = store
         self._lease = lease
         self._preparations = preparations
+        self._journal = journal
         self._build_sink = build_sink
+        self._warn = warn
         self._working: dict[str, Deliverer] = {}
         self._retired: list[Deliverer] = []
 
@@ -63,6 +73,15 @@ class Deliveries:
                 pipeline=self._pipeline,
                 lease=self._lease,
                 preparations=self._preparations,
+                resumption=Resumption(
+                    sink_id=sink_id,
+                    pipeline=self._pipeline,
+                    source=self._source,
+                    store=self._store,
+                    journal=self._journal,
+                    lease=self._lease,
+                    warn=self._warn,
+                ),
                 checkpoint=checkpoint,
                 limits=self._limits,
             )

@@ -213,7 +213,13 @@ class LiveRun:
             len(self._loaded.spec.spec.sinks),
         )
         self._deliveries = Deliveries(
-            self._loaded.spec, self._store, self._lease, preparations, self._tools.build_sink
+            self._loaded.spec,
+            self._store,
+            self._lease,
+            preparations,
+            journal=self._tools.journal,
+            build_sink=self._tools.build_sink,
+            warn=self._observer.warn,
         )
         self._pressure = BackPressure(
             self._loaded.spec,

@@ -1,0 +1,255 @@
+"""Where a sink goes on: its checkpoint and the position that it keeps itself, compared.
+
+A sink that delivers exactly once stores its own position with the data. Usually both agree, or
+the sink is a step ahead because a run died before it wrote the checkpoint. They part company when
+something was restored, reset or made anew:
+
+=====================================  ==========================================================
+the sink's position is                 it goes on
+=====================================  ==========================================================
+absent                                 after the checkpoint
+of this uid and lineage, newer         after the position; the checkpoint advances
+of this uid and lineage, older         after the position: the sink has lost data, which comes again
+                                       from the journal, and is said loudly; *stop* when it is
+                                       no longer there
+of this uid, of another lineage        after the checkpoint: it was reset, or what came since then
+                                       was delivered at least once, so the position is outdated
+of another uid, checkpoint overrules   after the checkpoint, for the same reasons
+otherwise                              where the *source position* says: the journal has been made
+                                       anew, or the state store was restored from a backup
+=====================================  ==========================================================
+
+The last row means: find the event that the position names in the journal there is, waiting until
+capture gets there, and go on after it. Everything before it in the log has arrived. An event that is
+not found where it must be, a journal that begins after it, and another source stop the sink: a
+change that may not have been delivered is never skipped.
+
+This module decides and reads nothing by itself; `resumption` does what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaforge_dagster.errors import CorruptLog, PositionLost
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sinks.base import SinkPosition
+from deltaforge_dagster.state.records import CheckpointRow
+
+
+class Segment(Protocol):
+    """What deciding needs to know of a segment: its row in the state store."""
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment."""
+        ...
+
+    @property
+    def segment_id(self) -> str:
+        """Its random id."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        ...
+
+    @property
+    def start_position(self) -> str:
+        """Where it starts, JSON text."""
+        ...
+
+    @property
+    def end_position(self) -> str:
+        """Where it ends, JSON text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The journal that a position is compared with.
+
+    Attributes:
+        uid: Of the pipeline, new whenever the journal starts afresh.
+        source: Id of the pipeline's source.
+        next_segment: Number of the segment to be captured next.
+        start: Where its first segment starts, JSON text; where the next one will, when it is empty.
+    """
+
+    uid: str
+    source: str
+    next_segment: int
+    start: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Everything of the journal up to here has arrived; see `CheckpointRow`."""
+
+    segment: int
+    ordinal: int
+    complete: bool
+
+    @classmethod
+    def of(cls, checkpoint: CheckpointRow) -> Place:
+        """Return the place of a checkpoint."""
+        return cls(checkpoint.segment, checkpoint.ordinal, checkpoint.complete)
+
+    @property
+    def next_row(self) -> tuple[int, int]:
+        """Segment and ordinal to send next; in the order of places."""
+        return (self.segment + 1, 0) if self.complete else (self.segment, self.ordinal + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """What a sink has already, told by positions in the source's log.
+
+    Attributes:
+        start: Every segment that ends here or earlier has arrived.
+        end: The last event that has arrived lies before this position.
+        event_id: That event; None when whole segments are all that is known.
+    """
+
+    start: Position
+    end: Position
+    event_id: str | None = None
+
+    @classmethod
+    def segments_to(cls, position: str) -> Skip:
+        """Skip every segment that ends at or before `position`, JSON text."""
+        return cls(parse_position(position), parse_position(position))
+
+
+def decide(
+    checkpoint: CheckpointRow,
+    position: SinkPosition,
+    segment: Segment | None,
+    journal: Journal,
+) -> Place | Skip:
+    """Return where a sink goes on that keeps a position of its own.
+
+    Args:
+        checkpoint: The sink's checkpoint.
+        position: The sink's own position.
+        segment: The journal's segment of the position's number, None when it has none.
+        journal: The rest that matters of the journal.
+
+    Raises:
+        PositionLost: Neither of the two can be gone on after.
+    """
+    stays = Place.of(checkpoint)
+    ours = position.uid == journal.uid
+    if position.lineage != checkpoint.lineage:
+        return stays if ours or checkpoint.overrules else _by_source(position, journal)
+    if not ours:
+        return _after_rebuild(checkpoint, position, journal)
+    if (position.segment, position.ordinal) == (checkpoint.segment, checkpoint.ordinal):
+        if segment is None or segment.segment_id == position.segment_id:
+            return stays
+    elif segment is None and position.segment < min(journal.next_segment, checkpoint.segment + 1):
+        raise PositionLost(
+            f"the sink has lost data: it holds what was sent up to segment {position.segment}, "
+            f"checkpointed was segment {checkpoint.segment}, and what lies between is no longer in "
+            "the journal"
+        )
+    if segment is None or segment.segment_id != position.segment_id:
+        return _by_source(position, journal)
+    complete = position.ordinal >= segment.rows - 1
+    return Place(position.segment, position.ordinal, complete)
+
+
+def find_place(
+    skip: Skip,
+    stays: Place,
+    segments: Iterable[Segment],
+    captured: Position,
+    find: Callable[[Segment, str], int | None],
+) -> Place | None:
+    """Return the place up to which everything is to be skipped.
+
+    Args:
+        skip: What the sink has.
+        stays: The place before the first of `segments`.
+        segments: The journal's segments from there on, in order.
+        captured: The captured position, read before `segments`.
+        find: Returns the ordinal of an event in a segment, None when it is not there.
+
+    Returns:
+        The place; None when it will only be known once more has been captured.
+
+    Raises:
+        PositionLost: The event should be in these segments, and is not.
+    """
+    place = stays
+    passed = skip.end <= captured
+    for segment in segments:
+        end: Position = parse_position(segment.end_position)
+        start: Position = parse_position(segment.start_position)
+        if end <= skip.start:
+            place = Place(segment.segment, segment.rows - 1, complete=True)
+            continue
+        if skip.end <= start:
+            passed = True
+            break
+        if skip.event_id is None:
+            return place
+        ordinal = find(segment, skip.event_id)
+        if ordinal is not None:
+            return Place(segment.segment, ordinal, complete=ordinal == segment.rows - 1)
+        if skip.end <= end:
+            raise _not_found(skip)
+    if not passed:
+        return None
+    if skip.start < skip.end:
+        raise _not_found(skip)
+    return place
+
+
+def _by_source(position: SinkPosition, journal: Journal) -> Skip:
+    if position.source != journal.source:
+        raise PositionLost(
+            f"the position that the sink holds is one of source {position.source!r}, this pipeline "
+            f"reads {journal.source!r}"
+        )
+    begin: Position = parse_position(journal.start)
+    try:
+        start: Position = parse_position(position.start)
+        end: Position = parse_position(position.end)
+    except CorruptLog as error:
+        raise PositionLost(f"the position that the sink holds is unreadable: {error}") from error
+    if not type(start) is type(end) is type(begin):
+        raise PositionLost("the position that the sink holds is one of another kind of source")
+    if end < begin:
+        raise PositionLost(
+            f"the sink holds what was sent up to {position.end}, the journal begins later, at "
+            f"{journal.start}: whether changes lie between cannot be known"
+        )
+    return Skip(start, end, position.event_id)
+
+
+def _after_rebuild(
+    checkpoint: CheckpointRow, position: SinkPosition, journal: Journal
+) -> Place | Skip:
+    """Decide after the journal was started afresh under the same checkpoint.
+
+    The rebuild made sure that everything before the new journal has arrived; a position from there
+    needs no more than to be as new as the checkpoint was.
+    """
+    if checkpoint.source_position is not None:
+        end: Position = parse_position(position.end)
+        begin: Position = parse_position(journal.start)
+        had: Position = parse_position(checkpoint.source_position)
+        if had <= end <= begin:
+            return Place.of(checkpoint)
+    return _by_source(position, journal)
+
+
+def _not_found(skip: Skip) -> PositionLost:
+    return PositionLost(
+        f"the last event that the sink holds, {skip.event_id}, is not in the journal before "
+        f"{skip.end.to_json()}, where it should be"
+    )
