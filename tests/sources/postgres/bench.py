@@ -24,6 +24,8 @@ class PostgresBench:
         dsn: An empty database, as superuser.
     """
 
+    holds_log = True
+
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
         self.slot = f"s_{secrets.token_hex(6)}"

@@ -1,0 +1,110 @@
+"""A MySQL database to read from: its tables and the sources over them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from deltaforge_dagster.config.model import MysqlConfig
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.servers.mysql import connect
+from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.source import MysqlSource
+
+PIPELINE = "orders"
+
+
+class MysqlBench:
+    """The tables `orders` and `items`, which are captured, and `other`, which is not.
+
+    Args:
+        dsn: An empty database, as a user with every privilege.
+    """
+
+    holds_log = False
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.database = urlsplit(dsn).path.removeprefix("/")
+        self.connection = connect(dsn)
+        self._sources: list[MysqlSource] = []
+        self.run("SET SESSION cte_max_recursion_depth = 10000000")
+        for table in ("orders", "items", "other"):
+            self.run(f"CREATE TABLE {table} (id int PRIMARY KEY, v longtext)")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for source in self._sources:
+            source.close()
+        self.connection.close()
+
+    def config(self, **changed: Any) -> MysqlConfig:
+        """Return the source's configuration, with some fields changed."""
+        fields = {
+            "id": f"{self.database}-db",
+            "dsn": self.dsn,
+            "tables": (f"{self.database}.orders", f"{self.database}.items"),
+        }
+        return MysqlConfig(**{**fields, **changed})
+
+    def source(self, **changed: Any) -> MysqlSource:
+        """Return a new source, closed when the bench ends."""
+        source = MysqlSource(self.config(**changed), PIPELINE)
+        self._sources.append(source)
+        return source
+
+    def execute(self, *statements: str) -> None:
+        """Run the statements in one transaction."""
+        self.run("BEGIN", *statements, "COMMIT")
+
+    def run(self, *statements: str) -> None:
+        """Run the statements, each for itself."""
+        with self.connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return what a query finds."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
+
+    def readers(self) -> list[int]:
+        """Return the sessions that the log is sent to."""
+        return [
+            int(row[0])
+            for row in self.rows("SHOW PROCESSLIST")
+            if str(row[4]).startswith("Binlog Dump")
+        ]
+
+    def cut(self) -> None:
+        """End the sessions that read the log."""
+        for session in self.readers():
+            self.run(f"KILL {session}")
+
+    def forget(self) -> None:
+        """Begin a new log file and remove all before it."""
+        self.run("FLUSH BINARY LOGS")
+        (file, *_), *_ = self.rows("SHOW MASTER STATUS")
+        self.run(f"PURGE BINARY LOGS TO '{file}'")
+
+    def confirmed(self) -> None:
+        """Nothing: the server keeps its log by age."""
+
+    def head(self) -> BinlogPosition:
+        """Return where the log ends, without GTIDs."""
+        (file, pos, *_), *_ = self.rows("SHOW MASTER STATUS")
+        return BinlogPosition(file, int(pos))
+
+    @property
+    def server_id(self) -> int:
+        """The server id that our sources read with."""
+        return server_id(self.config().id)
