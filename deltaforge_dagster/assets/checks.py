@@ -2,7 +2,7 @@
 
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
-- `delivered`, one per sink: the sink has everything that was captured.
+- `delivered`, one per sink: the sink is attached and has everything that was captured.
 
 They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
 step of its own is skipped when an asset yields nothing.
@@ -18,7 +18,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.assets.publish import recorded
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.committed import attach_command, segments_behind
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
 from deltaforge_dagster.state.records import RangeRow
 from deltaforge_dagster.state.store import StateStore
@@ -82,7 +82,10 @@ def _delivered(
     for sink_id, checkpoint in store.checkpoints(loaded.name).items():
         behind = segments_behind(row, checkpoint)
         problem = None
-        if behind:
+        if not checkpoint.attached:
+            command = attach_command(loaded.name, sink_id)
+            problem = f"{checkpoint.last_error or 'detached'}; to attach it again: {command}"
+        elif behind:
             lacking = [one.range for one in ranges if one.last_segment > checkpoint.whole_segment]
             because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
             problem = f"{behind} segments behind, ranges {_listed(lacking)}{because}"

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from deltaforge_dagster.cli.output import duration, moment, position, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.pipeline.committed import attach_command
 from deltaforge_dagster.state.records import CheckpointRow, LeaseRow, PipelineRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -70,6 +71,8 @@ def _pipeline(store: StateStore, row: PipelineRow) -> RenderableType:
         "  captured",
         f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
     )
+    if row.capture_pause is not None:
+        facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
     facts.add_row("  confirmed", position(row.confirmed_position))
     facts.add_row("  journal", size(store.journal_bytes(row.name)))
     facts.add_row("  range", _range(newest[0], now) if newest else "none yet")
@@ -99,7 +102,7 @@ def _sinks(store: StateStore, pipeline: PipelineRow) -> RenderableType:
         table.add_column(heading, overflow="fold")
     now = store.now()
     for one in store.checkpoints(pipeline.name).values():
-        style = "red" if one.failures else ""
+        style = "red" if one.failures or not one.attached else ""
         wait = one.next_attempt_at - now
         table.add_row(
             f"  {one.sink}",
@@ -114,6 +117,8 @@ def _sinks(store: StateStore, pipeline: PipelineRow) -> RenderableType:
 
 
 def _behind(store: StateStore, pipeline: PipelineRow, checkpoint: CheckpointRow) -> str:
+    if not checkpoint.attached:
+        return f"detached; {attach_command(pipeline.name, checkpoint.sink)}"
     first = checkpoint.segment + checkpoint.complete
     waiting = store.segments(pipeline.name, first=first)
     rows = sum(row.rows for row in waiting)

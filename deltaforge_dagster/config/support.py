@@ -44,9 +44,6 @@ def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
     if "batch" in spec:
         text = "has no effect in this version (a segment is what is acknowledged together)"
         yield Problem(("spec", "batch"), text)
-    if "max_bytes" in _mapping(_mapping(spec, "engine"), "journal"):
-        text = "has no effect in this version (the journal is not limited)"
-        yield Problem(("spec", "engine", "journal", "max_bytes"), text)
 
 
 def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:

@@ -38,6 +38,11 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     return [one.sink for one in attached if one.sink not in counted]
 
 
+def attach_command(pipeline: str, sink: str) -> str:
+    """Return the command that attaches a detached sink again."""
+    return f"deltaforge sink attach {pipeline} {sink}"
+
+
 def committed_position(
     spec: PipelineSpec, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
 ) -> Position | None:

@@ -4,7 +4,8 @@ A run is worth starting when, and only when, nobody holds the lease and
 
 - a range is open: a run was killed and left it;
 - a sink is behind and its back-off has passed;
-- the source has changes beyond the captured position, and capture is not paused.
+- the source has changes beyond the captured position, and capture is paused neither by people
+  nor by a journal that is full of what a sink has yet to get.
 
 After a run that found nothing the source is left alone for a while, doubling to a minute
 (`next_probe`), so that an idle pipeline beside a busy database costs next to nothing.
@@ -20,7 +21,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 MAX_PROBE_WAIT = 60.0
@@ -77,8 +78,9 @@ def find_work(
     work = _left_open(store, loaded.name) or _behind(store, pipeline, now)
     if work is not None:
         return work
-    if pipeline.want == "paused":
-        return NoWork("capture is paused, every sink has what was captured")
+    paused = _paused(store, pipeline)
+    if paused is not None:
+        return NoWork(f"capture is paused{paused}")
     if pipeline.start_position is not None and now < pipeline.probe_after:
         return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
     source = build_source()
@@ -116,8 +118,23 @@ def _left_open(store: StateStore, pipeline: str) -> Work | None:
 
 
 def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
-    for sink, checkpoint in store.checkpoints(pipeline.name).items():
-        behind = segments_behind(pipeline, checkpoint)
-        if behind and checkpoint.next_attempt_at <= now:
-            return Work("sink behind", f"sink {sink} lacks {behind} of the journal's segments")
+    for checkpoint, behind in _lacking(store, pipeline):
+        if checkpoint.next_attempt_at <= now:
+            lacks = f"sink {checkpoint.sink} lacks {behind} of the journal's segments"
+            return Work("sink behind", lacks)
     return None
+
+
+def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
+    """Return why nothing is captured now, None when it is."""
+    if pipeline.want == "paused":
+        return ", every sink has what was captured"
+    if pipeline.capture_pause is not None and _lacking(store, pipeline):
+        return f": {pipeline.capture_pause}"
+    return None
+
+
+def _lacking(store: StateStore, pipeline: PipelineRow) -> list[tuple[CheckpointRow, int]]:
+    """Return the checkpoints of sinks that are behind, and by how many segments."""
+    rows = store.checkpoints(pipeline.name).values()
+    return [(one, behind) for one in rows if (behind := segments_behind(pipeline, one))]

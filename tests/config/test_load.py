@@ -296,16 +296,12 @@ def test_an_unset_variable_is_mentioned_once(write: Write) -> None:
 
 def test_fields_without_effect_warn(write: Write) -> None:
     """What a file sets and nothing reads yet is not left out in silence."""
-    path = write({"spec.batch": {"max_events": 500}, "spec.engine.journal.max_bytes": 1})
+    path = write({"spec.batch": {"max_events": 500}})
 
     assert warnings(path) == [
         (
             "24: spec.batch: has no effect in this version "
             "(a segment is what is acknowledged together)"
-        ),
-        (
-            "28: spec.engine.journal.max_bytes: has no effect in this version "
-            "(the journal is not limited)"
         ),
     ]
 

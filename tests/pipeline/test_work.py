@@ -167,6 +167,34 @@ def test_a_paused_pipeline_captures_nothing_but_still_delivers(
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
 
 
+def test_a_full_journal_captures_nothing_until_a_sink_may_drain_it(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """Changes start no run while a sink in back-off holds the journal, and do once all have it."""
+    find_work(sqlite_store, loaded, lambda: PlayedSource([]))
+    busy = PlayedSource([transaction(5)])
+    lease = held(sqlite_store)
+    capture_one(sqlite_store, lease, close=True)
+    end = LsnPosition(1).to_json()
+    with sqlite_store.fenced(lease) as writer:
+        writer.set_capture_pause("the journal is full")
+        writer.advance("one", 1, 0, complete=True, source_position=end)
+        writer.sink_failed("two", "down", sqlite_store.now() + 60)
+        writer.release()
+    assert find_work(sqlite_store, loaded, lambda: busy) == NoWork(
+        "capture is paused: the journal is full"
+    )
+
+    lease = held(sqlite_store)
+    with sqlite_store.fenced(lease) as writer:
+        writer.detach_sink("two", "detached")
+        writer.release()
+    found = find_work(sqlite_store, loaded, lambda: busy)
+
+    assert isinstance(found, Work)
+    assert found.reason == "changes"
+
+
 def test_empty_runs_make_the_next_look_wait_longer(
     sqlite_store: StateStore, loaded: LoadedPipeline
 ) -> None:

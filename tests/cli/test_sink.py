@@ -1,0 +1,67 @@
+"""`sink attach` over a real state store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.store import StateStore
+from tests.cli.test_status import lines
+from tests.state.make import NAME, capture, deliver, held
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """A store in which a live run has detached `file`, which has one segment of two."""
+    monkeypatch.setenv("COLUMNS", "200")
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    lease = held(opened, "cache", "file")
+    for number in (1, 2):
+        capture(opened, lease, number)
+        deliver(opened, lease, "cache", number)
+    deliver(opened, lease, "file", 1)
+    with opened.fenced(lease) as writer:
+        writer.detach_sink("file", "detached: the journal is full")
+        writer.set_capture_pause("the journal is full")
+    yield opened
+    opened.close()
+
+
+def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
+    """What a full journal did is seen at once, with the command that undoes it."""
+    shown = lines("status")
+
+    assert ["paused", "the journal is full"] in shown
+    assert shown[-1] == [
+        "file", "1", "detached; deltaforge sink attach orders file", "0",
+        "detached: the journal is full",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "segment"), [((), 2), (("--tail",), 3)])
+def test_attach(store: StateStore, options: tuple[str, ...], segment: int) -> None:
+    """From the journal or at the tail, and it says with which segment the sink goes on."""
+    shown = lines("sink", "attach", NAME, "file", *options)
+
+    assert shown == [[f"file is attached and goes on with segment {segment}."]]
+    assert store.checkpoints(NAME)["file"].attached
+
+
+def test_refusals(store: StateStore) -> None:
+    """What is gone, attached or unknown is one sentence that says what to do."""
+    for number, asset in store.unpublished(NAME):
+        store.mark_published(NAME, number, asset)
+    store.expire_segments(NAME, [1, 2])
+    for arguments, expected in (
+        ((NAME, "file"), "--tail lets it go on"),
+        ((NAME, "cache"), "sink 'cache' is attached"),
+        ((NAME, "other"), "has no sink 'other'"),
+        (("others", "file"), "no pipeline 'others'"),
+    ):
+        result = CliRunner().invoke(app, ["sink", "attach", *arguments])
+        assert result.exit_code == 2
+        assert expected in result.stderr
