@@ -28,7 +28,7 @@ COMMANDS = {
     "ranges": ("status:ranges", "Show a pipeline's newest ranges and who has them."),
     "checkpoint": ("checkpoint:app", "Show how far sinks have acknowledged, or set it."),
     "sink": ("sink:app", "Attach a sink again that was detached from a full journal."),
-    "bench": ("bench:app", "Measure how fast parts of the platform are on this machine."),
+    "bench": ("bench.app:app", "Measure how fast parts of the platform are on this machine."),
     "warm": ("warm:warm", "Compile and cache the kernels, as when building an image."),
 }
 """Module below `deltaforge_dagster.cli` and its function or app, and the line in the list."""

@@ -113,6 +113,11 @@ class SparkServer:
             raise SparkUnavailable(f"the Spark server ended at once (log: {folder}/server.log)")
         return cls(folder, remote, client)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the watcher; the JVM and its Python workers descend from it."""
+        return int(json.loads((self._folder / "server.json").read_bytes())["pid"])
+
     def release(self) -> None:
         """Say that this process needs the server no more; safe to call twice."""
         client, self._client = self._client, None

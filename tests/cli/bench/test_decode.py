@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deltaforge_dagster.cli.bench_decode import bench_decode
+from deltaforge_dagster.cli.bench.decode import bench_decode
 
 
 def test_measures_what_it_decodes() -> None:

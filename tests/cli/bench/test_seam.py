@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.cli.bench_seam import measure
+from deltaforge_dagster.cli.bench.seam import measure
 
 pytestmark = pytest.mark.spark
 

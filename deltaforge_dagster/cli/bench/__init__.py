@@ -1,0 +1,1 @@
+"""`deltaforge bench`: measurements that compare machines, each with its raw limit."""

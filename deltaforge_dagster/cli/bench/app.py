@@ -1,0 +1,22 @@
+"""The list of benchmarks."""
+
+from __future__ import annotations
+
+import typer
+
+from deltaforge_dagster.cli.bench.drain import PAIRS, drain_command
+from deltaforge_dagster.cli.bench.latency import latency
+from deltaforge_dagster.cli.bench.seam import seam
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure how fast the platform, or a part of it, is on this machine."""
+
+
+for _pair in PAIRS:
+    app.command(_pair)(drain_command(_pair))
+app.command()(latency)
+app.command()(seam)

@@ -1,0 +1,275 @@
+"""`deltaforge bench pg-redis` and the other pairs: how fast does a backlog reach the sink?
+
+Servers, Spark and every kernel are warm before anything is measured: a first backlog is drained for
+that. Then the source is filled, in transactions of 1,000 rows, while nobody reads. The measured time
+begins when the run begins (it takes the lease, connects and opens the log then) and ends when the
+sink has acknowledged the last message. docs/performance.md says what each number means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from deltaforge_dagster.cli.bench.installation import Installation, Say, installed
+from deltaforge_dagster.cli.bench.processes import Sampler
+from deltaforge_dagster.cli.bench.shapes import SHAPES, Shape
+from deltaforge_dagster.cli.bench.sinks import STARTS as SINKS
+from deltaforge_dagster.cli.bench.sinks import SinkKind
+from deltaforge_dagster.cli.bench.sources import STARTS as SOURCES
+from deltaforge_dagster.cli.bench.sources import BenchSource, SourceKind
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.sinks.base import SinkBatch
+
+PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
+    "pg-redis": ("pg", "redis"),
+    "pg-kafka": ("pg", "kafka"),
+    "mysql-redis": ("mysql", "redis"),
+    "mysql-kafka": ("mysql", "kafka"),
+}
+
+WARM_ROUNDS = 3
+WARM_ROWS = 20_000
+_RAW_WRITE_ROWS = 100_000
+_RAW_WRITE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine can do without us, in the same invocation; see docs/performance.md.
+
+    Attributes:
+        raw_read_per_second: Rows per second of the source's log, received and not looked at.
+        raw_write_per_second: Messages per second that the sink's client writes from memory.
+        read_ratio: `events_per_second / raw_read_per_second`.
+        write_ratio: `events_per_second / raw_write_per_second`.
+    """
+
+    raw_read_per_second: int
+    raw_write_per_second: int
+    read_ratio: float
+    write_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What was measured.
+
+    Attributes:
+        pair: Source and sink.
+        rows: Events of the backlog.
+        shape: Shape of its table.
+        exactly_once: Whether the sink kept its own position.
+        seconds: From the run's beginning to the last acknowledgement.
+        first_seconds: From the run's beginning to the first acknowledgement.
+        events_per_second: `rows / seconds`.
+        steady_events_per_second: Without the time to the first acknowledgement, and its messages.
+        cpu_seconds_per_million: Processor seconds per million events: of the run, Spark (JVM and
+            Python workers), the source's and the sink's server.
+        peak_rss_mb: Most resident memory of the run and Spark together, in MiB.
+        peak_rss_mb_by: The same for each of them, which need not be at the same moment.
+        limits: See `Limits`.
+        cores: Processors that this process may use.
+    """
+
+    pair: str
+    rows: int
+    shape: str
+    exactly_once: bool
+    seconds: float
+    first_seconds: float
+    events_per_second: int
+    steady_events_per_second: int
+    cpu_seconds_per_million: dict[str, float]
+    peak_rss_mb: int
+    peak_rss_mb_by: dict[str, int]
+    limits: Limits
+    cores: int
+
+
+def drain_command(pair: str) -> Callable[..., None]:
+    """Return the command that measures a pair."""
+
+    def command(
+        *,
+        rows: Annotated[int, typer.Option(min=1_000, help="Events of the backlog.")] = 1_000_000,
+        exactly_once: Annotated[
+            bool, typer.Option("--exactly-once", help="The sink keeps its own position.")
+        ] = False,
+        shape: Annotated[
+            Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
+        ] = "orders6",
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print one JSON object on the last line.")
+        ] = False,
+    ) -> None:
+        with progress(quiet=as_json) as say:
+            result = measure(pair, rows, SHAPES[shape], exactly_once=exactly_once, say=say)
+        if as_json:
+            typer.echo(json.dumps(asdict(result)))
+        else:
+            Console().print(_table(result))
+
+    source, _, sink = pair.partition("-")
+    names = {"pg": "PostgreSQL", "mysql": "MySQL", "redis": "Redis", "kafka": "Kafka"}
+    command.__doc__ = f"Drain a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
+    return command
+
+
+def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say) -> Drain:
+    """Start everything, drain a backlog of `rows` events, and measure the limits.
+
+    Raises:
+        DeltaforgeError: A server does not start, or the sink does not hold every event.
+    """
+    source_kind, sink_kind = PAIRS[pair]
+    with ExitStack() as owned:
+        say("starting the servers")
+        source = owned.enter_context(closing(SOURCES[source_kind]()))
+        sink = owned.enter_context(closing(SINKS[sink_kind]()))
+        source.create(shape)
+        installation = owned.enter_context(
+            installed(source, sink, exactly_once=exactly_once, say=say)
+        )
+        warm_rows = min(WARM_ROWS, rows)
+        for turn in range(WARM_ROUNDS):
+            say(f"warming up with {warm_rows:,} events, {turn + 1} of {WARM_ROUNDS}")
+            _fill(source, 1 + turn * warm_rows, warm_rows)
+            installation.catch_up()
+        warm = WARM_ROUNDS * warm_rows
+        source.begin_backlog()
+        for written in source.write(1 + warm, rows):
+            say(f"filling the backlog: {written:,} of {rows:,} rows")
+        source.end_backlog()
+        say(f"draining {rows:,} events")
+        installation.acknowledged.reset()
+        groups = {
+            "run": os.getpid(),
+            "spark": installation.spark.pid,
+            "source": source.server.pid,
+            "sink": sink.server.pid,
+        }
+        began = time.monotonic()
+        with Sampler(groups, alone="run", together=("run", "spark")) as sampler:
+            outcome = installation.catch_up()
+        done = installation.acknowledged
+        problem = outcome.capture_error or outcome.sink_errors.get("sink")
+        if problem or done.rows != rows or sink.count() != warm + rows:
+            raise DeltaforgeError(
+                f"{done.rows:,} of {rows:,} events were delivered; {problem or 'no error'}"
+            )
+        say("reading the raw log")
+        raw_read = rows / source.read_raw()
+        say("writing the raw messages")
+        raw_write = _write_raw(installation)
+        seconds = done.last_at - began
+        rate = rows / seconds
+        steady = (rows - done.first_rows) / max(done.last_at - done.first_at, 1e-9)
+        return Drain(
+            pair=pair,
+            rows=rows,
+            shape=shape.name,
+            exactly_once=exactly_once,
+            seconds=round(seconds, 3),
+            first_seconds=round(done.first_at - began, 3),
+            events_per_second=round(rate),
+            steady_events_per_second=round(steady),
+            cpu_seconds_per_million={
+                name: round(used / rows * 1e6, 3) for name, used in sampler.cpu_seconds().items()
+            },
+            peak_rss_mb=sampler.peak_together >> 20,
+            peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
+            limits=Limits(
+                raw_read_per_second=round(raw_read),
+                raw_write_per_second=round(raw_write),
+                read_ratio=round(rate / raw_read, 3),
+                write_ratio=round(rate / raw_write, 3),
+            ),
+            cores=len(os.sched_getaffinity(0)),
+        )
+
+
+def _fill(source: BenchSource, first: int, rows: int) -> None:
+    for _ in source.write(first, rows):
+        pass
+
+
+def _write_raw(installation: Installation) -> float:
+    """Return how many messages a second the sink's client writes, from memory, at best.
+
+    They are those of the last segments, prepared once more and sent without a position.
+    """
+    messages = _last_messages(installation)
+    sink = installation.tools.build_sink("sink")
+    sink.open()
+    try:
+        written = 0
+        began = time.monotonic()
+        while (seconds := time.monotonic() - began) < _RAW_WRITE_SECONDS:
+            for batch in messages:
+                sink.send(batch, lambda: None)
+                written += batch.messages.num_rows
+        return written / seconds
+    finally:
+        sink.close()
+
+
+def _last_messages(installation: Installation) -> list[SinkBatch]:
+    store, loaded = installation.store, installation.loaded
+    row = store.pipeline(loaded.name)
+    assert row is not None
+    with installation.tools.replay_sessions() as sessions:
+        preparer = Preparer(loaded.spec, installation.tools.journal, sessions, "raw")
+        found: list[SinkBatch] = []
+        rows = 0
+        for number in range(row.next_segment - 1, 0, -1):
+            segments = store.segments(loaded.name, first=number, last=number)
+            if rows >= _RAW_WRITE_ROWS or not segments:
+                break
+            prepared = preparer.prepare(segments)
+            found += prepared.batches("sink", number, -1)
+            rows += segments[0].rows
+            prepared.discard()
+        return found
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Say]:
+    """Lend a function that shows what is going on, on standard error; nothing when `quiet`."""
+    if quiet:
+        yield lambda _: None
+        return
+    with Status("", console=Console(stderr=True)) as status:
+        yield status.update
+
+
+def _table(result: Drain) -> Table:
+    table = Table("measure", "value", title=f"{result.pair}, {result.rows:,} events {result.shape}")
+    rows = {
+        "events per second": f"{result.events_per_second:,}",
+        "without the time to the first": f"{result.steady_events_per_second:,}",
+        "seconds to first, to last": f"{result.first_seconds:.2f}, {result.seconds:.2f}",
+        "raw read per second": f"{result.limits.raw_read_per_second:,}"
+        f" (ratio {result.limits.read_ratio:.2f})",
+        "raw write per second": f"{result.limits.raw_write_per_second:,}"
+        f" (ratio {result.limits.write_ratio:.2f})",
+        "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
+    }
+    rows |= {
+        f"cpu seconds per million, {name}": f"{value:.2f}"
+        for name, value in result.cpu_seconds_per_million.items()
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,152 @@
+"""An installation of its own for one benchmark: home directory, Spark, and one pipeline.
+
+Runs execute in this process, without Dagster: what `deltaforge run` does between its first and last
+line. Dagster's own processes cost nothing per event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from deltaforge_dagster.cli.bench.sinks import BenchSink
+from deltaforge_dagster.cli.bench.sources import BenchSource
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.publication import pending
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
+from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.sinks.base import SendGuard, Sink, SinkBatch
+from deltaforge_dagster.state.store import StateStore
+
+PIPELINE = "bench"
+
+Say = Callable[[str], None]
+
+
+class Installation:
+    """An open installation with one pipeline, from a source to a sink.
+
+    Attributes:
+        acknowledged: What the sink has acknowledged since `acknowledged.reset()`.
+        spark: The Spark server.
+        tools: What runs work with.
+    """
+
+    def __init__(self, opened: Opened, loaded: LoadedPipeline, spark: SparkServer) -> None:
+        self.spark = spark
+        self.acknowledged = Acknowledged()
+        self._opened = opened
+        self._loaded = loaded
+        tools = build_tools(opened, loaded)
+        self.tools: Tools = dataclasses.replace(
+            tools, build_sink=lambda sink_id: _Watched(tools.build_sink(sink_id), self.acknowledged)
+        )
+
+    @property
+    def store(self) -> StateStore:
+        """The state store."""
+        return self._opened.store
+
+    @property
+    def loaded(self) -> LoadedPipeline:
+        """The pipeline."""
+        return self._loaded
+
+    def run(self, *, until_caught_up: bool) -> LiveRun:
+        """Return a run, not yet begun."""
+        observer = _Publisher(self.store)
+        run_id = str(uuid.uuid4())
+        return LiveRun(self._loaded, self.tools, run_id, observer, until_caught_up=until_caught_up)
+
+    def catch_up(self) -> RunOutcome:
+        """Execute a run that ends when everything is captured and delivered."""
+        return self.run(until_caught_up=True).execute()
+
+
+class Acknowledged:
+    """How many messages a sink has acknowledged, and when (`time.monotonic`)."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.rows = self.first_rows = 0
+        self.first_at = self.last_at = 0.0
+
+    def add(self, rows: int) -> None:
+        """Note that a batch of `rows` messages was acknowledged now."""
+        now = time.monotonic()
+        if not self.rows:
+            self.first_at, self.first_rows = now, rows
+        self.rows += rows
+        self.last_at = now
+
+
+class _Watched:
+    """A sink that tells when a batch was acknowledged; everything else is the sink's own."""
+
+    def __init__(self, sink: Sink, acknowledged: Acknowledged) -> None:
+        self._sink = sink
+        self._acknowledged = acknowledged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def send(self, batch: SinkBatch, guard: SendGuard) -> int:
+        """Send the batch, and note it."""
+        last = self._sink.send(batch, guard)
+        self._acknowledged.add(batch.messages.num_rows)
+        return last
+
+
+class _Publisher:
+    """Publishes at once, as Dagster would."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+
+    def range_opened(self, number: int) -> None:
+        """Nobody looks."""
+
+    def warn(self, message: str) -> None:
+        """Nobody looks."""
+
+    def publish(self) -> None:
+        """Mark what is due as published."""
+        for one in pending(self._store, PIPELINE):
+            self._store.mark_published(PIPELINE, one.range, one.asset)
+
+
+@contextmanager
+def installed(
+    source: BenchSource, sink: BenchSink, *, exactly_once: bool, say: Say
+) -> Iterator[Installation]:
+    """Lend an installation in a temporary directory; Spark runs, the start position is fixed."""
+    with ExitStack() as owned:
+        home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-bench-")))
+        say("starting Spark")
+        spark = SparkServer.ensure(home)
+        owned.callback(spark.stop)
+        file = home / f"{PIPELINE}.yaml"
+        file.touch(mode=0o600)
+        file.write_text(
+            f"metadata: {{name: {PIPELINE}, tenant: bench}}\n"
+            f"spec:\n  source: {source.block}\n"
+            f"  sinks: [{sink.block(exactly_once=exactly_once)}]\n"
+        )
+        settings = Settings.from_env({"DELTAFORGE_HOME": str(home)})
+        opened = owned.enter_context(Platform(settings, single_process=True).open())
+        installation = Installation(opened, load_pipeline(file), spark)
+        say("compiling kernels; a first run fixes the start position")
+        installation.catch_up()
+        yield installation

@@ -1,0 +1,184 @@
+"""`deltaforge bench latency`: how long from the commit to the sink?
+
+A live run follows the source while rows are written at a steady rate: a second apart at first to warm
+everything, then 50 a second in transactions of one row, then 1,000 a second in transactions of ten.
+A row's latency is from the moment the writer sends COMMIT, so the commit itself is in it, to the time
+that the sink's server gave the message. Both are clocks of this machine, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deltaforge_dagster.cli.bench.drain import PAIRS, progress
+from deltaforge_dagster.cli.bench.installation import Installation, Say, installed
+from deltaforge_dagster.cli.bench.shapes import ORDERS6
+from deltaforge_dagster.cli.bench.sinks import STARTS as SINKS
+from deltaforge_dagster.cli.bench.sources import STARTS as SOURCES
+from deltaforge_dagster.cli.bench.sources import BenchSource
+from deltaforge_dagster.cli.demo_proof import percentile
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.run import RunOutcome
+
+RATES = {50: 1, 1_000: 10}
+"""Rows per second, and rows of one transaction."""
+
+_WARM_SECONDS = 5.0
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds from commit to sink, at one rate.
+
+    Attributes:
+        rows_per_second: The rate asked for.
+        rows: How many rows were written and arrived.
+        written_per_second: The rate that the writer reached.
+        p50_ms: Median.
+        p99_ms: 99th percentile.
+        max_ms: The slowest.
+    """
+
+    rows_per_second: int
+    rows: int
+    written_per_second: float
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+
+def latency(
+    *,
+    pair: Annotated[
+        Literal["pg-redis", "pg-kafka", "mysql-redis", "mysql-kafka"],
+        typer.Option(help="Source and sink."),
+    ] = "pg-redis",
+    seconds: Annotated[float, typer.Option(min=1, help="How long each rate is held.")] = 20.0,
+    exactly_once: Annotated[
+        bool, typer.Option("--exactly-once", help="The sink keeps its own position.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Measure commit to sink at 50 and at 1,000 rows a second."""
+    with progress(quiet=as_json) as say:
+        found = measure(pair, seconds, exactly_once=exactly_once, say=say)
+    if as_json:
+        rates = {str(one.rows_per_second): asdict(one) for one in found}
+        result = {"pair": pair, "exactly_once": exactly_once, "latency": rates}
+        typer.echo(json.dumps(result))
+        return
+    table = Table("rows/s", "p50 ms", "p99 ms", "max ms", title=f"{pair}, commit to sink")
+    for one in found:
+        table.add_row(*map(str, (one.rows_per_second, one.p50_ms, one.p99_ms, one.max_ms)))
+    Console().print(table)
+
+
+def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[Latency]:
+    """Start everything and hold each rate for `seconds`.
+
+    Raises:
+        DeltaforgeError: A server does not start, or a row does not arrive.
+    """
+    source_kind, sink_kind = PAIRS[pair]
+    with ExitStack() as owned:
+        say("starting the servers")
+        source = owned.enter_context(closing(SOURCES[source_kind]()))
+        sink = owned.enter_context(closing(SINKS[sink_kind]()))
+        source.create(ORDERS6)
+        installation = owned.enter_context(
+            installed(source, sink, exactly_once=exactly_once, say=say)
+        )
+        writer = _Writer(source)
+        spans: dict[int, tuple[range, float]] = {}
+        with _following(installation):
+            say("warming up")
+            for rate, per_transaction in {10: 1, **RATES}.items():
+                writer.write(rate, per_transaction, _WARM_SECONDS)
+            _wait(installation, writer)
+            for rate, per_transaction in RATES.items():
+                say(f"writing {rate:,} rows a second for {seconds:g} s")
+                first, began = writer.next, time.monotonic()
+                writer.write(rate, per_transaction, seconds)
+                written = range(first, writer.next)
+                spans[rate] = written, len(written) / (time.monotonic() - began)
+                _wait(installation, writer)
+        arrived = {one.event["after"]["id"]: one.at_ms or 0 for one in sink.arrivals()}
+        return [
+            _summary(rate, written, reached, writer.told, arrived)
+            for rate, (written, reached) in spans.items()
+        ]
+
+
+def _summary(
+    rate: int, written: range, reached: float, told: dict[int, float], arrived: dict[int, int]
+) -> Latency:
+    times = sorted(round(arrived[number] - told[number] * 1000) for number in written)
+    middle, slow = percentile(times, 0.5), percentile(times, 0.99)
+    assert middle is not None
+    assert slow is not None
+    return Latency(rate, len(times), round(reached, 1), middle, slow, times[-1])
+
+
+class _Writer:
+    """Writes rows at a steady rate, and remembers when each was committed.
+
+    Attributes:
+        next: Number of the next row.
+        told: When COMMIT was sent, by row (seconds of the clock).
+    """
+
+    def __init__(self, source: BenchSource) -> None:
+        self._source = source
+        self.next = 1
+        self.told: dict[int, float] = {}
+
+    def write(self, rate: int, per_transaction: int, seconds: float) -> None:
+        """Write `rate` rows a second for so long; a late transaction delays no later one."""
+        began = time.monotonic()
+        for turn in range(round(rate * seconds / per_transaction)):
+            ahead = turn * per_transaction / rate - (time.monotonic() - began)
+            if ahead > 0:
+                time.sleep(ahead)
+            told = self._source.add(self.next, per_transaction)
+            self.told |= dict.fromkeys(range(self.next, self.next + per_transaction), told)
+            self.next += per_transaction
+
+
+@contextmanager
+def _following(installation: Installation) -> Iterator[None]:
+    """Let a live run follow the source."""
+    run = installation.run(until_caught_up=False)
+    installation.acknowledged.reset()
+    outcomes: list[RunOutcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(run.execute()), name="run")
+    thread.start()
+    try:
+        yield
+    finally:
+        run.request_end()
+        thread.join()
+    if not outcomes or outcomes[0].capture_error or outcomes[0].sink_errors:
+        raise DeltaforgeError(f"the run failed: {outcomes[0] if outcomes else 'see above'}")
+
+
+def _wait(installation: Installation, writer: _Writer) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while installation.acknowledged.rows < len(writer.told):
+        if time.monotonic() > deadline:
+            raise DeltaforgeError(
+                f"{installation.acknowledged.rows:,} of {len(writer.told):,} rows have arrived"
+            )
+        time.sleep(0.02)

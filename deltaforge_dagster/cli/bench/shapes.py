@@ -1,0 +1,98 @@
+"""The tables that benchmarks write: their columns, and statements that make rows in the server.
+
+Row `n` is a function of `n` alone, computed by the server, so writing costs the benchmark nothing. One
+statement is one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TRANSACTION_ROWS = 1_000
+
+Dialect = Literal["postgres", "mysql"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its type, and its value in row `n`, for each dialect where they differ."""
+
+    name: str
+    type: str
+    value: str
+    mysql_type: str | None = None
+    mysql_value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table; its first column is the primary key."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    def create_table(self, dialect: Dialect) -> str:
+        """Return the statement that makes the table."""
+        types = [
+            f"{one.name} {one.mysql_type or one.type if dialect == 'mysql' else one.type}"
+            for one in self.columns
+        ]
+        key = self.columns[0].name
+        return f"CREATE TABLE {self.name} ({', '.join(types)}, PRIMARY KEY ({key}))"
+
+    def insert(self, dialect: Dialect, first: int, rows: int) -> str:
+        """Return the statement that adds rows `first` to `first + rows - 1`.
+
+        In MySQL it reads a table `numbers(i)` that holds at least 0 to `rows - 1`.
+        """
+        last = first + rows - 1
+        if dialect == "postgres":
+            values = ", ".join(one.value for one in self.columns)
+            numbers = f"generate_series({first}::bigint, {last}) AS n"
+        else:
+            values = ", ".join(one.mysql_value or one.value for one in self.columns)
+            numbers = f"(SELECT {first} + i AS n FROM numbers WHERE i < {rows}) AS numbered"  # noqa: S608
+        return f"INSERT INTO {self.name} SELECT {values} FROM {numbers}"  # noqa: S608 - numbers
+
+
+_CREATED = Column(
+    "created_at",
+    "timestamp",
+    "timestamp '2025-01-02 03:04:05' + n * interval '1000001 microseconds'",
+    "timestamp(6) NOT NULL",
+    "timestamp '2025-01-02 03:04:05' + INTERVAL n * 1000001 MICROSECOND",
+)
+_STATUS = "CASE n % 4 WHEN 0 THEN 'new' WHEN 1 THEN 'paid' WHEN 2 THEN 'packed' ELSE 'sent' END"
+
+ORDERS6 = Shape(
+    "orders6",
+    (
+        Column("id", "bigint", "n"),
+        Column("customer", "text", "concat('customer ', n * 7919 % 100003)", "varchar(100)"),
+        Column("amount", "decimal(10,2)", "n % 99991 / 100.0"),
+        Column("status", "text", _STATUS, "varchar(20)"),
+        _CREATED,
+        Column("note", "text", "concat('note on order ', n, ': ', n * 104729 % 1000003)"),
+    ),
+)
+"""Six columns, about 130 bytes of JSON."""
+
+WIDE10 = Shape(
+    "wide10",
+    (
+        Column("id", "bigint", "n"),
+        Column("customer_id", "bigint", "n * 7919 % 100003"),
+        Column("status", "text", _STATUS, "varchar(20)"),
+        Column("amount", "decimal(12,2)", "n % 99991 / 100.0"),
+        Column("currency", "char(3)", "'EUR'"),
+        Column("note", "text", "concat('order ', n * 104729 % 1000003, ' of ', n, ', by post')"),
+        Column("paid", "boolean", "n % 3 > 0"),
+        Column("items", "int", "n % 7"),
+        _CREATED,
+        Column("sku", "text", "concat('SKU-', n * 31 % 5000)", "varchar(40)"),
+    ),
+)
+"""Ten columns, about 250 bytes of JSON."""
+
+SHAPES = {one.name: one for one in (ORDERS6, WIDE10)}

@@ -1,0 +1,134 @@
+"""The sinks of benchmarks: a server that is written to by the pipeline, and read back.
+
+What has arrived is asked of the server itself, never of the pipeline.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import orjson
+import redis
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from deltaforge_dagster.cli.demo_proof import Arrival, read_redis
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import Server
+from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_dagster.servers.redis import RedisServer
+
+SinkKind = Literal["redis", "kafka"]
+
+DESTINATION = "bench"
+PARTITIONS = 4
+_PATIENCE = 60.0
+
+
+class BenchSink(ABC):
+    """A running server with one destination.
+
+    Attributes:
+        server: The server.
+    """
+
+    server: Server
+
+    @abstractmethod
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink of the pipeline file, in YAML's flow style."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return how many messages a consumer finds."""
+
+    @abstractmethod
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yield every event with the time at which the server took it."""
+
+    def close(self) -> None:
+        """End the server."""
+        self.server.close()
+
+
+class RedisBench(BenchSink):
+    """Redis: one stream. The append-only file is on, as where data is to be kept."""
+
+    def __init__(self) -> None:
+        self._redis = RedisServer.start(origins=["package", "installed"])
+        self.server = self._redis
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink."""
+        return (
+            f'{{type: redis, config: {{id: sink, uri: "{self._redis.uri}", stream: {DESTINATION}, '
+            f"exactly_once: {str(exactly_once).lower()}}}}}"
+        )
+
+    def count(self) -> int:
+        """Return the stream's length."""
+        with redis.Redis.from_url(self._redis.uri) as client:
+            return int(client.xlen(DESTINATION))
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yield the stream's entries; the time is in their ids."""
+        return read_redis(self._redis.uri, DESTINATION)
+
+
+class KafkaBench(BenchSink):
+    """Kafka: one topic of four partitions, whose records carry the broker's time."""
+
+    def __init__(self) -> None:
+        self._kafka = KafkaServer.start(quick=False)
+        self.server = self._kafka
+        self._kafka.create_topic(
+            DESTINATION, PARTITIONS, {"message.timestamp.type": "LogAppendTime"}
+        )
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink."""
+        return (
+            f'{{type: kafka, config: {{id: sink, brokers: "{self._kafka.brokers}", '
+            f"topic: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
+        )
+
+    def count(self) -> int:
+        """Return how many records a consumer with read_committed gets."""
+        return sum(1 for _ in self._records())
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yield the records; transactions are visible a little after the time of their records."""
+        for message in self._records():
+            yield Arrival(orjson.loads(message.value()), message.timestamp()[1])
+
+    def _records(self) -> Iterator[Any]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._kafka.brokers,
+                "group.id": secrets.token_hex(6),
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(DESTINATION, n, 0) for n in range(PARTITIONS)])
+            unread = set(range(PARTITIONS))
+            while unread:
+                message = consumer.poll(_PATIENCE)
+                if message is None:
+                    raise SettingsError("Kafka does not answer a consumer")
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    unread.discard(message.partition())
+                else:
+                    raise SettingsError(f"Kafka refuses a consumer: {KafkaException(error)}")
+        finally:
+            consumer.close()
+
+
+STARTS: dict[SinkKind, Callable[[], BenchSink]] = {"redis": RedisBench, "kafka": KafkaBench}
