@@ -110,8 +110,8 @@ def _sinks(store: StateStore, pipeline: PipelineRow) -> RenderableType:
             _behind(store, pipeline, one),
             f"{one.failures}",
             "" if not one.failures else f"in {duration(wait)}" if wait > 0 else "now",
-            Text(one.last_error or ""),
-            style=style,
+            Text("; ".join(text for text in (one.last_error, one.notice) if text)),
+            style=style or ("yellow" if one.notice else ""),
         )
     return table
 
