@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.mysql.charsets import CHARSETS
@@ -23,7 +22,7 @@ from deltaforge_dagster.sources.mysql.json_binary import json_text
 from deltaforge_dagster.sources.mysql.layout import HELP_END, HELP_KIND, HELP_START
 from deltaforge_dagster.sources.mysql.values import HELP_DOUBLE, HELP_FLOAT, HELP_JSON, HELP_TEXT
 
-_FLOATS = {HELP_FLOAT: np.dtype("<f4"), HELP_DOUBLE: np.dtype("<f8")}
+_FLOATS: dict[int, npt.DTypeLike] = {HELP_FLOAT: "<f4", HELP_DOUBLE: "<f8"}
 
 
 def help_texts(source: Bytes, helps: Longs) -> tuple[Longs, Bytes]:
@@ -45,18 +44,21 @@ def help_texts(source: Bytes, helps: Longs) -> tuple[Longs, Bytes]:
     if len(parts) > 1:
         places = np.empty(len(helps), np.int64)
         places[np.concatenate(lines)] = np.arange(len(helps))
-        texts = pc.take(pa.concat_arrays(parts), pa.array(places))
+        texts = pa.concat_arrays(parts).take(pa.array(places))  # type: ignore[arg-type]
     _, ends, data = texts.buffers()
-    bounds = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(helps) + 1]
-    return bounds, np.frombuffer(data, np.uint8)
+    if ends is None or data is None:
+        return np.zeros(len(helps) + 1, np.int64), np.empty(0, np.uint8)
+    bounds = np.frombuffer(memoryview(ends), np.int64)[texts.offset : texts.offset + len(helps) + 1]
+    return bounds, np.frombuffer(memoryview(data), np.uint8)
 
 
 def _texts(kind: int, source: Bytes, starts: Longs, ends: Longs) -> pa.Array[Any]:
     """Return the texts of values of one kind."""
     float_type = _FLOATS.get(kind)
     if float_type is not None:
-        raw = source[starts[:, None] + np.arange(float_type.itemsize)]
-        return pc.cast(pa.array(raw.view(float_type)[:, 0]), pa.large_string())
+        raw = source[starts[:, None] + np.arange(np.dtype(float_type).itemsize)]
+        numbers: pa.Array[Any] = pa.array(raw.view(float_type)[:, 0])
+        return numbers.cast(pa.large_string())
     write = json_text if kind == HELP_JSON else _reader(CHARSETS[kind - HELP_TEXT].codec)
     return pa.array(
         [write(source[start:end].tobytes()) for start, end in zip(starts, ends, strict=True)],

@@ -47,8 +47,8 @@ from deltaforge_dagster.sources.mysql.layout import (
     TABLE_FIRST,
     TABLE_KEYS,
 )
+from deltaforge_dagster.sources.mysql.numbers import read_8, read_big, read_size, read_unsigned
 from deltaforge_dagster.sources.mysql.scalars import (
-    read_little,
     write_date,
     write_datetime,
     write_decimal,
@@ -124,7 +124,7 @@ def _write_latin_1(source: Bytes, start: int, end: int, out: Bytes, place: int) 
         byte = source[at]
         for i in range(_LATIN_1[byte, 0]):
             out[place + i] = _LATIN_1[byte, 1 + i]
-        place += np.int64(_LATIN_1[byte, 0])
+        place += read_8(_LATIN_1[byte], 0)
     out[place] = QUOTE
     return place + 1
 
@@ -200,7 +200,7 @@ def _write_image(
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     present = 0
     for index in range(count):
-        present += (source[bits + (index >> 3)] >> (index & 7)) & 1
+        present += (read_8(source, bits + (index >> 3)) >> (index & 7)) & 1
     nulls = at
     at += (present + 7) >> 3
     sent = 0
@@ -225,9 +225,7 @@ def _write_image(
             size = columns[column, COLUMN_SIZE]
             prefix = columns[column, COLUMN_PREFIX]
             if prefix != 0:
-                size = np.int64(source[at])
-                for i in range(1, prefix):
-                    size |= np.int64(source[at + i]) << (8 * i)
+                size = read_size(source, at, prefix)
                 at += prefix
             end = at + size
             if kind == UTF_8_TEXT:
@@ -237,7 +235,7 @@ def _write_image(
             elif kind == SIGNED:
                 place = write_signed(source, at, size, out, place)
             elif kind == UNSIGNED:
-                place = write_unsigned(read_little(source, at, size), out, place)
+                place = write_unsigned(read_unsigned(source, at, size), out, place)
             elif kind == DECIMAL:
                 place = write_decimal(
                     source, at, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND],
@@ -255,15 +253,12 @@ def _write_image(
                 place = copy(help_text, help_ends[helped], help_ends[helped + 1], out, place)
                 helped += 1
             elif kind == YEAR:
-                year = np.int64(source[at])
+                year = read_8(source, at)
                 place = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, place)
             elif kind == BIT:
-                value = np.uint64(0)
-                for i in range(size):
-                    value = value << np.uint64(8) | np.uint64(source[at + i])
-                place = write_unsigned(value, out, place)
+                place = write_unsigned(np.uint64(read_big(source, at, size)), out, place)
             elif kind == ENUM:
-                label = np.int64(read_little(source, at, size))
+                label = read_size(source, at, size)
                 if label > columns[column, COLUMN_SECOND]:
                     place = INVALID
                 else:
@@ -276,7 +271,7 @@ def _write_image(
                     place += 1
             elif kind == SET:
                 place = _write_set(
-                    read_little(source, at, size), columns[column, COLUMN_FIRST],
+                    read_unsigned(source, at, size), columns[column, COLUMN_FIRST],
                     columns[column, COLUMN_SECOND], labels, names, out, place,
                 )  # fmt: skip
             elif kind == LATIN_1_TEXT:

@@ -13,6 +13,7 @@ import numpy as np
 from deltaforge_dagster.sources.characters import COLON, DOT, MINUS, QUOTE, ZERO
 from deltaforge_dagster.sources.json_text import INVALID
 from deltaforge_dagster.sources.kernel import Bytes, kernel
+from deltaforge_dagster.sources.mysql.numbers import read_8, read_24, read_big, read_unsigned
 
 _SPACE, _UPPER_T, _UPPER_Z = ord(" "), ord("T"), ord("Z")
 _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
@@ -22,24 +23,6 @@ _POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
 """Microseconds that the last place of a fraction of so many bytes stands for."""
 
 _DAY = 86_400
-
-
-@kernel
-def read_little(source: Bytes, at: int, size: int) -> np.uint64:
-    """Return the little-endian unsigned number of `size` bytes."""
-    value = np.uint64(0)
-    for i in range(size):
-        value |= np.uint64(source[at + i]) << np.uint64(8 * i)
-    return value
-
-
-@kernel
-def read_big(source: Bytes, at: int, size: int) -> int:
-    """Return the big-endian unsigned number of at most 7 bytes."""
-    value = np.int64(0)
-    for i in range(size):
-        value = value << 8 | np.int64(source[at + i])
-    return value  # type: ignore[return-value]
 
 
 @kernel
@@ -60,7 +43,7 @@ def write_unsigned(value: np.uint64, out: Bytes, place: int) -> int:
 @kernel
 def write_signed(source: Bytes, at: int, size: int, out: Bytes, place: int) -> int:
     """Write a little-endian number in two's complement."""
-    value = read_little(source, at, size)
+    value = read_unsigned(source, at, size)
     if source[at + size - 1] & 0x80 != 0:
         out[place] = MINUS
         place += 1
@@ -91,7 +74,7 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
                                            1 digit |  9 digits  | 4 digits
     """
     negative = source[at] & 0x80 == 0
-    inverted = np.int64(0xFF if negative else 0)
+    inverted = 0xFF if negative else 0
     out[place] = QUOTE
     place += 1
     if negative:
@@ -105,9 +88,9 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
     while left > 0:
         if group == 0:
             group = 9
-        value = np.int64(0)
+        value = 0
         for _ in range(_DECIMAL_BYTES[group]):
-            byte = np.int64(source[at]) ^ inverted
+            byte = read_8(source, at) ^ inverted
             if at == first:
                 byte ^= 0x80
             value = value << 8 | byte
@@ -128,9 +111,9 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
     left = scale
     while left > 0:
         group = min(left, 9)
-        value = np.int64(0)
+        value = 0
         for _ in range(_DECIMAL_BYTES[group]):
-            byte = np.int64(source[at]) ^ inverted
+            byte = read_8(source, at) ^ inverted
             if at == first:
                 byte ^= 0x80
             value = value << 8 | byte
@@ -166,7 +149,7 @@ def _write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, p
 @kernel
 def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
     """Write a DATE."""
-    value = np.int64(source[at]) | np.int64(source[at + 1]) << 8 | np.int64(source[at + 2]) << 16
+    value = read_24(source, at)
     if value >> 9 > 9999:
         return INVALID
     out[place] = QUOTE
@@ -178,7 +161,7 @@ def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
 @kernel
 def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
     """Write a DATETIME2 with so many digits of its fraction in the log."""
-    value = read_big(source, at, 5) - (np.int64(1) << 39)
+    value = read_big(source, at, 5) - (1 << 39)
     if value < 0:
         return INVALID
     size = (digits + 1) >> 1
@@ -235,14 +218,14 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int)
 def write_time(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
     """Write a TIME2 with so many digits of its fraction in the log."""
     size = (digits + 1) >> 1
-    value = read_big(source, at, 3 + size) - (np.int64(0x800000) << (8 * size))
+    value = read_big(source, at, 3 + size) - (0x800000 << (8 * size))
     out[place] = QUOTE
     place += 1
     if value < 0:
         out[place] = MINUS
         place += 1
         value = -value
-    micros = (value & ((np.int64(1) << (8 * size)) - 1)) * _POWERS[size]
+    micros = (value & ((1 << (8 * size)) - 1)) * _POWERS[size]
     if micros > 999_999:
         return INVALID
     value >>= 8 * size

@@ -108,6 +108,17 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_TS_US,
     TXS,
 )
+from deltaforge_dagster.sources.mysql.numbers import (
+    read_8,
+    read_16,
+    read_24,
+    read_32,
+    read_48,
+    read_56,
+    read_64,
+    read_big,
+    read_size,
+)
 from deltaforge_dagster.sources.mysql.table_map import MAX_COLUMNS
 
 NEED_MORE, FULL, FOREIGN, SPLIT, NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, UNSUPPORTED = range(9)
@@ -151,7 +162,7 @@ _CRC = _crc_tables()
 @kernel
 def crc32(source: Bytes, start: int, end: int) -> int:
     """Return the CRC32 of `source[start:end]`, as zlib does."""
-    value = np.int64(0xFFFFFFFF)
+    value = 0xFFFFFFFF
     at = start
     while end - at >= 8:
         low = value ^ read_32(source, at)
@@ -170,40 +181,6 @@ def crc32(source: Bytes, start: int, end: int) -> int:
         value = (value >> 8) ^ _CRC[0, (value ^ source[at]) & 255]
         at += 1
     return int(value ^ 0xFFFFFFFF)
-
-
-@kernel
-def read_16(source: Bytes, at: int) -> int:
-    """Return the little-endian Int16 at `at`, unsigned."""
-    # 64 bits wide also in plain Python, so that `read_64` wraps into the sign there, too.
-    return np.int64(source[at]) | np.int64(source[at + 1]) << 8  # type: ignore[return-value]
-
-
-@kernel
-def read_32(source: Bytes, at: int) -> int:
-    """Return the little-endian Int32 at `at`, unsigned."""
-    return read_16(source, at) | read_16(source, at + 2) << 16
-
-
-@kernel
-def read_48(source: Bytes, at: int) -> int:
-    """Return the little-endian Int48 at `at`, unsigned."""
-    return read_32(source, at) | read_16(source, at + 4) << 32
-
-
-@kernel
-def read_64(source: Bytes, at: int) -> int:
-    """Return the little-endian Int64 at `at`."""
-    return read_32(source, at) | read_32(source, at + 4) << 32
-
-
-@kernel
-def read_64_big(source: Bytes, at: int) -> int:
-    """Return the big-endian Int64 at `at`."""
-    value = np.int64(0)
-    for i in range(8):
-        value = value << 8 | np.int64(source[at + i])
-    return value  # type: ignore[return-value]
 
 
 @kernel
@@ -269,9 +246,7 @@ def _image_end(
         if prefix != 0:
             if end - at < prefix:
                 return -1, 0
-            size = np.int64(source[at])
-            for i in range(1, prefix):
-                size |= np.int64(source[at + i]) << (8 * i)
+            size = read_size(source, at, prefix)
             at += prefix
             if size > end - at:
                 return -1, 0
@@ -279,7 +254,8 @@ def _image_end(
                 room += size * STRING_GROWTH
             else:
                 # As a string, or as Base64, or as a string of two bytes for one.
-                room += max(string_size(source, at, at + size), 2 * size + OVERHEAD) + size
+                exact = string_size(source, at, at + size)
+                room += max(exact, 2 * size + OVERHEAD) + size
         elif size > end - at:
             return -1, 0
         if columns[column, COLUMN_HELP] != 0:
@@ -297,7 +273,7 @@ def _count_bits(source: Bytes, at: int, bits: int) -> int:
     """Return how many of the first bits from `at` on are set."""
     count = 0
     for bit in range(bits):
-        count += (source[at + (bit >> 3)] >> (bit & 7)) & 1
+        count += (read_8(source, at + (bit >> 3)) >> (bit & 7)) & 1
     return count
 
 
@@ -330,7 +306,7 @@ def _scan_rows(
     count = tables[table, TABLE_COLUMNS]
     if end - at < 1:
         return BAD_EVENT
-    sent = np.int64(source[at])
+    sent = read_8(source, at)
     at += 1
     if sent == 252:
         if end - at < 2:
@@ -414,8 +390,8 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
         return FULL
     number = read_64(source, at + 17)
     if number > 0:
-        txs[tx, TX_A] = read_64_big(source, at + 1)
-        txs[tx, TX_B] = read_64_big(source, at + 9)
+        txs[tx, TX_A] = read_big(source, at + 1, 8)
+        txs[tx, TX_B] = read_big(source, at + 9, 8)
         txs[tx, TX_NUMBER] = number
         txs[tx, TX_HAS_GTID] = 1
     else:
@@ -428,11 +404,11 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
     clocks = at + 25
     if end - clocks >= 24 and source[clocks] == 2:
         time = clocks + 17
-        here = read_48(source, time) | np.int64(source[time + 6]) << 48
+        here = read_56(source, time)
         if here >> 55 != 0:
             if end - time < 14:
                 return BAD_EVENT
-            txs[tx, TX_TS_US] = read_48(source, time + 7) | np.int64(source[time + 13]) << 48
+            txs[tx, TX_TS_US] = read_56(source, time + 7)
         elif here != 0:
             txs[tx, TX_TS_US] = here
     txs[tx, TX_END] = 0
@@ -481,7 +457,7 @@ def scan(
         else:
             if length - at < 4:
                 return NEED_MORE
-            size = read_16(source, at) | np.int64(source[at + 2]) << 16
+            size = read_24(source, at)
             if size == SPLIT_SIZE:
                 return SPLIT
             packet_end = at + 4 + size
@@ -495,7 +471,7 @@ def scan(
         end = packet_end
         if end - at < HEADER + CHECKSUM_SIZE or read_32(source, at + 9) != end - at:
             return BAD_EVENT
-        kind = np.int64(source[at + 4])
+        kind = read_8(source, at + 4)
         flags = read_16(source, at + 17)
         if kind == FORMAT_DESCRIPTION:
             end -= CHECKSUM_SIZE
@@ -542,7 +518,7 @@ def scan(
                 return BAD_EVENT
             if state[OPEN] == 0:
                 return BAD_ORDER
-            text = at + 14 + np.int64(source[at + 8]) + read_16(source, at + 11)
+            text = at + 14 + read_8(source, at + 8) + read_16(source, at + 11)
             if text > end:
                 return BAD_EVENT
             if state[OPEN] == GROUP and end - text == 5 and _is_text(source, text, end, _BEGIN):
