@@ -2,7 +2,8 @@
 
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
-- `delivered`, one per sink: the sink is attached and has everything that was captured.
+- `delivered`, one per sink: the sink is attached and has everything that was captured. A sink that
+  had lost data and got it again shows as a warning.
 
 They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
 step of its own is skipped when an asset yields nothing.
@@ -92,8 +93,9 @@ def _delivered(
         yield _evaluation(
             asset_key(loaded.name, sink_id),
             "delivered",
-            problem,
+            "; ".join(text for text in (problem, checkpoint.notice) if text) or None,
             {"segments_behind": behind, "failures": checkpoint.failures},
+            dg.AssetCheckSeverity.ERROR if problem else dg.AssetCheckSeverity.WARN,
         )
 
 
@@ -127,13 +129,17 @@ def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str
 
 
 def _evaluation(
-    key: dg.AssetKey, name: str, problem: str | None, metadata: dict[str, int]
+    key: dg.AssetKey,
+    name: str,
+    problem: str | None,
+    metadata: dict[str, int],
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=name,
         passed=problem is None,
-        severity=dg.AssetCheckSeverity.ERROR,
+        severity=severity,
         description=problem,
         metadata=metadata,
     )
