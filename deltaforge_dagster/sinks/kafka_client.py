@@ -24,7 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -49,6 +49,10 @@ let pass, and there is time until the lease ends."""
 
 _TOPIC_SECONDS = 5.0
 """How long a new topic may be unknown: brokers that make it need a moment."""
+
+_NO_TOPIC = frozenset([KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE])
+
+_NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: SLF001
 
 _DEFAULTS: Mapping[str, str] = {
     "acks": "all",
@@ -257,29 +261,33 @@ class Client:
         """
         if topic in self._known_topics:
             return
-        deadline = time.monotonic() + _TOPIC_SECONDS
         where = f"{self.where}: topic {topic!r}"
-        while True:
+        begun = time.monotonic()
+        while (error := self._topic_error(topic)) is not None:
             self.raise_when_stopped()
-            try:
-                error = self.producer.list_topics(topic, timeout=self._seconds).topics[topic].error
-            except KafkaException as exception:
-                self.serve()
-                raise self._unreachable(error_of(exception).str()) from None
-            if error is None:
-                self._known_topics.add(topic)
-                return
-            if error.code() not in {
-                KafkaError.UNKNOWN_TOPIC_OR_PART,
-                KafkaError.LEADER_NOT_AVAILABLE,
-            }:
+            waited = time.monotonic() - begun
+            if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+                if waited > self._seconds:
+                    raise self._unreachable(f"no answer about topic {topic!r}")
+            elif error.code() not in _NO_TOPIC:
                 raise translated(where, error)
-            if time.monotonic() > deadline:
+            elif waited > _TOPIC_SECONDS:
                 raise SinkUnavailable(
                     f"{where} does not exist and the brokers do not make it: create it, or set "
                     "auto.create.topics.enable on the brokers"
                 )
             self.stopped.wait(_SLICE)
+        self._known_topics.add(topic)
+
+    def _topic_error(self, topic: str) -> KafkaError | None:
+        try:
+            return self.producer.list_topics(topic, timeout=5 * _SLICE).topics[topic].error
+        except KafkaException as exception:
+            self.serve()
+            error = error_of(exception)
+            if error.code() in _NO_ANSWER and not (self._trouble and is_auth(self._trouble)):
+                return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
+            raise self.failure(error) from None
 
     def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> Refusal | None:
         """Send a piece (columns of `sinks.base.MESSAGES`), and wait until all of it is acknowledged.
@@ -300,41 +308,47 @@ class Client:
             _produce(self.producer, rows, replay)
             in_time = self._wait(guard)
         except KafkaException as error:
-            self._refusals.append(Refusal(error_of(error), "", b""))
+            self._fatal = error_of(error)
             in_time = True
         except BaseException:
             self.producer.purge()
             self.spent = True
             raise
-        if in_time and not self._refusals:
+        if in_time and not self._refusals and self._fatal is None:
             return None
         self._settle()
         if in_time:
             self.spent = True
-            return self._reason(max(self._refusals, key=_tells_most))
+            return self._reason()
         raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
 
     def serve(self) -> None:
         """Learn what happened meanwhile."""
-        self.producer.poll(0)
+        try:
+            self.producer.poll(0)
+        except KafkaException as error:
+            self._stop_for(error)
 
     def failure(self, error: KafkaError) -> DeltaforgeError:
         """Return our error for one that a call gave, or for the fatal one behind it."""
         if self._fatal is not None and error.code() in _CONSEQUENCES:
             return translated(self.where, self._fatal)
-        if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+        if error.code() in _NO_ANSWER:
             return self._unreachable(error.str())
         return translated(self.where, error)
 
-    def _reason(self, refusal: Refusal) -> Refusal:
-        if self._fatal is not None and refusal.error.code() in _CONSEQUENCES:
-            return replace(refusal, error=self._fatal)
-        return refusal
+    def _reason(self) -> Refusal:
+        """Return the refusal that others follow from."""
+        refusal = max(self._refusals, key=_tells_most, default=None)
+        if self._fatal is None or (refusal and refusal.error.code() not in _CONSEQUENCES):
+            assert refusal is not None
+            return refusal
+        return Refusal(self._fatal, "", b"")
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for acknowledgements, or the first refusal; False when the time is over."""
         begun = asked = time.monotonic()
-        while self.producer.flush(_SLICE) and not self._refusals:
+        while self._flush() and not self._refusals and self._fatal is None:
             self.raise_when_stopped()
             now = time.monotonic()
             if now - begun > self._seconds:
@@ -355,12 +369,23 @@ class Client:
         if len(self.producer):
             self.producer.purge(blocking=False)
 
+    def _flush(self) -> int:
+        """Wait a moment; return how many messages still wait for their outcome."""
+        try:
+            return self.producer.flush(_SLICE)
+        except KafkaException as error:  # raised instead of a call of `error_cb`
+            self._stop_for(error)
+            return len(self.producer)
+
+    def _stop_for(self, fatal: KafkaException) -> None:
+        self.spent, self._fatal = True, error_of(fatal)
+
     def _settle(self) -> None:
         """Empty the queue, and wait for what is on its way."""
         self._known_topics.clear()
         self.producer.purge(in_flight=False)
         deadline = time.monotonic() + self._settle_seconds
-        while self.producer.flush(_SLICE):
+        while self._flush():
             if self.stopped.is_set() or time.monotonic() > deadline:
                 self.producer.purge()
                 break
@@ -374,8 +399,6 @@ class Client:
         return SinkUnavailable(f"{self.where}: {text} ({self._trouble.str()})")
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            self.spent, self._fatal = True, error
         # "All brokers down" says less than what came before it.
         if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._trouble = error
