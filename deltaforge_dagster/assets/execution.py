@@ -23,7 +23,8 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore

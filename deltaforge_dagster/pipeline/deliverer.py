@@ -65,6 +65,7 @@ class Deliverer:
         resumption: Resumption,
         checkpoint: CheckpointRow,
         limits: DeliverLimits,
+        until: int | None = None,
     ) -> None:
         self.sink_id = sink_id
         self.checkpoint = checkpoint
@@ -79,6 +80,7 @@ class Deliverer:
         self._preparations = preparations
         self._resumption = resumption
         self._limits = limits
+        self._until = until
         self._sink: Sink | None = None
         self._connected = False
         self._settled = False
@@ -156,7 +158,10 @@ class Deliverer:
                 self._send_prepared(prepared, segment, backoff)
 
     def _next_segment(self) -> SegmentRow | None:
-        return self._store.segment(self._pipeline, self.checkpoint.whole_segment + 1)
+        number = self.checkpoint.whole_segment + 1
+        if self._until is not None and number > self._until:
+            return None
+        return self._store.segment(self._pipeline, number)
 
     def _settle(self) -> None:
         """Open the sink and go on after what it really holds, once that is captured."""

@@ -4,56 +4,65 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.deliverer import Deliverer
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.preparations import Preparations
+from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.resumption import Resumption
-from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.store import StateStore
 
 _GRACE_SECONDS = 10.0
 """How long a sink may finish what it is sending when the run ends."""
 
 
 class Deliveries:
-    """The deliverers of one run.
+    """The deliverers of one run, and what they share.
 
     Args:
         spec: The pipeline.
-        store: Where checkpoints are.
+        tools: What the run works with.
         lease: The run's lease.
-        preparations: What they send.
-        journal: Where a sink's last event is looked up.
-        build_sink: Makes the sink of the given id.
         warn: Told what people should hear of a sink that goes on all the same.
+        only: Deliver to this sink alone.
+        until: Deliver nothing after this segment, for which the wait after a failure is skipped:
+            somebody asked for it now.
     """
 
     def __init__(
         self,
         spec: PipelineSpec,
-        store: StateStore,
+        tools: Tools,
         lease: HeldLease,
-        preparations: Preparations,
         *,
-        journal: Journal,
-        build_sink: Callable[[str], Sink],
         warn: Callable[[str], None],
+        only: str | None = None,
+        until: int | None = None,
     ) -> None:
         self._pipeline = spec.metadata.name
         self._source = spec.spec.source.config.id
-        self._sinks = {sink.config.id for sink in spec.spec.sinks}
+        self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
         self._limits = spec.spec.engine.deliver
-        self._store = store
+        self._tools = tools
+        self._store = tools.store
         self._lease = lease
-        self._preparations = preparations
-        self._journal = journal
-        self._build_sink = build_sink
         self._warn = warn
+        self._until = until
+        row = self._store.lease(self._pipeline)
+        sessions = tools.sessions(None if row is None else row.session_id, self._remember_session)
+        self._preparations = Preparations(
+            Preparer(spec, tools.journal, sessions, lease.run_id),
+            self._store,
+            self._pipeline,
+            self._limits.max_bytes,
+            len(self._sinks),
+            last=until,
+        )
         self._working: dict[str, Deliverer] = {}
         self._retired: list[Deliverer] = []
 
@@ -66,9 +75,11 @@ class Deliveries:
         for sink_id, checkpoint in self._store.checkpoints(self._pipeline).items():
             if sink_id not in self._sinks - busy or not checkpoint.attached:
                 continue
+            if self._until is not None:
+                checkpoint = replace(checkpoint, failures=0, next_attempt_at=0.0)  # noqa: PLW2901
             self._working[sink_id] = Deliverer(
                 sink_id=sink_id,
-                build_sink=lambda sink_id=sink_id: self._build_sink(sink_id),  # type: ignore[misc]
+                build_sink=lambda sink_id=sink_id: self._tools.build_sink(sink_id),  # type: ignore[misc]
                 store=self._store,
                 pipeline=self._pipeline,
                 lease=self._lease,
@@ -78,12 +89,13 @@ class Deliveries:
                     pipeline=self._pipeline,
                     source=self._source,
                     store=self._store,
-                    journal=self._journal,
+                    journal=self._tools.journal,
                     lease=self._lease,
                     warn=self._warn,
                 ),
                 checkpoint=checkpoint,
                 limits=self._limits,
+                until=self._until,
             )
 
     def detach(self, sink_id: str, why: str) -> None:
@@ -109,6 +121,7 @@ class Deliveries:
             one.request_stop()
         for one in self._working.values():
             one.join(_GRACE_SECONDS)
+        self._preparations.close()
 
     @property
     def someone_waits(self) -> bool:
@@ -121,9 +134,20 @@ class Deliveries:
         return max((one.moved_at for one in self._working.values()), default=0.0)
 
     @property
-    def errors(self) -> dict[str, str]:
+    def failures(self) -> dict[str, DeltaforgeError]:
         """The last error of each sink that is failing."""
-        return {name: str(one.error) for name, one in self._working.items() if one.error}
+        return {name: one.error for name, one in self._working.items() if one.error is not None}
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The same as text."""
+        return {name: str(error) for name, error in self.failures.items()}
+
+    @property
+    def done(self) -> bool:
+        """Whether every sink has everything up to `until`."""
+        reached = (one.checkpoint.whole_segment for one in self._working.values())
+        return self._until is not None and all(self._until <= segment for segment in reached)
 
     @property
     def sent(self) -> dict[str, int]:
@@ -139,3 +163,6 @@ class Deliveries:
             name: segments_behind(pipeline, one.checkpoint) for name, one in self._working.items()
         }
         return {name: count for name, count in lacking.items() if count}
+
+    def _remember_session(self, session_id: str) -> None:
+        self._lease.write(lambda writer: writer.set_session(session_id))

@@ -50,15 +50,24 @@ class Preparations:
         max_bytes: Bytes of segment files one Spark job may cover, except a single larger one.
         sinks: How many deliverers ask; at most one unused preparation for each, and one more, is
             kept for those that have not passed it.
+        last: Nothing after this segment is prepared.
     """
 
     def __init__(
-        self, preparer: Preparer, store: StateStore, pipeline: str, max_bytes: int, sinks: int
+        self,
+        preparer: Preparer,
+        store: StateStore,
+        pipeline: str,
+        max_bytes: int,
+        sinks: int,
+        *,
+        last: int | None = None,
     ) -> None:
         self._preparer = preparer
         self._store = store
         self._pipeline = pipeline
         self._max_bytes = max_bytes
+        self._last = last
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
         self._reached: dict[str, _Place] = {}
@@ -129,7 +138,9 @@ class Preparations:
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
         """Return what one job covers: segments that fit its bytes, or one taken in parts."""
-        rows = self._store.segments(self._pipeline, first=segment, limit=_SEGMENTS_PER_JOB)
+        rows = self._store.segments(
+            self._pipeline, first=segment, last=self._last, limit=_SEGMENTS_PER_JOB
+        )
         if not rows or rows[0].segment != segment:
             return []
         total = 0

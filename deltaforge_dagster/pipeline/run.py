@@ -19,70 +19,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError, StoreUnavailable
-from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepare import Preparer, SessionProvider
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import PipelineRow, Want
-from deltaforge_dagster.state.store import StateStore
 
 _LOOK_SECONDS = 0.2
 _PUBLISH_SECONDS = 1.0
-
-
-class Observer(Protocol):
-    """What a run tells the outside; called from the run's threads, must not block for long."""
-
-    def range_opened(self, number: int) -> None:
-        """A range exists from its first segment on."""
-        ...
-
-    def publish(self) -> None:
-        """Something may be due for publication (`publication.pending`)."""
-        ...
-
-    def warn(self, message: str) -> None:
-        """Something happened that people should know, and that is no error of the run."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What a run works with besides its pipeline.
-
-    Attributes:
-        store: The state store.
-        journal: The journal.
-        sessions: Makes the Spark sessions of a run from the session id stored with the lease
-            (None at first) and a function that stores a new one.
-        replay_sessions: Lends Spark sessions of its own to a replay, and ends them.
-        build_source: Makes a reader of the pipeline's source.
-        build_sink: Makes the sink of the given id.
-    """
-
-    store: StateStore
-    journal: Journal
-    sessions: Callable[[str | None, Callable[[str], None]], SessionProvider]
-    replay_sessions: Callable[[], AbstractContextManager[SessionProvider]]
-    build_source: Callable[[], Source]
-    build_sink: Callable[[str], Sink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,26 +155,8 @@ class LiveRun:
         ranges.close_left_open()
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
-        lease_row = self._store.lease(self._loaded.name)
-        sessions = self._tools.sessions(
-            None if lease_row is None else lease_row.session_id, self._remember_session
-        )
-        preparer = Preparer(self._loaded.spec, self._tools.journal, sessions, self._run_id)
-        preparations = Preparations(
-            preparer,
-            self._store,
-            self._loaded.name,
-            self._engine.deliver.max_bytes,
-            len(self._loaded.spec.spec.sinks),
-        )
         self._deliveries = Deliveries(
-            self._loaded.spec,
-            self._store,
-            self._lease,
-            preparations,
-            journal=self._tools.journal,
-            build_sink=self._tools.build_sink,
-            warn=self._observer.warn,
+            self._loaded.spec, self._tools, self._lease, warn=self._observer.warn
         )
         self._pressure = BackPressure(
             self._loaded.spec,
@@ -241,7 +178,7 @@ class LiveRun:
         except LeaseLost:
             ended = "lease lost"
         finally:
-            self._end(ranges, preparations, ended)
+            self._end(ranges, ended)
         return self._outcome(ended, ranges)
 
     def _detach(self, sink_id: str, why: str) -> None:
@@ -279,9 +216,6 @@ class LiveRun:
             captured=lambda _segment: self._deliveries.segment_added(),
             paused=self._pressure.paused is not None,
         )
-
-    def _remember_session(self, session_id: str) -> None:
-        self._lease.write(lambda writer: writer.set_session(session_id))
 
     def _look_for_wishes(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""
@@ -388,7 +322,7 @@ class LiveRun:
         assert pipeline is not None
         return self._deliveries.behind(pipeline).keys() <= self._deliveries.errors.keys()
 
-    def _end(self, ranges: Ranges, preparations: Preparations, reason: str) -> None:
+    def _end(self, ranges: Ranges, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""
         try:
             if self._capture is not None:
@@ -399,7 +333,6 @@ class LiveRun:
             pass
         finally:
             self._deliveries.end()
-            preparations.close()
         if self._lease.lost.is_set():
             return
         self._observer.publish()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.run import Tools
+from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.build import build_sink

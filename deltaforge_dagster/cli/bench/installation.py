@@ -20,7 +20,8 @@ from deltaforge_dagster.cli.bench.sources import BenchSource
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.publication import pending
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome, Tools
+from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.resources.tools import build_tools

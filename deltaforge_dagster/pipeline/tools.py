@@ -1,0 +1,52 @@
+"""What a run is given from outside: the installation to work with, and whom to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.prepare import SessionProvider
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.store import StateStore
+
+
+class Observer(Protocol):
+    """What a run tells the outside; called from the run's threads, must not block for long."""
+
+    def range_opened(self, number: int) -> None:
+        """A range exists from its first segment on."""
+        ...
+
+    def publish(self) -> None:
+        """Something may be due for publication (`publication.pending`)."""
+        ...
+
+    def warn(self, message: str) -> None:
+        """Something happened that people should know, and that is no error of the run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a run works with besides its pipeline.
+
+    Attributes:
+        store: The state store.
+        journal: The journal.
+        sessions: Makes the Spark sessions of a run from the session id stored with the lease
+            (None at first) and a function that stores a new one.
+        replay_sessions: Lends Spark sessions of its own to a replay, and ends them.
+        build_source: Makes a reader of the pipeline's source.
+        build_sink: Makes the sink of the given id.
+    """
+
+    store: StateStore
+    journal: Journal
+    sessions: Callable[[str | None, Callable[[str], None]], SessionProvider]
+    replay_sessions: Callable[[], AbstractContextManager[SessionProvider]]
+    build_source: Callable[[], Source]
+    build_sink: Callable[[str], Sink]
