@@ -7,16 +7,18 @@ import time
 import typer
 
 from deltaforge_dagster.sinks import resp
-from deltaforge_dagster.sources.postgres import decoder
+from deltaforge_dagster.sources.mysql import decoder as mysql
+from deltaforge_dagster.sources.postgres import decoder as postgres
 
 
 def warm() -> None:
     """Compile every kernel and keep the machine code, so that no run waits for it.
 
     It is kept in NUMBA_CACHE_DIR, else beside the package; the same user's later processes find it
-    there. Takes about a minute the first time.
+    there. Takes one or two minutes the first time.
     """
     started = time.monotonic()
-    decoder.warm()
+    postgres.warm()
+    mysql.warm()
     resp.warm()
     typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")

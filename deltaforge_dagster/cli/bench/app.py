@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from deltaforge_dagster.cli.bench.decode import decode
 from deltaforge_dagster.cli.bench.drain import PAIRS, drain_command
 from deltaforge_dagster.cli.bench.latency import latency
 from deltaforge_dagster.cli.bench.seam import seam
@@ -18,5 +19,6 @@ def bench() -> None:
 
 for _pair in PAIRS:
     app.command(_pair)(drain_command(_pair))
+app.command()(decode)
 app.command()(latency)
 app.command()(seam)

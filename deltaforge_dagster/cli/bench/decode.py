@@ -1,33 +1,57 @@
-"""Measure the decoder alone: rows of pgoutput a second, on one core, from memory.
+"""`deltaforge bench decode`: the decoder alone, rows of log a second, on one core, from memory.
 
-The stream is made up (`samples.orders`: inserts of six columns, 100 a transaction), so the numbers
-say what the kernels can do, not what a server sends. They are measured in processor time, which
-other programs on the machine disturb less than the clock.
+The stream is made up (`samples.orders` of each source: inserts of six columns, 100 or, for MySQL,
+1,000 a transaction), so the numbers say what the kernels can do, not what a server sends. They are
+measured in processor time, which other programs on the machine disturb less than the clock.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
+import typer
 
-from deltaforge_dagster.sources.postgres import decoder
-from deltaforge_dagster.sources.postgres.samples import orders
+from deltaforge_dagster.sources.mysql import decoder as mysql
+from deltaforge_dagster.sources.mysql import samples as mysql_samples
+from deltaforge_dagster.sources.postgres import decoder as postgres
+from deltaforge_dagster.sources.postgres import samples as postgres_samples
 
 PIECE = 4 << 20
 
 
-def bench_decode(rows: int = 500_000, repeats: int = 3) -> dict[str, float]:
+class Log(StrEnum):
+    """A kind of log that there is a decoder for."""
+
+    POSTGRES = "postgres"
+    MYSQL = "mysql"
+
+
+def decode(
+    source: Annotated[Log, typer.Option(help="Whose log.")] = Log.POSTGRES,
+    rows: Annotated[int, typer.Option(help="Rows to decode.", min=1)] = 500_000,
+) -> None:
+    """Decode a made-up log from memory on one core; the last line is a JSON object."""
+    typer.echo(json.dumps(bench_decode(source, rows)))
+
+
+def bench_decode(
+    source: Log = Log.POSTGRES, rows: int = 500_000, repeats: int = 3
+) -> dict[str, float]:
     """Decode `rows` rows `repeats` times in pieces of 4 MiB and return the best of them.
 
     Returns:
         `rows_per_second` and `megabytes_per_second` (of log) of one core; `times_copy`: how many
         times longer decoding takes than copying the same bytes; `log_bytes_per_row`.
     """
-    stream = np.frombuffer(orders(rows), np.uint8)
+    decoder, samples = _DECODERS[source]
+    stream = np.frombuffer(samples.orders(rows), np.uint8)
     decoder.warm()
     copying = min(_seconds_to_copy(stream) for _ in range(repeats))
-    decoding = min(_seconds_to_decode(stream) for _ in range(repeats))
+    decoding = min(_seconds_to_decode(decoder.make_up(), stream) for _ in range(repeats))
     return {
         "rows": rows,
         "log_bytes_per_row": stream.size / rows,
@@ -45,11 +69,15 @@ def _seconds_to_copy(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> floa
     return time.process_time() - begun
 
 
-def _seconds_to_decode(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
-    made = decoder.make_up()
+def _seconds_to_decode(
+    decoder: postgres.Decoder | mysql.Decoder, stream: np.ndarray[tuple[int], np.dtype[np.uint8]]
+) -> float:
     begun = time.process_time()
     at = 0
     while at < stream.size:
         piece = stream[at : at + PIECE]
-        at += made.feed(piece, piece.size).consumed
+        at += decoder.feed(piece, piece.size).consumed
     return time.process_time() - begun
+
+
+_DECODERS = {Log.POSTGRES: (postgres, postgres_samples), Log.MYSQL: (mysql, mysql_samples)}

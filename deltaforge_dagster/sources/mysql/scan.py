@@ -194,7 +194,7 @@ def find_table(tables: Longs, table_id: int) -> int:
     line = table_id & mask
     while tables[line, MAP_ID] != -1 and tables[line, MAP_ID] != table_id:
         line = (line + 1) & mask
-    return line
+    return int(line)
 
 
 @kernel

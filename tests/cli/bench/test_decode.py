@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from deltaforge_dagster.cli.bench.decode import bench_decode
+import pytest
+
+from deltaforge_dagster.cli.bench.decode import Log, bench_decode
 
 
-def test_measures_what_it_decodes() -> None:
+@pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
+def test_measures_what_it_decodes(source: Log, size: int) -> None:
     """The benchmark decodes its whole stream and returns plain positive numbers."""
-    measured = bench_decode(rows=1000, repeats=1)
+    measured = bench_decode(source, rows=1000, repeats=1)
 
     assert measured["rows"] == 1000
-    assert 150 < measured["log_bytes_per_row"] < 200
+    assert abs(measured["log_bytes_per_row"] - size) < 25
     assert all(number > 0 for number in measured.values())
