@@ -281,13 +281,14 @@ class Client:
 
     def _topic_error(self, topic: str) -> KafkaError | None:
         try:
-            return self.producer.list_topics(topic, timeout=5 * _SLICE).topics[topic].error
+            found = self.producer.list_topics(topic, timeout=5 * _SLICE).topics[topic]
         except KafkaException as exception:
             self.serve()
             error = error_of(exception)
             if error.code() in _NO_ANSWER and not (self._trouble and is_auth(self._trouble)):
                 return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
             raise self.failure(error) from None
+        return cast("KafkaError | None", found.error)
 
     def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> Refusal | None:
         """Send a piece (columns of `sinks.base.MESSAGES`), and wait until all of it is acknowledged.
