@@ -34,7 +34,7 @@ spec:
   sinks:
     - {sink}
   engine:
-    run: {{idle_seconds: 300, lease_seconds: 2, renew_seconds: 0.5}}
+    run: {{idle_seconds: 300, lease_seconds: {lease_seconds}, renew_seconds: 0.5}}
     range: {{max_seconds: 1}}
     deliver: {{backoff_initial_seconds: 0.2, backoff_max_seconds: 1}}
 """
@@ -50,6 +50,40 @@ class Observed:
     lengths: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class Run:
+    """One run: its process, its life, and the file of its outcome."""
+
+    process: ForkServerProcess
+    life: Life
+    report: Path
+    began_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """How it ended by its own account; nothing when it was killed."""
+        return dict(json.loads(self.report.read_text())) if self.report.exists() else {}
+
+    def wait_until_stopped(self) -> bool:
+        """Wait until it is stopped by a signal; say no when it has ended instead."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        eventually(
+            lambda: (
+                self.process.exitcode is not None
+                or stat.read_text().rpartition(")")[2].split()[0] == "T"
+            ),
+            what="the stop",
+            every=0.02,
+        )
+        return self.process.exitcode is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it has not ended."""
+        assert self.process.pid is not None
+        if self.process.exitcode is None:
+            os.kill(self.process.pid, number)
+
+
 @dataclass
 class Campaign:
     """A pipeline from `database` to `destination`, and its runs.
@@ -57,6 +91,8 @@ class Campaign:
     Attributes:
         folder: Holds the pipeline file, the state and the journal.
         exactly_once: Whether the sink keeps its own position.
+        spark_remote: The Spark server; None for one of the campaign's own.
+        lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         lives: The runs that have ended.
         observed: What a watcher saw of the source's confirmed position.
     """
@@ -66,7 +102,8 @@ class Campaign:
     destination: Destination
     exactly_once: bool
     spark_remote: str | None
-    seed: int = 0
+    seed: int
+    lease_seconds: int = 2
     lives: list[Life] = field(default_factory=list)
     observed: list[Observed] = field(default_factory=list)
 
@@ -76,6 +113,7 @@ class Campaign:
             PIPELINE.format(
                 source=self.database.source(NAME),
                 sink=self.destination.sink(exactly_once=self.exactly_once),
+                lease_seconds=self.lease_seconds,
             )
         )
         self.environment = {"DELTAFORGE_HOME": str(self.folder / "home")}
@@ -86,15 +124,12 @@ class Campaign:
         self.journal = Journal(self.settings.journal_url)
         self.rng = random.Random(self.seed)
         self.workload = Workload([self.database.connect() for _ in range(2)], self.seed)
-        self._children: list[ForkServerProcess] = []
-        self._began: tuple[int, tuple[int, ...]] = (0, ())
-        self._began_at = 0.0
+        self._runs: list[Run] = []
 
     @contextmanager
     def under_load(self) -> Iterator[None]:
         """Fix where the pipeline starts, then write, and watch what the source forgets."""
-        self.begin(until_caught_up=True)
-        self.ended("catching up with nothing")
+        self.catch_up()
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), daemon=True)
         watcher.start()
@@ -106,76 +141,107 @@ class Campaign:
             watcher.join()
             self.workload.stop()
 
-    def begin(self, step: str | None = None, *, until_caught_up: bool = False) -> ForkServerProcess:
+    def begin(self, step: str | None = None, *, until_caught_up: bool = False) -> Run:
         """Start a run, which dies or stops at a failpoint if `step` names one."""
         self.destination.settle()
-        self._began = (self.acknowledged(), self.destination.lengths())
+        self.lives.append(Life(self.acknowledged(), self.destination.lengths()))
         environment = self.environment | ({} if step is None else {VARIABLE: step})
-        run_id = f"run-{len(self._children) + 1}"
-        self._began_at = time.monotonic()
-        self._children.append(
-            child.start(self.file, environment, run_id, until_caught_up=until_caught_up)
-        )
-        return self._children[-1]
-
-    def ended(self, how: str, seconds: float = 60) -> int | None:
-        """Wait for the end of the run that was started last; return its exit code."""
-        process = self._children[-1]
-        process.join(seconds)
-        assert process.exitcode is not None, f"{how}: not in {seconds:.0f} s\n{self.report()}"
-        outcome = self.outcome(process)
-        assert "broken" not in outcome, f"{outcome['broken']}\n{self.report()}"
-        if process.exitcode == 0:
-            how = f"{outcome.get('reason')}: {outcome.get('error') or outcome.get('capture_error')}"
-        self.lives.append(Life(how, time.monotonic() - self._began_at, *self._began))
-        return process.exitcode
+        run_id = f"run-{len(self._runs) + 1}"
+        process = child.start(self.file, environment, run_id, until_caught_up=until_caught_up)
+        self._runs.append(Run(process, self.lives[-1], self.file.with_name(f"{run_id}.json")))
+        return self._runs[-1]
 
     def kill_at(self, step: str) -> None:
         """Let runs begin until one has died at a failpoint."""
-        deadline = time.monotonic() + 120
-        while True:
-            self.begin(step)
-            if self.ended(step) == -signal.SIGKILL:
-                return
+        deadline = time.monotonic() + 200
+        while self.wait(self.begin(step), step) != -signal.SIGKILL:
             # It lost its lease on a busy machine before it got there.
             assert time.monotonic() < deadline, f"{step} was not reached\n{self.report()}"
 
     def kill_at_random(self) -> None:
         """Let a run work for a moment, and kill it."""
-        process = self.begin()
-        self.wait_until_held()
+        run = self.begin()
+        self.wait_until_held(run)
         moment = self.rng.uniform(0, 2.5)
-        process.join(moment)
-        process.kill()
-        self.ended(f"SIGKILL after {moment:.2f} s")
+        run.process.join(moment)
+        run.process.kill()
+        self.wait(run, f"SIGKILL {moment:.2f} s after it took the lease")
 
-    def wait_until_held(self) -> None:
-        """Wait until the run that was started last holds the lease, or has ended."""
-        name = self._children[-1].name
+    def begin_and_deliver(self) -> Run:
+        """Let runs begin until one has delivered something; return it, alive."""
+        return self.deliver_more(self.begin())
+
+    def deliver_more(self, run: Run) -> Run:
+        """Wait until a run, or one begun when it ends, delivers something; return it, alive."""
+        before = self.destination.lengths()
+        deadline = time.monotonic() + 200
+        while self.destination.lengths() == before:
+            assert time.monotonic() < deadline, f"no delivery\n{self.report()}"
+            if run.process.exitcode is not None:
+                self.wait(run, "itself")
+                run = self.begin()
+            time.sleep(0.05)
+        return run
+
+    def end(self, run: Run) -> None:
+        """Ask a run to end, and wait for it."""
+        run.send(signal.SIGTERM)
+        self.wait(run, "SIGTERM")
+
+    def stop_at(self, step: str) -> Run:
+        """Let runs begin until one has stopped itself at a failpoint; return it."""
+        deadline = time.monotonic() + 200
+        while True:
+            run = self.begin(f"{step}:{self.rng.randint(2, 4)}=stop")
+            if run.wait_until_stopped():
+                run.life.ended = f"stopped at {step}"
+                return run
+            self.wait(run, step)
+            assert time.monotonic() < deadline, f"{step} was not reached\n{self.report()}"
+
+    def stop_at_random(self) -> Run:
+        """Let a run work for a moment, stop it, and return it."""
+        while True:
+            run = self.begin()
+            self.wait_until_held(run)
+            moment = self.rng.uniform(0.5, 2.5)
+            run.process.join(moment)
+            if run.process.exitcode is None:
+                run.send(signal.SIGSTOP)
+                run.wait_until_stopped()
+                run.life.ended = f"SIGSTOP {moment:.2f} s after it took the lease"
+                return run
+            self.wait(run, "itself")
+
+    def wait_until_held(self, run: Run) -> None:
+        """Wait until a run holds the lease, or has ended."""
 
         def held() -> bool:
             lease = self.store.lease(NAME)
-            return lease is not None and lease.run_id == name
+            return lease is not None and lease.run_id == run.process.name
 
-        eventually(
-            lambda: held() or self._children[-1].exitcode is not None, what="the run", every=0.01
-        )
+        eventually(lambda: held() or run.process.exitcode is not None, what="the run", every=0.01)
 
-    def catch_up(self) -> dict[str, Any]:
-        """Let a run deliver everything that is there, and return its outcome."""
-        deadline = time.monotonic() + 180
+    def catch_up(self) -> None:
+        """Let a run deliver everything that is there."""
+        deadline = time.monotonic() + 300
         while True:
-            process = self.begin(until_caught_up=True)
-            assert self.ended("the end of its work", 120) == 0, self.report()
-            outcome = self.outcome(process)
-            if outcome.get("reason") == "caught up" and not outcome["behind"]:
-                return outcome
-            assert time.monotonic() < deadline, f"{outcome}\n{self.report()}"
+            run = self.begin(until_caught_up=True)
+            assert self.wait(run, "its work") == 0, self.report()
+            if run.outcome.get("reason") == "caught up" and not run.outcome["behind"]:
+                return
+            assert time.monotonic() < deadline, self.report()
 
-    def outcome(self, process: ForkServerProcess) -> dict[str, Any]:
-        """Return how a run ended by its own account; nothing when it was killed."""
-        report = self.folder / f"{process.name}.json"
-        return dict(json.loads(report.read_text())) if report.exists() else {}
+    def wait(self, run: Run, how: str, seconds: float = 150) -> int:
+        """Wait for the end of a run, by `how`; return its exit code."""
+        run.process.join(seconds)
+        assert run.process.exitcode is not None, f"{how}: not in {seconds:.0f} s\n{self.report()}"
+        said = run.outcome
+        assert "broken" not in said, f"{said['broken']}\n{self.report()}"
+        if run.process.exitcode == 0:
+            how = f"{said.get('reason')} ({said.get('error') or said.get('capture_error')})"
+        run.life.ended = f"{how}, {time.monotonic() - run.began_at:.1f} s"
+        return run.process.exitcode
 
     def check(self) -> Verdict:
         """Prove what must hold of everything that arrived, once nothing is behind."""
@@ -215,19 +281,18 @@ class Campaign:
         """Return what happened, life by life."""
         lines = [f"{self.workload.rows} changes, seed {self.seed}, lives:"]
         lines += [
-            f"  began with {life.acknowledged} acknowledged, {sum(life.lengths)} messages in the "
-            f"sink; lived {life.seconds:.1f} s; ended by {life.ended}"
+            f"  {life.acknowledged} acknowledged, {sum(life.lengths)} messages; ended: {life.ended}"
             for life in self.lives
         ]
+        lines += [f"  now: {one}" for one in self.store.checkpoints(NAME).values()]
         return "\n".join(lines)
 
     def close(self) -> None:
         """End every run, also a stopped one."""
-        for process in self._children:
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            process.close()
+        for run in self._runs:
+            run.process.kill()
+            run.process.join()
+            run.process.close()
         self.store.close()
 
     def _watch(self, over: threading.Event) -> None:
@@ -254,17 +319,3 @@ class Campaign:
                 ]
                 assert not missing, f"{seen.confirmed:X} was confirmed, {missing[:3]} had not come"
                 break  # the sink only grows
-
-
-def stopped(pid: int) -> bool:
-    """Say whether a process is stopped by a signal."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
-
-
-def signal_to(process: ForkServerProcess, number: signal.Signals) -> None:
-    """Send a signal to a run."""
-    assert process.pid is not None
-    os.kill(process.pid, number)

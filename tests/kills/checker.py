@@ -21,21 +21,19 @@ class Arrived:
     event_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Life:
     """One run: how it ended, and how things stood when it began.
 
     Attributes:
-        ended: How it ended, for people.
-        seconds: How long it lived.
         acknowledged: How many changes of the journal the sink's checkpoint covered.
         lengths: How many messages each partition had.
+        ended: How it ended, and after how many seconds, for people.
     """
 
-    ended: str
-    seconds: float
     acknowledged: int
     lengths: tuple[int, ...]
+    ended: str = "nothing yet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from deltaforge_dagster.servers.kafka import KafkaServer
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import Campaign
-from tests.kills.ends import Database, Destination, PostgresDatabase, RedisDestination
+from tests.kills.databases import MysqlDatabase, PostgresDatabase
+from tests.kills.destinations import KafkaDestination, RedisDestination
+from tests.kills.ends import Database, Destination
 
 Ends = tuple[Database, Destination]
+MakeCampaign = Callable[..., Campaign]
 
 
 @pytest.fixture
@@ -38,6 +42,12 @@ def postgres_end(postgres_dsn: str) -> Iterator[PostgresDatabase]:
 
 
 @pytest.fixture
+def mysql_end(mysql_dsn: str) -> MysqlDatabase:
+    """A database of the session's server."""
+    return MysqlDatabase(mysql_dsn)
+
+
+@pytest.fixture
 def redis_end(start_redis: StartRedis) -> Iterator[RedisDestination]:
     """A stream of a server of the test's own."""
     destination = RedisDestination(start_redis({"appendonly": "no"}).uri)
@@ -46,15 +56,23 @@ def redis_end(start_redis: StartRedis) -> Iterator[RedisDestination]:
 
 
 @pytest.fixture
+def kafka_end(kafka_server: KafkaServer) -> Iterator[KafkaDestination]:
+    """A topic of the session's broker."""
+    destination = KafkaDestination(kafka_server)
+    yield destination
+    destination.close()
+
+
+@pytest.fixture
 def make_campaign(
     ends: Ends, exactly_once: bool, tmp_path: Path, spark_server: SparkAddress
-) -> Iterator[Callable[..., Campaign]]:
+) -> Iterator[MakeCampaign]:
     """Make a campaign; its runs are ended afterwards."""
     made: list[Campaign] = []
 
-    def make(*, spark_remote: str | None = spark_server.remote) -> Campaign:
+    def make(*, spark_remote: str | None = spark_server.remote, lease_seconds: int = 2) -> Campaign:
         seed = random.SystemRandom().randrange(1 << 32)
-        made.append(Campaign(tmp_path, *ends, exactly_once, spark_remote, seed))
+        made.append(Campaign(tmp_path, *ends, exactly_once, spark_remote, seed, lease_seconds))
         return made[-1]
 
     yield make

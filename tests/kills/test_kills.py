@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from deltaforge_dagster.pipeline.failpoints import FAILPOINTS
-from tests.kills.campaign import Campaign
+from tests.kills.cells import EVERY_CELL
+from tests.kills.conftest import MakeCampaign
 
-MakeCampaign = Callable[..., Campaign]
-
-POSTGRES_TO_REDIS = pytest.param(
-    "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
-)
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.parametrize("ends", [POSTGRES_TO_REDIS], indirect=True),
-    pytest.mark.parametrize(
-        "exactly_once", [False, True], ids=["at-least-once", "exactly-once"], indirect=True
-    ),
-]
+pytestmark = EVERY_CELL
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_killed_at_every_step(make_campaign: MakeCampaign) -> None:
     """Everything arrives, in order; what repeats is what was sent since the last checkpoint.
 

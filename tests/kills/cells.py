@@ -1,0 +1,26 @@
+"""The cells of the matrix: each source and sink, with each guarantee."""
+
+import pytest
+
+_ENDS = [
+    pytest.param(
+        "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
+    ),
+    pytest.param("mysql-kafka", marks=[pytest.mark.mysql, pytest.mark.kafka], id="mysql-kafka"),
+]
+
+EVERY_CELL = [
+    pytest.mark.spark,
+    pytest.mark.parametrize("ends", _ENDS, indirect=True),
+    pytest.mark.parametrize(
+        "exactly_once", [False, True], ids=["at-least-once", "exactly-once"], indirect=True
+    ),
+]
+"""Marks of a module whose tests run in every cell; they get the fixture `make_campaign`."""
+
+POSTGRES_TO_REDIS = [
+    pytest.mark.spark,
+    pytest.mark.parametrize("ends", _ENDS[:1], indirect=True),
+    pytest.mark.parametrize("exactly_once", [False], ids=["at-least-once"], indirect=True),
+]
+"""Marks of a module whose tests are about neither source nor sink."""

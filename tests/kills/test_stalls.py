@@ -1,0 +1,67 @@
+"""A holder of the lease that is stopped for longer than it, and goes on after another took over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
+from tests.kills.campaign import NAME, Campaign, Run
+from tests.kills.cells import EVERY_CELL
+from tests.kills.conftest import MakeCampaign
+
+pytestmark = EVERY_CELL
+
+STEPS = ("segment-file-written", "segment-row-written", "segment-prepared", "sink-sent")
+
+
+def stall_and_take_over(campaign: Campaign, run: Run) -> None:
+    """Let another run take over from a stopped one, then let that go on to its end."""
+    lease = campaign.store.lease(NAME)
+    assert lease is not None
+    assert lease.run_id == run.process.name
+    other = campaign.begin_and_deliver()
+    rows = [row for row in campaign.store.segments(NAME) if row.epoch == lease.epoch]
+
+    run.send(signal.SIGCONT)
+
+    assert campaign.wait(run, "SIGCONT") == 0
+    assert run.outcome["reason"] == "lease lost", campaign.report()
+    assert [row for row in campaign.store.segments(NAME) if row.epoch == lease.epoch] == rows
+    campaign.end(other)
+
+
+def orphans(campaign: Campaign) -> list[Path]:
+    """Return the journal's files that have no row."""
+    root = campaign.settings.home / "journal"
+    known = {row.path for row in campaign.store.segments(NAME)}
+    return [path for path in root.rglob("*.parquet") if str(path.relative_to(root)) not in known]
+
+
+@pytest.mark.timeout(600)
+def test_a_stalled_holder_leaves_no_trace(make_campaign: MakeCampaign) -> None:
+    """Stopped at a step or anywhere, for longer than the lease: it writes no row and sends nothing.
+
+    What it would send shows as a repeat out of its turn. A file it leaves is swept.
+    """
+    campaign = make_campaign()
+    with campaign.under_load():
+        for step in STEPS:
+            stall_and_take_over(campaign, campaign.stop_at(step))
+        for _ in range(2):
+            stall_and_take_over(campaign, campaign.stop_at_random())
+    campaign.catch_up()
+    campaign.check()
+
+    left = orphans(campaign)
+    assert left, "the run stopped before the segment's row left its file"
+    for path in left:
+        os.utime(path, (time.time() - 2 * ORPHAN_SECONDS,) * 2)
+    expire(campaign.store, campaign.journal, load_pipeline(campaign.file))
+    assert orphans(campaign) == []
+    print(campaign.report())  # noqa: T201 - what pytest -s and a failure show
