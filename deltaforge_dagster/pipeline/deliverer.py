@@ -242,6 +242,7 @@ class Deliverer:
         if self._sink is None:
             self._sink = self._build_sink()
         if not self._connected:
+            self._lease.guard()  # whoever opens may end the sender that was there before
             self._sink.open()
             self._resumption.begin(self._sink, self.checkpoint)
             self._connected = True
