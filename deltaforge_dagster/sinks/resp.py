@@ -343,6 +343,7 @@ def _scan(  # noqa: C901, PLR0912 - one machine, one loop
         if stop == at or buffer[stop - 1] != 13:
             state[_OUTCOME] = _BROKEN
         elif kind == 45:  # -
+            state[_TEXT_END] = 0
             if state[_ERROR_END] == 0:
                 state[_ERROR], state[_ERROR_END], state[_ERROR_REPLY] = at + 1, stop - 1, reply
             if reply == commands + 1:

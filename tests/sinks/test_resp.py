@@ -13,7 +13,7 @@ from redis.connection import Connection
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.resp import Replies, Verdict, pack_blocks
+from deltaforge_dagster.sinks.resp import Keeping, Replies, Verdict, pack_blocks
 
 no_deadline = settings(deadline=None)  # the first example may compile kernels
 
@@ -152,10 +152,29 @@ def test_a_message_without_destination_is_refused() -> None:
         next(pack_blocks(batch))
 
 
-def read(answer: bytes, rows: int, cuts: list[int]) -> Verdict | None:
+@no_deadline
+@given(st.lists(MESSAGE, min_size=1, max_size=9), TEXT, st.integers(1, 5))
+def test_a_kept_position_is_what_redis_py_packs(
+    messages: list[Message], key: str, max_rows: int
+) -> None:
+    """Each block sets the key to the text of its last row, then watches and reads it."""
+    keeping = Keeping(key, lambda row: f"ä{row}")
+    connection = Connection()
+
+    for block in pack_blocks(batch_of(messages), keeping=keeping, max_rows=max_rows):
+        text = f"ä{block.stop - 1}"
+        plain = expected_block(messages[block.start : block.stop], None)
+        end = b"".join(connection.pack_command("EXEC"))
+        kept = [["SET", key, text], ["EXEC"], ["WATCH", key], ["GET", key]]
+        packed = b"".join(b"".join(connection.pack_command(*command)) for command in kept)
+        assert bytes(block.data) == plain.removesuffix(end) + packed
+        assert block.position == text.encode()
+
+
+def read(answer: bytes, rows: int, cuts: list[int], *, keeping: bool = False) -> Verdict | None:
     """Feed an answer in pieces and return the verdict, which only the last piece may give."""
     replies = Replies()
-    replies.expect(rows)
+    replies.expect(rows, keeping=keeping)
     bounds = [0, *sorted(cut % len(answer) for cut in cuts), len(answer)]
     verdict = None
     for start, stop in itertools.pairwise(bounds):
@@ -231,6 +250,53 @@ def test_whole_blocks_that_did_not_run(answer: bytes, expected: Verdict) -> None
     assert read(answer, 1, []) == expected
 
 
+HELD = [(b"$-1\r\n", None), (b"$0\r\n\r\n", b""), (b"$4\r\na\r\nb\r\n", b"a\r\nb")]
+
+
+@no_deadline
+@given(st.lists(IDS, max_size=9), st.sampled_from(HELD), CUTS)
+def test_a_kept_position(ids: list[str], held: tuple[bytes, bytes | None], cuts: list[int]) -> None:
+    """A block that keeps a position ends with what its key holds, whatever that is."""
+    answer = b"+OK\r\n" + b"+QUEUED\r\n" * (len(ids) + 1) + b"*%d\r\n" % (len(ids) + 1)
+    answer += b"".join(b"$%d\r\n%s\r\n" % (len(text), text.encode()) for text in ids)
+    answer += b"+OK\r\n+OK\r\n" + held[0]
+
+    expected = Verdict(executed=True, error=None, row=None, held=held[1])
+    assert read(answer, len(ids), cuts, keeping=True) == expected
+
+
+@no_deadline
+@given(st.sampled_from(HELD), CUTS)
+def test_a_block_overtaken(held: tuple[bytes, bytes | None], cuts: list[int]) -> None:
+    """A null answer to EXEC is followed by what the key holds by then."""
+    answer = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*-1\r\n+OK\r\n" + held[0]
+
+    expected = Verdict(executed=False, error=None, row=None, held=held[1])
+    assert read(answer, 1, cuts, keeping=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            b"+OK\r\n-OOM a\r\n-OOM b\r\n-EXECABORT why\r\n+OK\r\n$1\r\np\r\n",
+            Verdict(False, "OOM a", 0, b"p"),
+        ),
+        (
+            b"+OK\r\n+QUEUED\r\n-NOPERM key\r\n-EXECABORT why\r\n-NOPERM w\r\n-NOPERM g\r\n",
+            Verdict(False, "NOPERM key", 1, None),
+        ),
+        (
+            b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$1\r\nx\r\n+OK\r\n-NOPERM w\r\n-NOPERM g\r\n",
+            Verdict(True, "NOPERM w", None, None),
+        ),
+    ],
+)
+def test_refusals_of_a_block_that_keeps(answer: bytes, expected: Verdict) -> None:
+    """The SET is the row after the last one; WATCH and GET belong to none."""
+    assert read(answer, 1, [], keeping=True) == expected
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -265,11 +331,11 @@ NOISE = st.binary(min_size=1, max_size=9) | st.sampled_from(
 
 
 @no_deadline
-@given(st.lists(NOISE), st.integers(0, 3))
-def test_any_bytes_end_well(pieces: list[bytes], rows: int) -> None:
+@given(st.lists(NOISE), st.integers(0, 3), st.booleans())
+def test_any_bytes_end_well(pieces: list[bytes], rows: int, keeping: bool) -> None:
     """No bytes make the parser loop, read outside its buffer or raise a foreign error."""
     replies = Replies()
-    replies.expect(rows)
+    replies.expect(rows, keeping=keeping)
     for piece in pieces:
         replies.space()[: len(piece)] = piece
         try:
