@@ -23,6 +23,9 @@ WRITES: dict[str, Callable[[FencedWriter], object]] = {
     "add_segment": lambda writer: writer.add_segment(new_segment(2), 1),
     "close_range": lambda writer: writer.close_range(1, "max_seconds", "hash"),
     "advance": lambda writer: writer.advance("redis", 1, 2, True, position(1)),
+    "set_lineage": lambda writer: writer.set_lineage("redis", "lineage"),
+    "resume_at": lambda writer: writer.resume_at("redis", 0, -1, True, notice="lost"),
+    "clear_notice": lambda writer: writer.clear_notice("redis"),
     "sink_failed": lambda writer: writer.sink_failed("redis", "no route", 0.0),
     "set_captured": lambda writer: writer.set_captured(position(9)),
     "set_confirmed": lambda writer: writer.set_confirmed(position(1)),
@@ -822,3 +825,178 @@ class TestSchemas:
             with store.fenced(lease) as writer:
                 stamp = writer.register_schema("acme", table("id"), position(1))
             assert (stamp.version, stamp.sequence) == (1, 1)
+
+
+class TestSinksOwnPosition:
+    """What a checkpoint says about the position that its sink keeps."""
+
+    @staticmethod
+    def lineage(store: StateStore) -> tuple[str | None, bool]:
+        """Return lineage and whether the checkpoint overrules."""
+        row = store.checkpoints(NAME)["redis"]
+        return row.lineage, row.overrules
+
+    def test_a_life(self, store: StateStore) -> None:
+        """A lineage begins, is confirmed by a delivery, and ends with one at least once."""
+        lease = held(store)
+        capture(store, lease, 1, 2, 3)
+        assert self.lineage(store) == (None, False)
+
+        with store.fenced(lease) as writer:
+            writer.set_lineage("redis", "a")
+        assert self.lineage(store) == ("a", True)
+        with store.fenced(lease) as writer:
+            writer.advance("redis", 1, 2, True, position(1), exactly_once=True)
+        assert self.lineage(store) == ("a", False)
+        deliver(store, lease, "redis", 2)
+        assert self.lineage(store) == (None, True)
+
+    def test_reset_and_tail_end_it(self, store: StateStore) -> None:
+        """Setting a checkpoint by hand ends the lineage and what was noted under it."""
+        lease = held(store)
+        capture(store, lease, 1, 2)
+        with store.fenced(lease) as writer:
+            writer.set_lineage("redis", "a")
+            writer.resume_at("redis", 1, 2, True, notice="lost")
+            writer.release()
+
+        row = store.reset_checkpoint(NAME, "redis", 0)
+
+        assert (row.lineage, row.overrules, row.notice) == (None, True, None)
+
+    @pytest.mark.parametrize(
+        ("segment", "ordinal", "complete", "expected"),
+        [(1, 2, True, 1), (2, 0, False, 1), (3, 2, True, 3), (0, -1, True, 0)],
+    )
+    def test_going_on_elsewhere(
+        self, store: StateStore, segment: int, ordinal: int, complete: bool, expected: int
+    ) -> None:
+        """A sink goes on before or after its checkpoint; twice is like once."""
+        lease = held(store)
+        capture(store, lease, 1, 2, 3)
+        with store.fenced(lease) as writer:
+            writer.set_lineage("redis", "a")
+            writer.advance("redis", 2, 2, True, position(2), exactly_once=True)
+        for _ in range(2):
+            with store.fenced(lease) as writer:
+                writer.resume_at("redis", segment, ordinal, complete, notice="lost")
+
+        row = store.checkpoints(NAME)["redis"]
+        assert (row.segment, row.ordinal, row.complete) == (segment, ordinal, complete)
+        assert (row.source_position, row.notice) == (position(expected), "lost")
+        assert (row.lineage, row.overrules) == ("a", True)
+        with store.fenced(lease) as writer:
+            writer.clear_notice("redis")
+        assert store.checkpoints(NAME)["redis"].notice is None
+
+    def test_what_is_not_in_the_journal(self, store: StateStore) -> None:
+        """A sink cannot go on with a segment that is not there."""
+        lease = held(store)
+        capture(store, lease, 1)
+        with store.fenced(lease) as writer:
+            for segment, complete in ((2, True), (5, False)):
+                with pytest.raises(NotAllowed, match="not in the journal"):
+                    writer.resume_at("redis", segment, 0, complete, notice=None)
+
+
+class TestRebuild:
+    """A journal started afresh."""
+
+    @staticmethod
+    def prepared(store: StateStore) -> Lease:
+        """Return the lease over three segments: `ahead` has all, `behind` the first."""
+        lease = held(store, "ahead", "behind")
+        capture(store, lease, 1, 2)
+        capture(store, lease, 3, close=False)
+        with store.fenced(lease) as writer:
+            writer.set_lineage("ahead", "a")
+            writer.advance("ahead", 3, 2, True, position(3), exactly_once=True)
+            writer.advance("behind", 1, 2, True, position(1))
+            writer.set_confirmed(position(1))
+        return lease
+
+    def test_begins_at_the_confirmed_position(self, store: StateStore) -> None:
+        """Everything of the journal goes, numbers go on, and sinks keep what they surely have."""
+        lease = self.prepared(store)
+        store.mark_published(NAME, 1, "changes")
+        before = store.pipeline(NAME)
+        with store.fenced(lease) as writer:
+            writer.release()
+
+        rebuilt = store.rebuild_journal(NAME, accept_loss=False)
+
+        assert (rebuilt.position, rebuilt.ranges, rebuilt.lossy) == (position(1), 2, [])
+        assert rebuilt.paths == [f"{NAME}/{number}.parquet" for number in (1, 2, 3)]
+        row = store.pipeline(NAME)
+        assert before is not None
+        assert row is not None
+        assert row.uid != before.uid
+        assert (row.captured_position, row.next_segment, row.next_range) == (position(1), 4, 3)
+        assert (store.segments(NAME), store.ranges(NAME)) == ([], [])
+        assert store.published(NAME, 1, 9) == set()
+        ahead, behind = (store.checkpoints(NAME)[sink] for sink in ("ahead", "behind"))
+        for one in (ahead, behind):
+            assert (one.segment, one.complete, one.first_segment) == (3, True, 4)
+        assert (ahead.skip, ahead.lineage, ahead.overrules) == (position(3), "a", False)
+        assert behind.skip == behind.source_position == position(1)
+
+    def test_goes_on(self, store: StateStore) -> None:
+        """What follows is captured and delivered under new numbers."""
+        lease = self.prepared(store)
+        with store.fenced(lease) as writer:
+            writer.release()
+        store.rebuild_journal(NAME, accept_loss=False)
+
+        again = store.acquire_lease(NAME, "run-2", 60)
+        assert again is not None
+        assert capture(store, again, 4) == 3
+        deliver(store, again, "behind", 4)
+
+    def test_refusals(self, store: StateStore) -> None:
+        """Not under a run, not unknown, not before anything was captured."""
+        store.register_pipeline("new", "spec", ["redis"])
+        with pytest.raises(NotAllowed, match="captured nothing yet"):
+            store.rebuild_journal("new", accept_loss=False)
+        with pytest.raises(NotAllowed, match="no pipeline"):
+            store.rebuild_journal("other", accept_loss=False)
+        self.prepared(store)
+        with pytest.raises(NotAllowed, match="held by run run-1; stop it"):
+            store.rebuild_journal(NAME, accept_loss=False)
+
+    def test_loss(self, store: StateStore) -> None:
+        """A sink that lacks what the source may have forgotten loses it only when told so."""
+        lease = self.prepared(store)
+        with store.fenced(lease) as writer:
+            writer.set_confirmed(position(2))
+            writer.release()
+        before = everything(store)
+
+        with pytest.raises(NotAllowed, match=r"sinks behind lack changes.*--accept-loss"):
+            store.rebuild_journal(NAME, accept_loss=False)
+        assert everything(store) == before
+        assert store.rebuild_journal(NAME, accept_loss=True).lossy == ["behind"]
+
+    def test_empty_log_is_no_loss(self, store: StateStore) -> None:
+        """A sink at the journal's end lacks nothing of what was confirmed without a change."""
+        lease = held(store)
+        capture(store, lease, 1)
+        deliver(store, lease, "redis", 1)
+        with store.fenced(lease) as writer:
+            writer.set_captured(position(7))
+            writer.set_confirmed(position(7))
+            writer.release()
+
+        assert store.rebuild_journal(NAME, accept_loss=False).lossy == []
+
+    def test_detached_sinks_stay_where_they_are(self, store: StateStore) -> None:
+        """A detached sink can afterwards be attached at the tail only: nothing is skipped unsaid."""
+        lease = self.prepared(store)
+        with store.fenced(lease) as writer:
+            writer.detach_sink("behind", "full")
+            writer.set_confirmed(position(3))
+            writer.release()
+
+        assert store.rebuild_journal(NAME, accept_loss=False).detached == ["behind"]
+        with pytest.raises(NotAllowed, match="no longer in the journal"):
+            store.attach_sink(NAME, "behind", tail=False)
+        assert store.attach_sink(NAME, "behind", tail=True).whole_segment == 3

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.state import migrate
+from deltaforge_dagster.state.database import Database
 from deltaforge_dagster.state.migrate import VERSION_TABLE
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import metadata
@@ -40,6 +45,49 @@ def test_up_to_date(tmp_path: Path) -> None:
     with again.database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA schema_version").scalar() == version
     again.close()
+
+
+def at_first_version(url: str) -> Database:
+    """Return a database with the tables of the first version."""
+    database = Database(url)
+    with database.write() as connection:
+        script = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
+        with EnvironmentContext(
+            Config(), script, fn=lambda current, _: script._upgrade_revs("0001", current)
+        ) as environment:
+            environment.configure(connection=connection, version_table=migrate.VERSION_TABLE)
+            environment.run_migrations()
+    return database
+
+
+def test_data_of_the_first_version(store_url: str, tmp_path: Path) -> None:
+    """An upgrade keeps every row; what was delivered until then counts as at least once."""
+    url = f"sqlite:///{tmp_path}/old.db" if store_url == "memory" else store_url
+    database = at_first_version(url)
+    with database.write() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO pipeline VALUES ('orders', 'uid', 'spec', NULL, NULL, NULL, 7, 3,"
+                " 'running', 0, 0)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO checkpoint VALUES ('orders', 'redis', 5, 3, true, NULL, 1,"
+                " 'attached', 2, 0, 'no route', 0)"
+            )
+        )
+    database.close()
+
+    store = StateStore.open(url)
+    pipeline, checkpoint = store.pipeline("orders"), store.checkpoints("orders")["redis"]
+    store.close()
+    assert pipeline is not None
+    assert (pipeline.uid, pipeline.next_segment, pipeline.next_range) == ("uid", 7, 3)
+    assert (checkpoint.segment, checkpoint.ordinal, checkpoint.complete) == (5, 3, True)
+    assert (checkpoint.failures, checkpoint.last_error) == (2, "no route")
+    assert (checkpoint.lineage, checkpoint.overrules) == (None, True)
+    assert (checkpoint.skip, checkpoint.notice) == (None, None)
 
 
 def test_newer_than_the_code(store_url: str, tmp_path: Path) -> None:
