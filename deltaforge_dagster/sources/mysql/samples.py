@@ -72,7 +72,8 @@ class Log:
 
     def event(self, kind: int, body: bytes, *, flags: int = 0, end: int | None = None) -> Log:
         """Add an event; `end` stands in its header in place of where the file has grown to."""
-        summed = self.checksums or kind == FORMAT_DESCRIPTION
+        # Before a file says that it has none, the server sends the checksums it was asked for.
+        summed = self.checksums or kind == FORMAT_DESCRIPTION or not self.parts
         size = HEADER + len(body) + (CHECKSUM_SIZE if summed else 0)
         if end is None:
             self.pos += size
