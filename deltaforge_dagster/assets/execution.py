@@ -10,6 +10,7 @@ import dagster as dg
 
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.names import (
+    CAUGHT_UP_METADATA,
     OUTCOME_METADATA,
     RUN_TAG,
     UNTIL_TAG,
@@ -19,12 +20,14 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.assets.publish import add_partition, materialization, publish
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
-from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, verify
+from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore
@@ -147,44 +150,83 @@ def _summary(outcome: RunOutcome) -> str:
 
 
 def _materialize(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
+    """Verify `changes`, and give each chosen sink the ranges: again, or for the first time.
+
+    One asset's problem is not the others'; what could not be done is said at the end.
+    """
     if not (context.has_partition_key or context.has_partition_key_range):
         raise NotAllowed(
             f"{loaded.name}: choose the ranges to materialize; live runs are started by the "
             "pipeline's sensor, its schedule, or `deltaforge run`"
         )
+    register(tools.store, loaded)
     ranges = sorted(range_number(key) for key in context.partition_keys)
     assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
+    problems: list[DeltaforgeError] = []
     for asset in assets:
         if asset_key(loaded.name, asset) not in context.selected_asset_keys:
             continue
-        if asset == CHANGES:
-            for number in ranges:
-                events = verify(tools.store, tools.journal, loaded.name, number)
-                _log_again(context, tools.store, loaded.name, CHANGES, number, verified=events)
-        else:
-            _replay(context, loaded, tools, asset, ranges)
+        try:
+            if asset == CHANGES:
+                _verify(context, loaded, tools, ranges)
+            else:
+                _deliver(context, loaded, tools, asset, ranges)
+        except DeltaforgeError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise DeltaforgeError("; ".join(map(str, problems)))
 
 
-def _replay(
+def _verify(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+) -> None:
+    for number in ranges:
+        events = verify(tools.store, tools.journal, loaded.name, number)
+        _log_again(context, tools.store, loaded.name, CHANGES, number, verified=events)
+
+
+def _deliver(
     context: dg.AssetExecutionContext,
     loaded: LoadedPipeline,
     tools: Tools,
     sink_id: str,
     ranges: list[int],
 ) -> None:
+    """Replay what the sink has, then let it catch up to the last range that it lacks."""
+
     def log(done: ReplayedRange) -> None:
         _log_again(context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages)
 
-    with tools.replay_sessions() as sessions:
-        replay(
-            tools.store,
-            loaded.name,
+    delivered, lacking = split_by_delivery(tools.store, loaded.name, sink_id, ranges)
+    if delivered:
+        with tools.replay_sessions() as sessions:
+            replay(
+                tools.store,
+                loaded.spec,
+                sink_id,
+                [row.range for row in delivered],
+                preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
+                build_sink=lambda: tools.build_sink(sink_id),
+                run_id=context.run.run_id,
+                progress=log,
+            )
+    if lacking:
+        messages = catch_up(
+            loaded,
+            tools,
             sink_id,
-            ranges,
-            preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
-            build_sink=lambda: tools.build_sink(sink_id),
+            lacking[-1].last_segment,
             run_id=context.run.run_id,
-            progress=log,
+            observer=_RunObserver(context, tools.store, loaded.name),
+        )
+        context.log_event(
+            dg.AssetObservation(
+                asset_key(loaded.name, sink_id),
+                description=f"caught up to range {lacking[-1].range}: {messages} messages sent",
+                metadata={CAUGHT_UP_METADATA: messages},
+            )
         )
 
 

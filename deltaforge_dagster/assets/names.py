@@ -24,6 +24,9 @@ UNTIL_TAG = "deltaforge/until"
 OUTCOME_METADATA = "outcome"
 """Each live run leaves an observation of `changes` with how it ended, under this name."""
 
+CAUGHT_UP_METADATA = "caught_up"
+"""A sink that got on request what it lacked has an observation with the number of messages."""
+
 
 def dagster_name(pipeline: str) -> str:
     """Return a name for ops, jobs and sensors, different for different pipelines."""

@@ -2,7 +2,8 @@
 
 The op behind them does one of two things. With the tag `deltaforge/run: live` it is the
 pipeline's run, which captures and delivers and publishes ranges as it goes. Every other run is a
-Materialize of the chosen ranges from the UI: `changes` is verified, a sink gets them replayed.
+Materialize of the chosen ranges from the UI: `changes` is verified; a sink gets what it has once
+more, as a replay, and catches up in order with what it does not have yet.
 The op yields nothing, since in a backfill a yielded result would overwrite the true metadata of
 every partition; it writes events itself (`publish`).
 """
@@ -87,7 +88,8 @@ def _asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
                 kinds={sink.type},
                 description=(
                     f"Ranges that sink {sink.config.id} has acknowledged. Materialize a "
-                    "partition to deliver it again, marked as a replay."
+                    "partition to deliver it again, marked as a replay, or to let the sink catch "
+                    "up to it."
                 ),
             )
             for sink in loaded.spec.spec.sinks

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from deltaforge_dagster.assets.names import (
+    CAUGHT_UP_METADATA,
     OUTCOME_METADATA,
     REASON_TAG,
     RUN_TAG,
@@ -33,7 +34,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.replay import replayable
+from deltaforge_dagster.pipeline.replay import split_by_delivery
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
@@ -83,37 +84,48 @@ def replay(
     sink: Annotated[str, typer.Option(help="The sink that gets them again.")],
     json_output: JsonOption = False,
 ) -> None:
-    """Deliver closed ranges to one sink again; every message is marked, nothing else moves."""
+    """Deliver closed ranges to one sink again; every message is marked, nothing else moves.
+
+    What the sink does not have yet it gets for the first time, in order and unmarked, if no run
+    is working on the pipeline.
+    """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     first, last = _range_bounds(ranges)
+    numbers = range(first, last + 1)
     # Dagster must know the partitions, and a refusal shall be one sentence of ours.
     with Platform(settings, single_process=True).open() as opened:
-        for number in range(first, last + 1):
-            replayable(opened.store, loaded.name, sink, number)
+        split_by_delivery(opened.store, loaded.name, sink, numbers)
     tags = {
         "dagster/asset_partition_range_start": partition_key(first),
         "dagster/asset_partition_range_end": partition_key(last),
     }
-    result = _execute(
-        settings,
-        loaded,
-        tags=tags,
-        selection=[asset_key(loaded.name, sink)],
-        ranges=range(first, last + 1),
-    )
-    messages = sum(
-        int(str(event.step_materialization_data.materialization.metadata["replayed"].value))
-        for event in result.all_events
-        if event.is_step_materialization
-    )
+    selection = [asset_key(loaded.name, sink)]
+    result = _execute(settings, loaded, tags=tags, selection=selection, ranges=numbers)
     if not result.success:
         raise DeltaforgeError(_outcome(result)["error"])
+    again, caught_up = _messages(result)
     if json_output:
-        typer.echo(
-            json.dumps({"pipeline": loaded.name, "sink": sink, "range": ranges, "sent": messages})
-        )
-    else:
-        Console().print(f"Range {ranges}: {messages} messages sent to {sink} again.")
+        known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
+        typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
+        return
+    text = f"Range {ranges}: {again} messages sent to {sink} again"
+    Console().print(text + (f", {caught_up} for the first time." if caught_up else "."))
+
+
+def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
+    """Return how many messages were replayed, and how many a sink got that lacked them."""
+    again = caught_up = 0
+    for event in result.all_events:
+        metadata: Mapping[str, Any] = {}
+        if event.is_step_materialization:
+            metadata = event.step_materialization_data.materialization.metadata
+        elif event.is_asset_observation:
+            metadata = event.asset_observation_data.asset_observation.metadata
+        if "replayed" in metadata:
+            again += int(metadata["replayed"].value)
+        if CAUGHT_UP_METADATA in metadata:
+            caught_up += int(metadata[CAUGHT_UP_METADATA].value)
+    return again, caught_up
 
 
 def _execute(

@@ -1,16 +1,20 @@
 """Replay: delivering a closed range to one sink again, on purpose.
 
 A replay moves nothing: no checkpoint, no position, no lease. It works beside a live run, reads
-the same journal, marks each message with its run id, and leaves the values byte-identical.
+the same journal, marks each message with its run id, and leaves the values byte-identical. What a
+sink does not have yet cannot be replayed; it catches up instead (`catch_up`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import RangeRow, SegmentRow
@@ -28,7 +32,7 @@ class ReplayedRange:
 
 def replay(
     store: StateStore,
-    pipeline: str,
+    spec: PipelineSpec,
     sink_id: str,
     ranges: Sequence[int],
     *,
@@ -36,44 +40,53 @@ def replay(
     build_sink: Callable[[], Sink],
     run_id: str,
     progress: Callable[[ReplayedRange], None],
-) -> list[ReplayedRange]:
-    """Deliver closed ranges to one sink again, in log order.
+) -> None:
+    """Deliver closed ranges, which the sink has, to it again in log order.
 
     Raises:
-        NotAllowed: A range does not exist, is open, or has not been delivered to this sink yet.
+        NotAllowed: A range does not exist or is open.
+        JournalDamaged: Files of a range are gone.
         Retryable: Spark or the sink failed; what was sent stays, marked as a replay.
     """
-    rows = [replayable(store, pipeline, sink_id, number) for number in sorted(set(ranges))]
+    pipeline = spec.metadata.name
+    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
     sink = build_sink()
-    done = []
     try:
         sink.open()
         for row in rows:
             segments = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
-            messages = sum(_send(preparer, sink, sink_id, one, run_id) for one in segments)
-            done.append(ReplayedRange(row.range, len(segments), messages))
-            progress(done[-1])
+            check_contiguous(row, segments)
+            preparations = Preparations(
+                preparer,
+                store,
+                pipeline,
+                spec.spec.engine.deliver.max_bytes,
+                sinks=1,
+                last=row.last_segment,
+            )
+            with contextlib.closing(preparations):
+                messages = sum(
+                    _send(preparations, sink, sink_id, segment, run_id) for segment in segments
+                )
+            progress(ReplayedRange(row.range, len(segments), messages))
     finally:
         sink.close()
-    return done
 
 
-def replayable(store: StateStore, pipeline: str, sink_id: str, number: int) -> RangeRow:
-    """Return the range if it is closed and the sink has it.
+def split_by_delivery(
+    store: StateStore, pipeline: str, sink_id: str, ranges: Sequence[int]
+) -> tuple[list[RangeRow], list[RangeRow]]:
+    """Return the ranges that a sink has, and those that it does not have yet, in log order.
 
     Raises:
-        NotAllowed: Otherwise; the message says what to do.
+        NotAllowed: There is no such sink or range, or a range is open.
     """
-    row = closed_range(store, pipeline, number)
     checkpoint = store.checkpoints(pipeline).get(sink_id)
     if checkpoint is None:
         raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
-    if checkpoint.whole_segment < row.last_segment:
-        raise NotAllowed(
-            f"{pipeline}: sink {sink_id} does not have range {number} yet; "
-            "the pipeline's next run delivers it, in order"
-        )
-    return row
+    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
+    delivered = [row for row in rows if row.last_segment <= checkpoint.whole_segment]
+    return delivered, rows[len(delivered) :]
 
 
 def closed_range(store: StateStore, pipeline: str, number: int) -> RangeRow:
@@ -115,16 +128,17 @@ def check_contiguous(row: RangeRow, segments: Sequence[SegmentRow]) -> None:
         )
 
 
-def _send(preparer: Preparer, sink: Sink, sink_id: str, segment: SegmentRow, run_id: str) -> int:
-    prepared = preparer.prepare([segment])
-    try:
-        messages = 0
-        for batch in prepared.batches(sink_id, segment.segment, -1):
-            sink.send(replace(batch, replay=run_id), _unguarded)
-            messages += batch.messages.num_rows
-        return messages
-    finally:
-        prepared.discard()
+def _send(
+    preparations: Preparations, sink: Sink, sink_id: str, segment: SegmentRow, run_id: str
+) -> int:
+    messages = ordinal = 0
+    while ordinal < segment.rows:
+        with preparations.covering(sink_id, segment.segment, ordinal) as prepared:
+            for batch in prepared.batches(sink_id, segment.segment, ordinal - 1):
+                sink.send(replace(batch, replay=run_id), _unguarded)
+                messages += batch.messages.num_rows
+            ordinal = prepared.last_ordinal(segment.segment) + 1
+    return messages
 
 
 def _unguarded() -> None:

@@ -103,7 +103,7 @@ def test_short_runs_leave_nothing(
 
 def test_until_caught_up(make_feed: MakeFeed) -> None:
     """Everything committed before is captured and delivered, its range closed; then it ends."""
-    feed = make_feed()
+    feed = make_feed(range_="{max_seconds: 600}")
     insert(feed.shop, 1, 100)
     feed.shop.execute("UPDATE customers SET name = 'y' WHERE id = 7", "DELETE FROM customers")
 

@@ -1,0 +1,93 @@
+"""Catch-up on request: one sink gets what it lacks up to a range, in order, and nothing else moves.
+
+It is the run's own delivery with everything else left out: the lease is held, one deliverer
+carries the journal to the sink from its checkpoint, nothing is captured, no other sink is
+touched. What the sink then has is published like anything else.
+"""
+
+from __future__ import annotations
+
+import time
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed, Retryable
+from deltaforge_dagster.pipeline.committed import attach_command
+from deltaforge_dagster.pipeline.confirmer import Confirmer
+from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.tools import Observer, Tools
+from deltaforge_dagster.state.store import StateStore
+
+PATIENCE_SECONDS = 30.0
+"""How long a failure that may pass by itself is given, since the sink moved last."""
+
+_LOOK_SECONDS = 0.1
+
+
+def catch_up(
+    loaded: LoadedPipeline,
+    tools: Tools,
+    sink_id: str,
+    until: int,
+    *,
+    run_id: str,
+    observer: Observer,
+) -> int:
+    """Deliver to one sink what it lacks up to the segment `until`; return the messages sent.
+
+    Raises:
+        NotAllowed: A run is working on the pipeline, or the sink is detached.
+        DeltaforgeError: The sink, Spark or the journal failed. What was acknowledged before is
+            in the sink's checkpoint.
+    """
+    store, pipeline = tools.store, loaded.name
+    if not store.checkpoints(pipeline)[sink_id].attached:
+        raise NotAllowed(
+            f"{pipeline}: sink {sink_id} is detached; attach it first: "
+            f"{attach_command(pipeline, sink_id)}"
+        )
+    run = loaded.spec.spec.engine.run
+    lease = HeldLease.take(
+        store,
+        pipeline,
+        run_id,
+        seconds=run.lease_seconds,
+        renew_seconds=run.renew_seconds,
+        on_renewal=lambda: None,
+    )
+    if lease is None:
+        raise NotAllowed(_held_sentence(store, pipeline, sink_id))
+    try:
+        deliveries = Deliveries(
+            loaded.spec, tools, lease, warn=observer.warn, only=sink_id, until=until
+        )
+        try:
+            deliveries.begin()
+            _wait(deliveries, lease)
+        finally:
+            deliveries.end()
+        Confirmer(loaded, store, lease).confirm(None)
+        observer.publish()
+        return deliveries.sent[sink_id]
+    finally:
+        lease.release()
+
+
+def _wait(deliveries: Deliveries, lease: HeldLease) -> None:
+    began = time.monotonic()
+    while not deliveries.done:
+        lease.guard()
+        for error in deliveries.failures.values():
+            stuck = time.monotonic() - max(began, deliveries.moved_at)
+            if not isinstance(error, Retryable) or stuck > PATIENCE_SECONDS:
+                raise error
+        time.sleep(_LOOK_SECONDS)
+
+
+def _held_sentence(store: StateStore, pipeline: str, sink_id: str) -> str:
+    row = store.lease(pipeline)
+    holder = "a run" if row is None or row.run_id is None else f"run {row.run_id[:8]}"
+    return (
+        f"{pipeline}: {holder} is working on it, and delivers what sink {sink_id} lacks by itself, "
+        "in order"
+    )
