@@ -160,7 +160,8 @@ class KafkaServer(Server):
 
     def _format(self) -> None:
         cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
-        command = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c"]
+        # In one word: an id may begin with a hyphen.
+        command = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c"]
         outcome = run_as([*command, str(self._write_settings())], None, self._directory())
         if outcome.returncode:
             said = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
