@@ -34,7 +34,7 @@ _NON_BLOCK = 1
 _BLOCKED_SECONDS = 3600
 """How long the server waits while we take nothing, as during a pause."""
 
-_SETTINGS = (
+SETTINGS = (
     # Events with checksums in the file come with them: a damaged file or network shows.
     "SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
     "SET @source_heartbeat_period = {0}, @master_heartbeat_period = {0}".format(
@@ -42,7 +42,7 @@ _SETTINGS = (
     ),
     f"SET SESSION net_write_timeout = {_BLOCKED_SECONDS}",
 )
-"""Both names of each: MySQL 8.0.26 renamed them."""
+"""Run before the command. Both names of each: MySQL 8.0.26 renamed them."""
 
 
 def open_dump(
@@ -73,7 +73,7 @@ def open_dump(
         command = _COM_BINLOG_DUMP_GTID
         seen = GtidSet.parse(start.gtid_set).to_bytes()
         body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
-    return StreamSocket(server.dump(_SETTINGS, command, body, seconds), server.where)
+    return StreamSocket(server.dump(SETTINGS, command, body, seconds), server.where)
 
 
 def refusal(server: Server, packet: bytes) -> DeltaforgeError:
