@@ -93,6 +93,7 @@ class Campaign:
         exactly_once: Whether the sink keeps its own position.
         spark_remote: The Spark server; None for one of the campaign's own.
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
+        state_url: Where the state is; None for SQLite in the folder.
         lives: The runs that have ended.
         observed: What a watcher saw of the source's confirmed position.
     """
@@ -104,6 +105,7 @@ class Campaign:
     spark_remote: str | None
     seed: int
     lease_seconds: int = 2
+    state_url: str | None = None
     lives: list[Life] = field(default_factory=list)
     observed: list[Observed] = field(default_factory=list)
 
@@ -117,6 +119,8 @@ class Campaign:
             )
         )
         self.environment = {"DELTAFORGE_HOME": str(self.folder / "home")}
+        if self.state_url is not None:
+            self.environment["DELTAFORGE_STATE_URL"] = self.state_url
         if self.spark_remote is not None:
             self.environment["DELTAFORGE_SPARK_REMOTE"] = self.spark_remote
         self.settings = Settings.from_env(self.environment)
@@ -178,7 +182,8 @@ class Campaign:
         while self.destination.lengths() == before:
             assert time.monotonic() < deadline, f"no delivery\n{self.report()}"
             if run.process.exitcode is not None:
-                self.wait(run, "itself")
+                if not run.life.ended:
+                    self.wait(run, "itself")
                 run = self.begin()
             time.sleep(0.05)
         return run

@@ -33,7 +33,7 @@ class Life:
 
     acknowledged: int
     lengths: tuple[int, ...]
-    ended: str = "nothing yet"
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,9 @@ def make_campaign(
     """Make a campaign; its runs are ended afterwards."""
     made: list[Campaign] = []
 
-    def make(*, spark_remote: str | None = spark_server.remote, lease_seconds: int = 2) -> Campaign:
-        seed = random.SystemRandom().randrange(1 << 32)
-        made.append(Campaign(tmp_path, *ends, exactly_once, spark_remote, seed, lease_seconds))
+    def make(**parts: Any) -> Campaign:
+        parts = {"spark_remote": spark_server.remote, "seed": secrets.randbits(32), **parts}
+        made.append(Campaign(tmp_path, *ends, exactly_once, **parts))
         return made[-1]
 
     yield make

@@ -11,6 +11,7 @@ import pytest
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
+from deltaforge_dagster.servers.postgres import PostgresServer
 from tests.kills.campaign import NAME, Campaign, Run
 from tests.kills.cells import EVERY_CELL
 from tests.kills.conftest import MakeCampaign
@@ -43,13 +44,18 @@ def orphans(campaign: Campaign) -> list[Path]:
     return [path for path in root.rglob("*.parquet") if str(path.relative_to(root)) not in known]
 
 
+@pytest.mark.postgres
 @pytest.mark.timeout(600)
-def test_a_stalled_holder_leaves_no_trace(make_campaign: MakeCampaign) -> None:
+def test_a_stalled_holder_leaves_no_trace(
+    make_campaign: MakeCampaign, postgres_server: PostgresServer
+) -> None:
     """Stopped at a step or anywhere, for longer than the lease: it writes no row and sends nothing.
 
-    What it would send shows as a repeat out of its turn. A file it leaves is swept.
+    What it would send shows as a repeat out of its turn. A file it leaves is swept. The state is
+    in PostgreSQL, which ends the transaction of a stopped process; SQLite's locks are the
+    process's own, and nobody takes over while it is stopped amid a write.
     """
-    campaign = make_campaign()
+    campaign = make_campaign(state_url=postgres_server.create_database())
     with campaign.under_load():
         for step in STEPS:
             stall_and_take_over(campaign, campaign.stop_at(step))
