@@ -131,6 +131,8 @@ class Deliverer:
                 except LeaseLost:
                     return
                 except StoreUnavailable:  # not the sink's failure: it stays connected
+                    if not self._connected:
+                        self._close_sink()  # opened, but not asked what it holds
                     self._stop.wait(1.0)
                 except DeltaforgeError as error:
                     self._failed(error, backoff)

@@ -58,6 +58,7 @@ class Resumption:
         self._uid = ""
         self._goal: Place | Skip | None = None
         self._from_start = False
+        self._vanished = False
         self._searched: set[str] = set()
         self._warned = False
 
@@ -74,6 +75,8 @@ class Resumption:
         self._goal = None
         self._from_start = False
         position = _position(sink, checkpoint) if sink.exactly_once else None
+        kept = checkpoint.lineage is not None and not checkpoint.overrules
+        self._vanished = sink.exactly_once and position is None and kept
         if position is not None:
             segment = self._store.segment(self._pipeline, position.segment)
             try:
@@ -103,8 +106,16 @@ class Resumption:
         if goal is not None:
             checkpoint = self._resume_at(goal, checkpoint)
             self._goal = None
+        elif self._vanished:
+            notice = (
+                "the position that the sink kept is gone, so it goes on after the checkpoint; if "
+                "the sink was emptied, deltaforge checkpoint reset delivers again"
+            )
+            self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
+            self._say(notice)
+            self._vanished = False
         elif checkpoint.notice is not None and not self._warned:
-            self._lease.write(lambda writer: writer.clear_notice(self._sink_id))
+            self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
             checkpoint = replace(checkpoint, notice=None)
         if sink.exactly_once and checkpoint.lineage is None:
             lineage = uuid.uuid4().hex
@@ -169,9 +180,12 @@ class Resumption:
         except NotAllowed as error:  # retention was faster
             raise self._with_remedy(PositionLost(str(error))) from error
         if notice is not None:
-            self._warned = True
-            self._warn(f"sink {self._sink_id}: {notice}")
+            self._say(notice)
         return self._store.checkpoints(self._pipeline)[self._sink_id]
+
+    def _say(self, notice: str) -> None:
+        self._warned = True
+        self._warn(f"sink {self._sink_id}: {notice}")
 
     def _facts(self, row: PipelineRow) -> resume.Journal:
         first = self._store.segments(self._pipeline, limit=1)

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Counts, Lease, NewSegment
@@ -284,9 +284,9 @@ class FencedWriter:
             moved["notice"] = notice[:_ERROR_LENGTH]
         self._update_checkpoint(sink, moved)
 
-    def clear_notice(self, sink: str) -> None:
-        """Forget what people should hear of a sink."""
-        self._update_checkpoint(sink, {"notice": None})
+    def set_notice(self, sink: str, notice: str | None) -> None:
+        """Remember what people should hear of a sink; None once it is over."""
+        self._update_checkpoint(sink, {"notice": notice})
 
     def sink_failed(self, sink: str, error_text: str, next_attempt_at: float) -> None:
         """Count a failure of a sink and when to try again, seconds by the database's clock.
@@ -326,8 +326,12 @@ class FencedWriter:
         Never backwards: when a segment has meanwhile been added that ends later, its end stays.
         """
         captured = self._pipeline()["captured_position"]
-        if captured is None or parse_position(captured) < parse_position(position):
-            self._update_pipeline({"captured_position": position})
+        if captured is not None:
+            before: Position = parse_position(captured)
+            after: Position = parse_position(position)
+            if after <= before:
+                return
+        self._update_pipeline({"captured_position": position})
 
     def set_capture_pause(self, why: str | None) -> None:
         """Remember why capture is paused; None once it is not."""

@@ -53,7 +53,9 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
         raise NotAllowed(f"pipeline {name!r} has captured nothing yet; there is no journal")
     sinks = read_checkpoints(connection, name)
     lossy = sorted(
-        sink for sink, one in sinks.items() if one.attached and _lacks(pipeline, one, position)
+        sink
+        for sink, one in sinks.items()
+        if one.attached and _lacks(connection, pipeline, one, position)
     )
     if lossy and not accept_loss:
         raise NotAllowed(
@@ -79,15 +81,26 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
     return Rebuilt(position, paths, dropped, lossy, detached)
 
 
-def _lacks(pipeline: PipelineRow, checkpoint: CheckpointRow, position: str) -> bool:
-    """Say whether a sink lacks changes from before a position."""
-    if checkpoint.whole_segment >= pipeline.next_segment - 1:
-        return False  # it has all that was captured; beyond that only empty log was confirmed
-    if checkpoint.source_position is None:
+def _lacks(
+    connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow, position: str
+) -> bool:
+    """Say whether a sink lacks changes from before a confirmed position.
+
+    Such a position is a segment's end, or lies in empty log that was passed when every sink had
+    everything. So no segment has changes on both sides of it.
+    """
+    number = checkpoint.whole_segment + 1
+    if number >= pipeline.next_segment:
+        return False
+    query = select(segments.c.end_position).where(
+        segments.c.pipeline == pipeline.name, segments.c.segment == number
+    )
+    end_position = connection.execute(query).scalar()
+    if end_position is None:
         return True
-    reached: Position = parse_position(checkpoint.source_position)
+    end: Position = parse_position(end_position)
     confirmed: Position = parse_position(position)
-    return reached < confirmed
+    return end <= confirmed
 
 
 def _start_afresh(connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow) -> None:

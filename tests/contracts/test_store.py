@@ -25,7 +25,7 @@ WRITES: dict[str, Callable[[FencedWriter], object]] = {
     "advance": lambda writer: writer.advance("redis", 1, 2, True, position(1)),
     "set_lineage": lambda writer: writer.set_lineage("redis", "lineage"),
     "resume_at": lambda writer: writer.resume_at("redis", 0, -1, True, notice="lost"),
-    "clear_notice": lambda writer: writer.clear_notice("redis"),
+    "set_notice": lambda writer: writer.set_notice("redis", "lost"),
     "sink_failed": lambda writer: writer.sink_failed("redis", "no route", 0.0),
     "set_captured": lambda writer: writer.set_captured(position(9)),
     "set_confirmed": lambda writer: writer.set_confirmed(position(1)),
@@ -886,7 +886,7 @@ class TestSinksOwnPosition:
         assert (row.source_position, row.notice) == (position(expected), "lost")
         assert (row.lineage, row.overrules) == ("a", True)
         with store.fenced(lease) as writer:
-            writer.clear_notice("redis")
+            writer.set_notice("redis", None)
         assert store.checkpoints(NAME)["redis"].notice is None
 
     def test_what_is_not_in_the_journal(self, store: StateStore) -> None:
@@ -977,13 +977,16 @@ class TestRebuild:
         assert store.rebuild_journal(NAME, accept_loss=True).lossy == ["behind"]
 
     def test_empty_log_is_no_loss(self, store: StateStore) -> None:
-        """A sink at the journal's end lacks nothing of what was confirmed without a change."""
+        """Log without a change that was confirmed meanwhile is nothing that a sink lacks."""
         lease = held(store)
         capture(store, lease, 1)
         deliver(store, lease, "redis", 1)
         with store.fenced(lease) as writer:
             writer.set_captured(position(7))
             writer.set_confirmed(position(7))
+            number = writer.open_range(position(7), "spec-1", 2)
+            later = {"start_position": position(7), "end_position": position(8)}
+            writer.add_segment(new_segment(2, **later), number)
             writer.release()
 
         assert store.rebuild_journal(NAME, accept_loss=False).lossy == []

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 KEY = "deltaforge:position:feed:redis"
 RUN = "{idle_seconds: 1, lease_seconds: 20, renew_seconds: 1}"
 NEVER = '    - {{type: file, config: {{id: never, path: "{0}/never.txt/x"}}}}\n'
+AHEAD = '    - {{type: file, config: {{id: ahead, path: "{0}/ahead.jsonl"}}}}\n'
 LINES = '    - {{type: file, config: {{id: lines, path: "{0}/lines.jsonl"}}}}\n'
 
 
@@ -87,9 +88,9 @@ class World:
         """Return the ids that the stream holds, in order."""
         return ids(one["df-event"] for one in self.feed.delivered("customers"))
 
-    def lines(self) -> list[int]:
-        """Return the ids that the file holds, in order."""
-        return ids((self.folder / "lines.jsonl").read_text().splitlines())
+    def lines(self, sink: str) -> list[int]:
+        """Return the ids that a sink's file holds, in order."""
+        return ids((self.folder / f"{sink}.jsonl").read_text().splitlines())
 
     def checkpoint(self) -> CheckpointRow:
         """Return the Redis sink's checkpoint."""
@@ -310,25 +311,35 @@ def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
 
 
 def test_journal_lost(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its files the sink stops and names the command; after it nothing is lost or twice."""
-    world = make_world(LINES)
+    """Sinks that are behind a lost journal stop and name the command; then they lack nothing.
+
+    `redis` delivers exactly once and repeats nothing; `lines` was behind, too, `ahead` was not.
+    """
+    world = make_world(LINES + AHEAD)
+    faults = world.folder / "faults"
+    faults.mkdir()
     monkeypatch.setenv("DELTAFORGE_HOME", str(world.home))
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(faults))
     world.deliver(1, 10)
-    world.server.pause()
+    for sink in ("redis", "lines"):
+        (faults / sink).write_text("fail_before")
     world.insert(11, 20)
     world.feed.catch_up()
-    world.server.resume()
-    for file in (world.home / "journal" / "feed").rglob("*.parquet"):
-        file.unlink()
-    world.insert(21, 25)
-    world.feed.catch_up()
-    assert "deltaforge journal rebuild feed" in str(world.error())
+    shutil.rmtree(world.home / "journal")
+    for sink in ("redis", "lines"):
+        (faults / sink).unlink()
 
-    result = CliRunner().invoke(app, ["journal", "rebuild", "feed"])
+    outcome = world.feed.catch_up()
 
+    command = "deltaforge journal rebuild feed"
+    assert outcome.sink_errors.keys() == {"redis", "lines"}
+    assert all(command in error for error in outcome.sink_errors.values())
+    assert command in str(world.error())
+    result = CliRunner().invoke(app, command.split()[1:])
     assert result.exit_code == 0, result.output
     assert "the next run captures again from" in result.stdout
-    world.deliver(26, 30)
-    assert world.arrived() == numbers(1, 30)
-    assert sorted(set(world.lines())) == numbers(1, 30)
-    assert world.lines()[:25] == numbers(1, 25)
+    world.deliver(21, 25)
+    assert world.arrived() == numbers(1, 25)
+    assert world.lines("lines") == numbers(1, 25)
+    assert world.lines("ahead")[:20] == numbers(1, 20)
+    assert sorted(set(world.lines("ahead"))) == numbers(1, 25)
