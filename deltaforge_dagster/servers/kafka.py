@@ -161,8 +161,9 @@ class KafkaServer(Server):
     def _format(self) -> None:
         cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         # In one word: an id may begin with a hyphen.
-        command = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c"]
-        outcome = run_as([*command, str(self._write_settings())], None, self._directory())
+        command = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
+        config = ["-c", str(self._write_settings())]
+        outcome = run_as([*command, *config], None, self._directory())
         if outcome.returncode:
             said = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
             reason = [line for line in said if not line.startswith(("at ", "SLF4J"))]
