@@ -127,6 +127,8 @@ class Settings:
         properties.pop("transactional.id", None)
         if transactional_id is not None:
             properties["transactional.id"] = transactional_id
+        if properties["enable.idempotence"].lower() not in {"true", "t", "1"}:
+            properties.pop("enable.gapless.guarantee", None)  # cannot be without
         # The second name is an alias of the first.
         limits = [self.lease_seconds * 1000]
         for name in ("message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"):
@@ -183,7 +185,7 @@ class Refusal:
 
 
 class Client:
-    """A producer. Used by one thread, except for `stop`.
+    """A producer. Used by one thread, except for `stopped` and `discard`.
 
     Args:
         settings: Where to send.
@@ -234,7 +236,7 @@ class Client:
         return not self.spent and not len(self.producer)
 
     def connect(self) -> None:
-        """Wait until a broker answers.
+        """Wait until a broker answers; one that has answered before is not asked again.
 
         Raises:
             SinkUnavailable: None does in time.
@@ -319,8 +321,10 @@ class Client:
             return None
         self._settle()
         if in_time:
-            self.spent = True
-            return self._reason()
+            reason = self._reason()
+            if reason.error.code() != KafkaError._MSG_TIMED_OUT:  # noqa: SLF001
+                self.spent = True
+                return reason
         raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
 
     def serve(self) -> None:

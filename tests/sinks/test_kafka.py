@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
@@ -408,8 +409,8 @@ def test_the_client_s_properties_win(kafka_server: KafkaServer, kafka_topic: str
         assert said in str(caught.value)
         assert "geheim" not in str(caught.value)
 
-    conf = {"acks": "1", "enable.idempotence": "false", "enable.gapless.guarantee": "false"}
-    sink = KafkaSink("out", kafka_server.brokers, {**conf, "queue.buffering.max.messages": "5"})
+    conf = {"acks": "1", "enable.idempotence": "false", "queue.buffering.max.messages": "5"}
+    sink = KafkaSink("out", kafka_server.brokers, conf)
     sink.open()
     sink.send(numbered(100, kafka_topic), allow)
     sink.close()
@@ -521,3 +522,22 @@ def test_a_long_position(kafka_server: KafkaServer, strict: KafkaServer) -> None
             sink.open()
             assert sink.position() == given.position_at(2)
         sink.close()
+
+
+def test_something_else_in_place_of_the_position(
+    kafka_server: KafkaServer, kafka_topic: str
+) -> None:
+    """A foreign offset in the sink's group is told, with what to do; the next delivery replaces it."""
+    consumer = Consumer({"bootstrap.servers": kafka_server.brokers, "group.id": kafka_topic})
+    consumer.commit(offsets=[TopicPartition(kafka_topic, 0, 40, "foreign")], asynchronous=False)
+    consumer.close()
+    sink = KafkaSink("out", kafka_server.brokers, transactional_id=kafka_topic)
+    sink.open()
+    with pytest.raises(SinkRejected, match=r"--delete-offsets"):
+        sink.position()
+    given = replace(numbered(3, kafka_topic), origin=ORIGIN)
+    sink.send(given, allow)
+    sink.close()
+    sink.open()
+    assert sink.position() == given.position_at(2)
+    sink.close()
