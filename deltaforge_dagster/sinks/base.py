@@ -14,11 +14,11 @@ position and decides anew.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast
 
+import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.errors import SinkRejected
@@ -78,7 +78,7 @@ class SinkPosition:
 
     def to_json(self) -> str:
         """Return the text that a sink stores: one JSON object of these fields."""
-        return json.dumps(asdict(self))
+        return orjson.dumps(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -88,7 +88,7 @@ class SinkPosition:
             SinkRejected: The text is none.
         """
         try:
-            fields = json.loads(text)
+            fields = orjson.loads(text)
             values = {name: fields[name] for name in cls.__slots__}
         except (ValueError, KeyError, TypeError) as error:
             raise SinkRejected(_NO_POSITION) from error
