@@ -6,6 +6,7 @@ import time
 
 import typer
 
+from deltaforge_dagster.pipeline import messages
 from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sources.mysql import decoder as mysql
 from deltaforge_dagster.sources.postgres import decoder as postgres
@@ -20,5 +21,6 @@ def warm() -> None:
     started = time.monotonic()
     postgres.warm()
     mysql.warm()
+    messages.warm()
     resp.warm()
     typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")

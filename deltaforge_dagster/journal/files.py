@@ -113,11 +113,15 @@ class Journal:
     Args:
         url: `file:///absolute/path`, `memory://name`, or any URL that fsspec knows.
 
+    Attributes:
+        url: The same, for another process to open the same journal.
+
     Raises:
         SettingsError: The URL is not usable.
     """
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._storage = open_storage(url)
         # The content hash takes as long as the Parquet encoding, and both release the GIL.
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="journal-hash")
@@ -155,6 +159,35 @@ class Journal:
                 with _readable(row.path):
                     rows = file.read_row_group(group, columns=names)
                 yield from rows.to_batches()
+
+    def share(
+        self, path: str, columns: Sequence[str], *, ordinals: range | None, part: int, of: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield every `of`-th row group of a segment, from the `part`-th on, in order.
+
+        Args:
+            path: The segment's file, as in its row.
+            columns: Which columns to read.
+            ordinals: Count and read only row groups that hold some of these rows; None for all.
+            part: Where to begin, from 0.
+            of: How many such shares there are.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        with self.open(path) as file:
+            start = counted = 0
+            for group in range(file.num_row_groups):
+                rows = range(start, start + file.metadata.row_group(group).num_rows)
+                start = rows.stop
+                if ordinals and not (rows.start < ordinals.stop and ordinals.start < rows.stop):
+                    continue
+                if counted % of == part:
+                    with _readable(path):
+                        table = file.read_row_group(group, columns=list(columns))
+                    yield from table.to_batches()
+                counted += 1
 
     def row_groups(self, path: str) -> list[int]:
         """Return how many rows each row group of a segment has, in order of their ordinals.

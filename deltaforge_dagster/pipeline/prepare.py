@@ -1,18 +1,16 @@
 """Spark prepares, the run sends: journal segments become messages that deliverers map and send.
 
-One Spark job covers consecutive segments and serves every sink of the pipeline: it reads the
-segment files, computes each distinct envelope, destination and key once, and writes the result as
-Arrow files into the journal's `prepared` folder. The run maps these files into memory, so that
-neither Spark nor the run ever holds a large result. A handful of rows comes back directly
-instead, which saves the start of a Python worker and the way over the disk.
+One Spark job covers consecutive segments and serves every sink of the pipeline: its tasks read the
+segment files, make each distinct envelope, destination and key once (`messages`), and write the
+result as Arrow files into the journal's `prepared` folder. The run maps these files into memory, so
+that neither Spark nor the run ever holds a large result. A handful of rows comes through Spark as
+they are and become messages in the run, which saves the way over a Python worker and the disk.
 """
 
 from __future__ import annotations
 
-import functools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 from urllib.parse import quote
@@ -21,8 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql.connect import functions as f
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import (
     BooleanType,
@@ -33,8 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from deltaforge_dagster.config.model import KafkaSink, MysqlSource, PipelineSpec, RedisSink, Sink
-from deltaforge_dagster.config.templates import Template, compile_template
+from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import (
     JournalDamaged,
     SinkRejected,
@@ -45,12 +40,17 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline.messages import (
+    FRAME_COLUMNS,
+    Job,
+    MessagePlan,
+    Route,
+    Share,
+    as_frame,
+)
 from deltaforge_dagster.pipeline.prepared_files import Piece
 from deltaforge_dagster.pipeline.probe import check_server
-from deltaforge_dagster.processors import routing
-from deltaforge_dagster.processors.envelope import Origin, native_envelope, with_texts
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
-from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.state.records import SegmentRow
 
 SMALL_ROWS = 1_000
@@ -65,13 +65,8 @@ ordinary segment has four or five."""
 _ONE_PART_BYTES = 256 << 10
 """A file up to here has no more row groups than that, however well lz4 has packed it."""
 
-
-def _origin(spec: PipelineSpec) -> Origin:
-    source = spec.spec.source
-    name, tenant = source.config.id, spec.metadata.tenant
-    if isinstance(source, MysqlSource):
-        return Origin("mysql", name, tenant, server_id(name))
-    return Origin("postgresql", name, tenant)
+TASK_BYTES = 4 << 20
+"""Bytes of segment files that one task prepares: about a row group."""
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -105,30 +100,6 @@ class SessionProvider(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Names of the columns that hold one sink's messages; see `sinks.base.MESSAGES`."""
-
-    template: Template
-    columns: Mapping[str, str]
-    unresolved: str | None
-
-
-@dataclass(slots=True)
-class _Messages:
-    """The columns of a job: each distinct expression once, whatever number of sinks use it."""
-
-    columns: dict[str, Column] = field(default_factory=dict)
-    _names: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def name(self, kind: str, text: str, make: Callable[[], Column]) -> str:
-        """Return the name of the column for (`kind`, `text`), adding it when it is new."""
-        name = self._names.setdefault((kind, text), f"{kind}_{len(self._names)}")
-        if name not in self.columns:
-            self.columns[name] = make()
-        return name
-
-
 class Preparer:
     """Prepares segments of one pipeline for all of its sinks; used by several threads at once.
 
@@ -147,13 +118,7 @@ class Preparer:
         self._sessions = sessions
         self._prefix = quote(run_id, safe="")
         self._probed: SparkSession | None = None
-        origin = _origin(spec)
-        messages = _Messages(
-            {name: f.col(name) for name in ("segment", "ordinal", "event_id", "headers")}
-        )
-        messages.columns["idempotency_key"] = routing.idempotency_key(origin)
-        self._routes = {sink.config.id: _route(sink, origin, messages) for sink in spec.spec.sinks}
-        self._columns = [column.alias(name) for name, column in messages.columns.items()]
+        self._plan = MessagePlan.of(spec)
 
     def parts(self, segment: SegmentRow) -> list[range]:
         """Return the ordinals that may be prepared at once: all, or those of some row groups each.
@@ -189,18 +154,21 @@ class Preparer:
             JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
+        small = (
+            sum(one.rows for one in segments) <= SMALL_ROWS
+            and sum(one.bytes for one in segments) <= SMALL_BYTES
+        )
         try:
-            messages = self._select(self._session(), segments, ordinals)
-            small = (
-                sum(one.rows for one in segments) <= SMALL_ROWS
-                and sum(one.bytes for one in segments) <= SMALL_BYTES
-            )
-            pieces, batches = _collect(messages) if small else (self._write(messages), [])
+            session = self._session()
+            if small:
+                pieces, batches = self._collect(session, segments)
+            else:
+                pieces, batches = self._write(session, segments, ordinals), []
         except PySparkException as error:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        prepared = Prepared(segments, self._routes, pieces, batches, ordinals)
+        prepared = Prepared(segments, self._plan.routes, pieces, batches, ordinals)
         try:
             prepared.check()
         except JournalDamaged:
@@ -216,25 +184,50 @@ class Preparer:
             self._probed = session
         return session
 
-    def _select(
-        self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
-    ) -> DataFrame:
+    def _collect(
+        self, session: SparkSession, segments: Sequence[SegmentRow]
+    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
         paths = [self._journal.spark_path(one.path) for one in segments]
-        frame: DataFrame = session.read.schema(_FRAME).parquet(*paths)
-        if ordinals is not None:  # the other row groups are skipped by their statistics
-            frame = frame.where(f.col("ordinal").between(ordinals.start, ordinals.stop - 1))
-        return with_texts(frame).select(*self._columns)
+        frame = session.read.schema(_FRAME).parquet(*paths).select(*FRAME_COLUMNS).toArrow()
+        batches = list(self._plan.batches(as_frame(frame)))
+        pieces = [
+            piece
+            for number, batch in enumerate(batches)
+            for piece in prepared_files.pieces_of(batch, number, "")
+        ]
+        return pieces, batches
 
-    def _write(self, messages: DataFrame) -> list[Piece]:
+    def _write(
+        self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
+    ) -> list[Piece]:
         folder = self._journal.prepared_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
-        write = functools.partial(prepared_files.write_partition, folder, job)
+        tasks = _tasks(segments, ordinals)
+        work = Job(self._journal.url, self._plan, tasks, folder, job)
         try:
-            written = messages.mapInArrow(write, _PIECES).toArrow()
+            report = (
+                session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _PIECES).toArrow()
+            )
+            return prepared_files.reported(report)
         except BaseException:
             prepared_files.remove_job(folder, job)
             raise
-        return [Piece(**row) for row in written.to_pylist()]
+
+
+def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:
+    """Divide the row groups of segments among tasks of about the same size."""
+    tasks: list[list[Share]] = []
+    room = 0.0
+    for row in segments:
+        size = row.bytes if ordinals is None else row.bytes * len(ordinals) // row.rows
+        shares = -(-size // TASK_BYTES)
+        for part in range(shares):
+            if room <= 0:
+                tasks.append([])
+                room = TASK_BYTES
+            tasks[-1].append(Share(row.path, ordinals, part, shares))
+            room -= size / shares
+    return tasks
 
 
 class Prepared:
@@ -249,7 +242,7 @@ class Prepared:
     def __init__(
         self,
         segments: Sequence[SegmentRow],
-        routes: Mapping[str, _Route],
+        routes: Mapping[str, Route],
         pieces: Sequence[Piece],
         batches: Sequence[pa.RecordBatch],
         ordinals: range | None = None,
@@ -314,11 +307,11 @@ class Prepared:
             )
             rows = whole.slice(piece.offset + skip, piece.rows - skip)
             known = _resolved_rows(rows, route)
-            messages = pa.RecordBatch.from_arrays(
+            chosen = pa.RecordBatch.from_arrays(
                 [rows.column(route.columns[name]) for name in MESSAGES.names], schema=MESSAGES
             )
             if known:
-                yield SinkBatch(segment, row.segment_id, messages.slice(0, known))
+                yield SinkBatch(segment, row.segment_id, chosen.slice(0, known))
             if known < rows.num_rows:
                 assert route.unresolved is not None
                 variable = rows.column(route.unresolved)[known].as_py()
@@ -334,46 +327,7 @@ class Prepared:
             prepared_files.remove(path)
 
 
-def _route(sink: Sink, origin: Origin, messages: _Messages) -> _Route:
-    template = compile_template(_destination(sink))
-    key = None if sink.config.key is None else compile_template(sink.config.key)
-    columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
-    columns["destination"] = messages.name(
-        "destination", template.text, lambda: routing.destination(template, origin)
-    )
-    if isinstance(sink, KafkaSink) and key is None:
-        columns["key"] = messages.name("row_key", "", routing.row_key)
-    else:
-        columns["key"] = messages.name(
-            "key", "" if key is None else key.text, lambda: routing.message_key(key, origin)
-        )
-    columns["value"] = messages.name(
-        "value", sink.config.envelope.type, lambda: native_envelope(origin)
-    )
-    variable = routing.unresolved(template, origin)
-    unresolved = (
-        None if variable is None else messages.name("unresolved", template.text, lambda: variable)
-    )
-    return _Route(template, columns, unresolved)
-
-
-def _destination(sink: Sink) -> str:
-    if isinstance(sink, RedisSink):
-        return sink.config.stream
-    return sink.config.topic if isinstance(sink, KafkaSink) else sink.config.path
-
-
-def _collect(messages: DataFrame) -> tuple[list[Piece], list[pa.RecordBatch]]:
-    batches = [one for one in messages.toArrow().to_batches() if one.num_rows]
-    pieces = [
-        piece
-        for number, batch in enumerate(batches)
-        for piece in prepared_files.pieces_of(batch, number, "")
-    ]
-    return pieces, batches
-
-
-def _resolved_rows(rows: pa.RecordBatch, route: _Route) -> int:
+def _resolved_rows(rows: pa.RecordBatch, route: Route) -> int:
     """Return how many rows from the first on have a destination."""
     destination = rows.column(route.columns["destination"])
     if not destination.null_count:

@@ -1,12 +1,11 @@
 """Prepared messages as files: written by Spark's Python workers, mapped into memory by the run.
 
-Spark decides which rows a task gets, in what order, and where one record batch ends: a task may
-get pieces of several segments, the larger file first. So nothing is assumed. The writer cuts its
+A task may get pieces of several segments, in any order. So nothing is assumed. The writer cuts its
 batches into *pieces*, rows of one segment with consecutive ordinals, and reports where each one
 lies; the run puts them in order and checks that they cover every segment exactly.
 
 A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
-told apart. Workers import this module, so it needs nothing but pyarrow and fsspec.
+told apart. Workers import this module: it needs no Spark.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from io import IOBase
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,23 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    StoreUnavailable,
+    UnsupportedEvent,
+)
+
+_REPORTED: Mapping[str, type[DeltaforgeError]] = {
+    one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
+}
 _NUMBERS = ("batch", "offset", "segment", "ordinal", "rows", "bytes")
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("path", pa.string()),
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
 ]
-PIECES = pa.schema(_FIELDS)
-"""What a writer reports: columns of `Piece`."""
+PIECES = pa.schema([*_FIELDS, pa.field("error", pa.string()), pa.field("text", pa.string())])
+"""What a writer reports: columns of `Piece`, or else which error stopped it, and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +92,40 @@ def write_partition(
     Args:
         folder: Absolute path, or a URL that fsspec knows.
         prefix: How the file's name begins.
-        batches: What Spark hands the task.
+        batches: The messages of the task.
     """
     path = f"{folder}/{prefix}.{uuid.uuid4().hex}.arrow"
-    pieces: list[Piece] = []
-    with contextlib.ExitStack() as stack:
-        writer = None
-        for number, batch in enumerate(one for one in batches if one.num_rows):
-            if writer is None:
-                file = stack.enter_context(_create(path))
-                writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
-            writer.write_batch(batch)
-            pieces += pieces_of(batch, number, path)
-    columns = zip(*((p.path, p.batch, p.offset, p.segment, p.ordinal, p.rows, p.bytes)
-                    for p in pieces), strict=True)  # fmt: skip
-    if pieces:
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, PIECES, strict=True)],
-            schema=PIECES,
-        )
+    report: list[dict[str, Any]] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            writer = None
+            for number, batch in enumerate(one for one in batches if one.num_rows):
+                if writer is None:
+                    file = stack.enter_context(_create(path))
+                    writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
+                writer.write_batch(batch)
+                report += [asdict(piece) for piece in pieces_of(batch, number, path)]
+    except tuple(_REPORTED.values()) as error:  # as a failure of the task it would lose its class
+        report = [{"error": type(error).__name__, "text": str(error)}]
+    if report:
+        yield pa.RecordBatch.from_pylist(report, PIECES)
+
+
+def reported(report: pa.Table) -> list[Piece]:
+    """Return the pieces that writers reported.
+
+    Raises:
+        JournalDamaged: What a writer was to read is damaged.
+        StoreUnavailable: It could not be read.
+        UnsupportedEvent: A message is too large.
+    """
+    pieces = []
+    for row in report.to_pylist():
+        error, text = row.pop("error"), row.pop("text")
+        if error is not None:
+            raise _REPORTED[error](text)
+        pieces.append(Piece(**row))
+    return pieces
 
 
 def _create(path: str) -> contextlib.AbstractContextManager[pa.NativeFile | IOBase]:

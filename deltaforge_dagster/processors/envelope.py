@@ -1,9 +1,9 @@
-"""The native event as JSON text, by column expressions over the change frame.
+"""The native event as JSON text, put together for whole batches of the change frame.
 
 Row images, DDL payloads and tags are JSON text in the frame already, so an envelope is nothing but
-concatenation: no expression parses or writes them again. What comes from elsewhere as plain text
-(names of databases, schemas, tables, binlog files) is escaped; nearly always there is nothing to
-escape, and one look at a row's names says so. Key order and presence::
+concatenation: nothing parses or writes them again. What comes from elsewhere as plain text (names
+of databases, schemas, tables, binlog files) is escaped, once per name and batch. Key order and
+presence::
 
     before after source{version connector name ts_ms db [schema] table [snapshot] [position...]}
     op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
@@ -19,16 +19,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql.connect import functions as f
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from deltaforge_dagster import __version__
-
-_NULL = f.lit("null")
-_NOTHING = f.lit("")
-_SPECIAL = r'[\x00-\x1f"\\]'
-"""What a JSON string must escape (RFC 8259, section 7)."""
+from deltaforge_dagster.processors.text import (
+    Mask,
+    Optional,
+    Piece,
+    Values,
+    concat,
+    constant,
+    decimals,
+    flags,
+    lsns,
+    values_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,91 +61,90 @@ class Origin:
         return f"deltaforge-{__version__}"
 
 
-def with_texts(frame: DataFrame) -> DataFrame:
-    """Add what several expressions of this package use, so that it is computed once per row.
-
-    `ts_ms` event time in milliseconds, as text; `lsn` position as `X/YYYYYYYY`.
-    """
-    position = f.col("pos")
-    return frame.withColumns(
-        {
-            "ts_ms": f.expr("cast(ts_us div 1000 as string)"),
-            "lsn": f.concat(
-                f.hex(f.shiftright(position, 32)),
-                f.lit("/"),
-                f.lpad(f.hex(position.bitwiseAND(f.lit(0xFFFFFFFF))), 8, "0"),
-            ),
-        }
-    )
-
-
-def native_envelope(origin: Origin) -> Column:
-    """Return the native event as JSON text, over a frame that `with_texts` completed.
+def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the native event of each row of a change frame as JSON text.
 
     A row that a processor marked `raw_payload` becomes its `after` image alone, or `null`.
+
+    Raises:
+        UnsupportedEvent: The texts need more than 2 GiB.
     """
-    event = f.concat(
-        f.lit('{"before":'), f.coalesce(f.col("before"), _NULL),
-        f.lit(',"after":'), f.coalesce(f.col("after"), _NULL),
-        f.lit(f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}'
-              f',"name":{_json(origin.name)},"ts_ms":'), f.col("ts_ms"),
-        f.lit(","), _names("db", "schema", "table"),
-        f.when(f.col("op") == "r", f.lit(',"snapshot":"true"')).otherwise(
-            f.concat(*_POSITIONS[origin.connector](origin))
-        ),
-        f.lit('},"op":"'), f.col("op"),
-        f.lit('","ts_ms":'), f.col("ts_ms"),
-        _optional(',"transaction":{"id":"', f.col("tx_id"), '"}'),
-        f.lit(',"event_id":"'), f.col("event_id"),
-        f.lit(f'","tenant_id":{_json(origin.tenant)}'),
-        _optional(',"schema_version":"', f.col("schema_version"), '"'),
-        _optional(',"schema_sequence":', f.col("schema_sequence").cast("string")),
-        _optional(',"ddl":', f.col("ddl")),
-        _optional(',"tags":', f.col("tags")),
-        f.when(f.col("tx_end"), f.lit(',"tx_end":true}')).otherwise(f.lit("}")),
-    )  # fmt: skip
-    raw = f.coalesce(f.col("after"), _NULL)
-    return f.when(f.col("raw_payload"), raw).otherwise(event)
+    op = frame.column("op")
+    ts_ms = decimals(frame.column("ts_us"), 1000)
+    pieces: list[Piece] = [
+        '{"before":', Optional("", values_of(frame.column("before")), "", "null"),
+        ',"after":', Optional("", values_of(frame.column("after")), "", "null"),
+        f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}',
+        f',"name":{_json(origin.name)}', Optional(',"ts_ms":', ts_ms),
+        *(Optional(f',"{name}":', _names(frame.column(name))) for name in ("db", "schema", "table")),
+        *_place(origin, frame),
+        Optional('},"op":"', values_of(op)),
+        Optional('","ts_ms":', ts_ms),
+        Optional(',"transaction":{"id":"', values_of(frame.column("tx_id")), '"}'),
+        Optional(',"event_id":"', values_of(frame.column("event_id"))),
+        f'","tenant_id":{_json(origin.tenant)}',
+        Optional(',"schema_version":"', values_of(frame.column("schema_version")), '"'),
+        Optional(',"schema_sequence":', decimals(frame.column("schema_sequence"))),
+        Optional(',"ddl":', values_of(frame.column("ddl"))),
+        Optional(',"tags":', values_of(frame.column("tags"))),
+        Optional(',"tx_end":', flags(frame.column("tx_end").to_numpy(zero_copy_only=False))),
+        "}",
+    ]  # fmt: skip
+    events = concat(frame.num_rows, pieces)
+    raw = frame.column("raw_payload")
+    if not pc.any(raw).as_py():
+        return events
+    after = frame.column("after").fill_null("null")
+    chosen: pa.StringArray = pc.if_else(raw, after, events)
+    return chosen
 
 
-def _postgres_position(_: Origin) -> list[Column]:
-    return [_optional(',"lsn":"', f.col("lsn"), '"'), _optional(',"txId":', f.col("tx_id"))]
+def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
+    """Return the pieces that say where in the log each row stands, or that it is of a snapshot."""
+    snapshot = is_snapshot(frame)
+    pieces = _POSITIONS[origin.connector](origin, frame)
+    if not snapshot.any():
+        return [*pieces]
+    streamed: list[Piece] = [
+        Optional(one.before, None if one.values is None else one.values.where(~snapshot), one.after)
+        for one in pieces
+    ]
+    return [Optional(',"snapshot":"', flags(snapshot), '"'), *streamed]
 
 
-def _mysql_position(origin: Origin) -> list[Column]:
+def is_snapshot(frame: pa.RecordBatch) -> Mask:
+    """Say which rows were read by a snapshot; these have no place in the log."""
+    return cast("Mask", pc.equal(frame.column("op"), pa.scalar("r")).to_numpy(zero_copy_only=False))
+
+
+def _postgres_position(_: Origin, frame: pa.RecordBatch) -> list[Optional]:
     return [
-        f.lit("" if origin.server_id is None else f',"server_id":{origin.server_id}'),
-        _optional(',"gtid":"', f.col("tx_id"), '"'),
-        _optional(",", f.when(f.col("file").isNotNull(), _names("file"))),
-        _optional(',"pos":', f.col("pos").cast("string")),
+        Optional(',"lsn":"', lsns(frame.column("pos")), '"'),
+        Optional(',"txId":', values_of(frame.column("tx_id"))),
     ]
 
 
-_POSITIONS: Mapping[str, Callable[[Origin], list[Column]]] = {
+def _mysql_position(origin: Origin, frame: pa.RecordBatch) -> list[Optional]:
+    server_id = None if origin.server_id is None else constant(str(origin.server_id))
+    return [
+        Optional(',"server_id":', server_id),
+        Optional(',"gtid":"', values_of(frame.column("tx_id")), '"'),
+        Optional(',"file":', _names(frame.column("file"))),
+        Optional(',"pos":', decimals(frame.column("pos"))),
+    ]
+
+
+_POSITIONS: Mapping[str, Callable[[Origin, pa.RecordBatch], list[Optional]]] = {
     "postgresql": _postgres_position,
     "mysql": _mysql_position,
 }
 
 
-def _optional(before: str, value: Column, after: str = "") -> Column:
-    """Return the key with its value, or nothing where the value is null."""
-    return f.coalesce(f.concat(f.lit(before), value, f.lit(after)), _NOTHING)
-
-
-def _names(first: str, *others: str) -> Column:
-    """Return `"first":"...","other":"..."` for columns of names; a null column is left out.
-
-    The first must not be null. `to_json` escapes, and would cost as much as all the rest together
-    if every row went through it.
-    """
-    plain = f.concat(
-        f.lit(f'"{first}":"'), f.col(first), f.lit('"'),
-        *(_optional(f',"{name}":"', f.col(name), '"') for name in others),
-    )  # fmt: skip
-    written = f.to_json(f.struct(*(f.col(name) for name in (first, *others))))
-    escaped = f.substring(written, f.lit(2), f.length(written) - 2)
-    text = f.concat(*(f.coalesce(f.col(name), _NOTHING) for name in (first, *others)))
-    return f.when(text.rlike(_SPECIAL), escaped).otherwise(plain)
+def _names(column: pa.Array[Any]) -> Values | None:
+    """Return names as JSON strings."""
+    assert isinstance(column, pa.DictionaryArray)
+    names = [None if one is None else _json(one) for one in column.dictionary.to_pylist()]
+    return values_of(pa.DictionaryArray.from_arrays(column.indices, pa.array(names, pa.string())))
 
 
 def _json(text: str) -> str:

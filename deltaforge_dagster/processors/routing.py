@@ -1,24 +1,36 @@
-"""Where a message goes and what its keys are, by column expressions over the change frame.
+"""Where a message goes and what its keys are, for whole batches of the change frame.
 
 For destination and key alike: what a processor set on the event comes first, then the sink's
 template, then, for keys, the event id, or the primary key where the order of a row hangs on it
 (`row_key`). A variable is a path into the native event. Its text is the string itself, or the JSON
-text of anything else; null and missing are *unresolved*. Inside a row image, numbers with a
-fraction or exponent and objects are written as Spark writes them (`1.10` is `1.1`): the same every
-time, and only read here, never sent as a value. Unresolved is an error in a destination, and empty
-text in a key.
+text of anything else, as it stands in the event; null and missing are *unresolved*. That is an
+error in a destination, and empty text in a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-from pyspark.sql import Column
-from pyspark.sql.connect import functions as f
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from deltaforge_dagster.config.templates import Template
-from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.processors.envelope import Origin
+from deltaforge_dagster.processors.envelope import Origin, is_snapshot
+from deltaforge_dagster.processors.json_fields import field_texts
+from deltaforge_dagster.processors.text import (
+    Mask,
+    Optional,
+    Piece,
+    Values,
+    concat,
+    constant,
+    decimals,
+    flags,
+    lsns,
+    values_of,
+)
 
 _ALWAYS = frozenset(
     {
@@ -30,115 +42,159 @@ _ALWAYS = frozenset(
 """Variables that every event resolves."""
 
 
-def destination(template: Template, origin: Origin) -> Column:
-    """Return the destination; null where the event leaves a variable unresolved."""
-    return f.coalesce(f.nullif(f.col("topic"), f.lit("")), _text(template, origin, f.concat))
-
-
-def unresolved(template: Template, origin: Origin) -> Column | None:
-    """Return the path of the variable that leaves the destination null, None if none ever can."""
-    conditional = [one.path for one in template.variables if one.path not in _ALWAYS]
-    if not conditional:
-        return None
-    first, *rest = (
-        f.when(_variable(path, origin).isNull(), ".".join(path)) for path in conditional
+def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the destinations; null where the event leaves a variable unresolved."""
+    made = _text(template, origin, frame)
+    missing = None
+    for path in _conditional(template):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        missing = unknown if missing is None else missing | unknown
+    if missing is not None and missing.any():
+        made = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), made)
+    topic = frame.column("topic")
+    if topic.null_count == len(topic):
+        return made
+    return _first(
+        pc.if_else(pc.equal(topic, pa.scalar("")), pa.scalar(None, pa.string()), topic), made
     )
-    return f.coalesce(first, *rest) if rest else first
 
 
-def message_key(template: Template | None, origin: Origin) -> Column:
-    """Return the message key; never null."""
-    if template is None:
-        return f.coalesce(f.col("route_key"), f.col("event_id"))
-    return f.coalesce(f.col("route_key"), _text(template, origin, _lenient_concat))
+def can_be_unresolved(template: Template) -> bool:
+    """Say whether an event may leave a variable of the template without a value."""
+    return bool(_conditional(template))
 
 
-def row_key() -> Column:
-    """Return the default key where the key decides the order: the row's primary key as JSON text.
+def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the path of the first variable that leaves the destination null, else null."""
+    found = pa.nulls(frame.num_rows, pa.string())
+    for path in reversed(_conditional(template)):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        if unknown.any():
+            found = pc.if_else(pa.array(unknown), pa.scalar(".".join(path)), found)
+    return found
+
+
+def message_key(template: Template | None, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the message keys; never null."""
+    made = frame.column("event_id") if template is None else _text(template, origin, frame)
+    return _first(frame.column("route_key"), made)
+
+
+def row_key(frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the default keys where the key decides the order: each row's primary key as JSON text.
 
     Where the table has no key, the event id. Never null.
     """
-    return f.coalesce(f.col("route_key"), f.col("key"), f.col("event_id"))
+    return _first(frame.column("route_key"), frame.column("key"), frame.column("event_id"))
 
 
-def idempotency_key(origin: Origin) -> Column:
+def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return `tenant|db.table|transaction id|event id`: the same whenever the change is read."""
-    return f.concat(
-        f.lit(f"{origin.tenant or '_'}|"), f.col("db"), f.lit("."), f.col("table"),
-        f.lit("|"), f.coalesce(f.col("tx_id"), f.lit("")), f.lit("|"), f.col("event_id"),
+    return concat(
+        frame.num_rows,
+        [
+            f"{origin.tenant or '_'}|", Optional("", values_of(frame.column("db"))),
+            ".", Optional("", values_of(frame.column("table"))),
+            "|", Optional("", values_of(frame.column("tx_id"))),
+            "|", Optional("", values_of(frame.column("event_id"))),
+        ],
     )  # fmt: skip
 
 
-def _lenient_concat(*parts: Column) -> Column:
-    return f.concat(*(f.coalesce(part, f.lit("")) for part in parts))
+def _first(*columns: pa.Array[Any]) -> pa.StringArray:
+    """Return the first value of each row that is not null."""
+    some = [one for one in columns[:-1] if one.null_count < len(one)]
+    for place, column in enumerate(some):
+        if not column.null_count:
+            some = some[: place + 1]
+            break
+    else:
+        some.append(columns[-1])
+    return cast("pa.StringArray", pc.coalesce(*some) if len(some) > 1 else some[0])
 
 
-def _text(template: Template, origin: Origin, concat: Callable[..., Column]) -> Column:
-    parts = (
-        f.lit(part) if isinstance(part, str) else _variable(part.path, origin)
+def _text(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the template's text, with nothing for what is unresolved."""
+    pieces: list[Piece] = [
+        part if isinstance(part, str) else Optional("", _variable(part.path, origin, frame))
         for part in template.parts
-    )
-    return concat(*parts)
+    ]
+    return concat(frame.num_rows, pieces)
 
 
-def _variable(path: tuple[str, ...], origin: Origin) -> Column:
-    """Return the text at `path` of the native event, null where it is unresolved."""
+def _conditional(template: Template) -> list[tuple[str, ...]]:
+    return [one.path for one in template.variables if one.path not in _ALWAYS]
+
+
+def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
+    """Say in which rows a variable has no value."""
+    if values is None:
+        return np.ones(frame.num_rows, np.bool_)
+    return ~values.valid if len(values.valid) else np.zeros(frame.num_rows, np.bool_)
+
+
+def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> Values | None:
+    """Return the texts at `path` of the native events, null where it is unresolved."""
     image, *fields = path
     if image in {"before", "after", "ddl", "tags"}:
-        return f.get_json_object(f.col(image), _json_path(fields)) if fields else f.col(image)
+        documents = frame.column(image)
+        return values_of(
+            field_texts(cast("pa.StringArray", documents), fields) if fields else documents
+        )
     make = _VARIABLES.get(path)
-    return f.lit(None).cast("string") if make is None else make(origin)
+    return None if make is None else make(origin, frame)
 
 
-def _json_path(fields: list[str]) -> str:
-    """Return the fields in the notation of Spark's `get_json_object`."""
-    path = "$"
-    for name in fields:
-        if not set(name) & set("['?") and name != "*":
-            path += f".{name}"
-        elif not set(name) & set("'?") and name != "*":
-            path += f"['{name}']"
-        else:
-            raise SpecError(f"a template cannot name the column {name!r}: it holds ' or ? or is *")
-    return path
+_Variable = Callable[[Origin, pa.RecordBatch], Values | None]
 
 
-def _plain(name: str) -> Callable[[Origin], Column]:
-    return lambda _: f.col(name).cast("string")
+def _plain(name: str) -> _Variable:
+    return lambda _, frame: values_of(frame.column(name))
 
 
-def _streamed(name: str, connector: str) -> Callable[[Origin], Column]:
+def _number(name: str, divisor: int = 1) -> _Variable:
+    return lambda _, frame: decimals(frame.column(name), divisor)
+
+
+def _streamed(make: _Variable, connector: str) -> _Variable:
     """A position key: only this connector has it, and no snapshot row."""
-    return lambda origin: f.when(
-        (f.col("op") != "r") & f.lit(origin.connector == connector), f.col(name).cast("string")
-    )
+
+    def streamed(origin: Origin, frame: pa.RecordBatch) -> Values | None:
+        if origin.connector != connector or (values := make(origin, frame)) is None:
+            return None
+        snapshot = is_snapshot(frame)
+        return values.where(~snapshot) if snapshot.any() else values
+
+    return streamed
 
 
-def _server_id(origin: Origin) -> Column:
-    return f.when(f.col("op") != "r", f.lit(origin.server_id).cast("string"))
+def _server_id(origin: Origin, frame: pa.RecordBatch) -> Values | None:
+    if origin.server_id is None:
+        return None
+    return constant(str(origin.server_id)).where(~is_snapshot(frame))
 
 
-_VARIABLES: Mapping[tuple[str, ...], Callable[[Origin], Column]] = {
+_VARIABLES: Mapping[tuple[str, ...], _Variable] = {
     ("op",): _plain("op"),
-    ("ts_ms",): _plain("ts_ms"),
+    ("ts_ms",): _number("ts_us", 1000),
     ("event_id",): _plain("event_id"),
-    ("tenant_id",): lambda origin: f.lit(origin.tenant),
+    ("tenant_id",): lambda origin, _: constant(origin.tenant),
     ("transaction", "id"): _plain("tx_id"),
     ("schema_version",): _plain("schema_version"),
-    ("schema_sequence",): _plain("schema_sequence"),
-    ("tx_end",): lambda _: f.when(f.col("tx_end"), "true"),
-    ("source", "version"): lambda origin: f.lit(origin.version),
-    ("source", "connector"): lambda origin: f.lit(origin.connector),
-    ("source", "name"): lambda origin: f.lit(origin.name),
-    ("source", "ts_ms"): _plain("ts_ms"),
+    ("schema_sequence",): _number("schema_sequence"),
+    ("tx_end",): lambda _, frame: flags(frame.column("tx_end").to_numpy(zero_copy_only=False)),
+    ("source", "version"): lambda origin, _: constant(origin.version),
+    ("source", "connector"): lambda origin, _: constant(origin.connector),
+    ("source", "name"): lambda origin, _: constant(origin.name),
+    ("source", "ts_ms"): _number("ts_us", 1000),
     ("source", "db"): _plain("db"),
     ("source", "schema"): _plain("schema"),
     ("source", "table"): _plain("table"),
-    ("source", "snapshot"): lambda _: f.when(f.col("op") == "r", "true"),
-    ("source", "lsn"): _streamed("lsn", "postgresql"),
-    ("source", "txId"): _streamed("tx_id", "postgresql"),
+    ("source", "snapshot"): lambda _, frame: flags(is_snapshot(frame)),
+    ("source", "lsn"): _streamed(lambda _, frame: lsns(frame.column("pos")), "postgresql"),
+    ("source", "txId"): _streamed(_plain("tx_id"), "postgresql"),
     ("source", "server_id"): _server_id,
-    ("source", "gtid"): _streamed("tx_id", "mysql"),
-    ("source", "file"): _streamed("file", "mysql"),
-    ("source", "pos"): _streamed("pos", "mysql"),
+    ("source", "gtid"): _streamed(_plain("tx_id"), "mysql"),
+    ("source", "file"): _streamed(_plain("file"), "mysql"),
+    ("source", "pos"): _streamed(_number("pos"), "mysql"),
 }

@@ -29,9 +29,6 @@ from deltaforge_dagster.resources.spark_server import SparkServer
 SESSION_SETTINGS: Mapping[str, str] = {
     # A job is one scan without a shuffle: adaptive planning could only cost time.
     "spark.sql.adaptive.enabled": "false",
-    # What a message batch is: large enough to be cheap, small enough for a small heap.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": "8m",
     # lz4 makes this path minutes slow.
     "spark.sql.execution.arrow.compression.codec": "none",
     "spark.sql.session.timeZone": "UTC",

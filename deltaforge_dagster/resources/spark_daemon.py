@@ -4,25 +4,33 @@ Spark starts one such process per session and forks a worker for each task that 
 (an idle worker ends after a minute). Without this, each new worker would import pyarrow and
 pandas again: most of a second before the first row. Named by `spark.python.daemon.module`.
 
+Two things that Spark's workers do after or before each task would cost more than a task's work:
+collecting garbage among everything imported, which is therefore frozen (`gc.freeze`), and reading
+the archives of PySpark on the import path again, which are not needed beside the installed package.
+
 Spark keeps the parents of ended sessions for as long as the server lives, 140 MB each. So a parent
 without workers ends by itself after a while; Spark starts another one when it needs one.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from types import FrameType
 
+sys.path[:] = [one for one in sys.path if not one.endswith(".zip")]  # before pyspark is imported
+
+# ruff: noqa: E402
 import pandas as pd
 import pyarrow as pa
 from pyspark import daemon
 from pyspark.sql.pandas import serializers, types
 
-from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline import messages
 
-PRELOADED = (pa, pd, serializers, types, prepared_files)
+PRELOADED = (pa, pd, serializers, types, messages)
 """Modules that a worker finds imported."""
 
 IDLE_SECONDS = 300
@@ -46,6 +54,9 @@ def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    messages.warm()
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGALRM, _end_when_idle)
     signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
     daemon.manager()  # type: ignore[no-untyped-call]

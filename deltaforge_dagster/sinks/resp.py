@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
+from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
 
 _Offsets = npt.NDArray[np.int32]
 
@@ -251,15 +251,6 @@ def _measure(
 
 
 @kernel
-def _copy(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
-    # Views, because indices that can be negative as far as the compiler knows are not vectorized.
-    target, text = out[at : at + stop - start], source[start:stop]
-    for place in range(len(text)):
-        target[place] = text[place]
-    return at + stop - start
-
-
-@kernel
 def _put_bulk(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     length = stop - start
     out[at] = 36  # $
@@ -271,7 +262,7 @@ def _put_bulk(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
     at += 1 + digits
     out[at] = 13
     out[at + 1] = 10
-    at = _copy(out, at + 2, source, start, stop)
+    at = copy(source, start, stop, out, at + 2)
     out[at] = 13
     out[at + 1] = 10
     return at + 2
@@ -293,21 +284,21 @@ def _emit(columns: _Columns, tail: Bytes, start: int, stop: int, out: Bytes) -> 
         out[at] = 42  # *
         out[at + 1] = 48 + strings // 10
         out[at + 2] = 48 + strings % 10
-        at = _copy(out, at + 3, _XADD, 0, len(_XADD))
+        at = copy(_XADD, 0, len(_XADD), out, at + 3)
         at = _put_cell(out, at, columns, _DESTINATION, row)
-        at = _copy(out, at, _AFTER_STREAM, 0, len(_AFTER_STREAM))
+        at = copy(_AFTER_STREAM, 0, len(_AFTER_STREAM), out, at)
         at = _put_cell(out, at, columns, _EVENT_ID, row)
-        at = _copy(out, at, _BEFORE_IDEMPOTENCY_KEY, 0, len(_BEFORE_IDEMPOTENCY_KEY))
+        at = copy(_BEFORE_IDEMPOTENCY_KEY, 0, len(_BEFORE_IDEMPOTENCY_KEY), out, at)
         at = _put_cell(out, at, columns, _IDEMPOTENCY_KEY, row)
-        at = _copy(out, at, _BEFORE_EVENT, 0, len(_BEFORE_EVENT))
+        at = copy(_BEFORE_EVENT, 0, len(_BEFORE_EVENT), out, at)
         at = _put_cell(out, at, columns, _VALUE, row)
-        at = _copy(out, at, _BEFORE_KEY, 0, len(_BEFORE_KEY))
+        at = copy(_BEFORE_KEY, 0, len(_BEFORE_KEY), out, at)
         key = _EVENT_ID if _is_null(columns.valid[0], columns.first_bit[0] + row) else _KEY
         at = _put_cell(out, at, columns, key, row)
         if headers:
-            at = _copy(out, at, _BEFORE_HEADERS, 0, len(_BEFORE_HEADERS))
+            at = copy(_BEFORE_HEADERS, 0, len(_BEFORE_HEADERS), out, at)
             at = _put_cell(out, at, columns, _HEADERS, row)
-        at = _copy(out, at, tail, 0, len(tail))
+        at = copy(tail, 0, len(tail), out, at)
 
 
 # The server's answer to a block of n commands (XADDs, and SET), again with `;` for `\r\n`:

@@ -48,7 +48,7 @@ from deltaforge_dagster.sources.characters import (
     UPPER_E,
     ZERO,
 )
-from deltaforge_dagster.sources.kernel import Bytes, kernel
+from deltaforge_dagster.sources.kernel import Bytes, copy, kernel
 
 INVALID = -1
 """Returned instead of a place: the text is not of its kind."""
@@ -88,14 +88,6 @@ STRING_GROWTH = 6
 """A string grows at most this much (every byte a control character), plus two quotes."""
 OVERHEAD = 32
 """Room that any value needs beyond its own text: quotes, `{"_base64":""}`, `null`."""
-
-
-@kernel
-def copy(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    """Write `source[start:end]` as it stands."""
-    for i in range(end - start):
-        out[at + i] = source[start + i]
-    return at + end - start
 
 
 @kernel

@@ -185,25 +185,15 @@ def test_messages_of_a_sink(
 
 @pytest.mark.usefixtures("through_files")
 def test_many_segments_in_order(
-    preparer: Preparer,
-    journal: Journal,
-    spark: SparkSession,
-    monkeypatch: pytest.MonkeyPatch,
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of very different sizes, cut anywhere: each segment comes out whole and in order."""
+    """Files of very different sizes, many tasks: each segment comes out whole and in order."""
     monkeypatch.setattr(files, "ROW_GROUP_BYTES", 256 << 10)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "777")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "60000")
-    spark.conf.set("spark.sql.files.openCostInBytes", "0")
+    monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
     sizes = {3: 40, 4: 6000, 5: 1, 6: 2500, 7: 9000}
     segments = [segment(journal, n, inserts(n * 10_000, size)) for n, size in sizes.items()]
 
-    try:
-        prepared = preparer.prepare(segments)
-    finally:
-        for name in ("maxPartitionBytes", "openCostInBytes"):
-            spark.conf.unset(f"spark.sql.files.{name}")
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    prepared = preparer.prepare(segments)
 
     assert (prepared.first_segment, prepared.last_segment) == (3, 7)
     assert len(prepared_names(journal)) > 1
@@ -221,7 +211,7 @@ def test_many_segments_in_order(
 
 @pytest.mark.usefixtures("through_files")
 def test_a_large_segment_in_parts(
-    preparer: Preparer, journal: Journal, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole row groups each, none too large; together every row once; only their files are read."""
     monkeypatch.setattr(files, "ROW_GROUP_BYTES", 128 << 10)
@@ -251,21 +241,15 @@ def test_a_large_segment_in_parts(
 
 
 @pytest.mark.usefixtures("through_files")
-def test_batches_are_cut_by_bytes(
-    preparer: Preparer, journal: Journal, spark: SparkSession
-) -> None:
+def test_batches_are_cut_by_bytes(preparer: Preparer, journal: Journal) -> None:
     """Large rows make batches of few rows: memory is bounded by bytes, not by a row count."""
-    spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "1m")
-    text = "x" * 100_000
-    one = segment(journal, 1, [row(after=f'{{"id":1,"t":"{text}"}}') for _ in range(60)])
+    text = "x" * 1_000_000
+    one = segment(journal, 1, [row(after=f'{{"id":1,"t":"{text}"}}') for _ in range(20)])
 
-    try:
-        batches = list(preparer.prepare([one]).batches("by-table", 1, -1))
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
+    batches = list(preparer.prepare([one]).batches("by-table", 1, -1))
 
-    assert sum(batch.messages.num_rows for batch in batches) == 60
-    assert max(batch.messages.num_rows for batch in batches) < 30
+    assert sum(batch.messages.num_rows for batch in batches) == 20
+    assert max(batch.messages.nbytes for batch in batches) < 9 << 20
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -291,12 +275,17 @@ def test_unresolved_destination_stops_that_sink(
     prepared.discard()
 
 
-def test_missing_journal_file(preparer: Preparer, journal: Journal) -> None:
-    """A segment whose file is gone is damage, and says which."""
+@pytest.mark.parametrize("small", [True, False])
+def test_missing_journal_file(
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """A segment whose file is gone is damage, and says which, on both ways."""
+    if not small:
+        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
     one = segment(journal, 9, inserts(0, 1))
     journal.delete(one.path)
 
-    with pytest.raises(JournalDamaged, match="segments 9 to 9"):
+    with pytest.raises(JournalDamaged, match="segments 9 to 9" if small else "is missing"):
         preparer.prepare([one])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.prepared_files import (
+    PIECES,
     Piece,
     open_batches,
     pieces_of,
     remove,
     remove_job,
+    reported,
     sweep_prepared,
     write_partition,
 )
@@ -37,11 +40,8 @@ def batch(places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 def written(folder: Path | str, prefix: str, batches: Sequence[pa.RecordBatch]) -> list[Piece]:
     """Return the pieces that a task reports."""
-    return [
-        Piece(**row)
-        for report in write_partition(str(folder), prefix, iter(batches))
-        for row in report.to_pylist()
-    ]
+    reports = list(write_partition(str(folder), prefix, iter(batches)))
+    return reported(pa.Table.from_batches(reports, PIECES))
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), min_size=1))
@@ -75,6 +75,19 @@ def test_a_batch_may_span_segments(tmp_path: Path, scheme: str) -> None:
     remove(pieces[0].path)
     assert reader.get_batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
     assert reader.get_batch(1).column("value").to_pylist() == ["7/5"]
+
+
+def test_errors_are_reported(tmp_path: Path) -> None:
+    """What is wrong with a task's input comes back as the error it is, not as a failed task."""
+
+    def damaged() -> Iterator[pa.RecordBatch]:
+        yield batch([(1, 0)])
+        raise JournalDamaged("journal file x is missing")
+
+    (report,) = write_partition(str(tmp_path), "run.job", damaged())
+
+    with pytest.raises(JournalDamaged, match="journal file x is missing"):
+        reported(pa.Table.from_batches([report]))
 
 
 def test_files_are_private(tmp_path: Path) -> None:

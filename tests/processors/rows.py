@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from deltaforge_dagster import __version__
@@ -57,10 +55,10 @@ def table(rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_pylist([dict(one) for one in rows], schema=FRAME)
 
 
-def write(path: Path, rows: Sequence[Row]) -> Path:
-    """Write rows as a Parquet file, as a journal has it."""
-    pq.write_table(table(rows), path, compression="lz4")
-    return path
+def batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a batch of the change frame."""
+    (only,) = table(rows).combine_chunks().to_batches()
+    return only
 
 
 def dumps(value: Any) -> str:

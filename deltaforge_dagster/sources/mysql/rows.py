@@ -21,8 +21,8 @@ import numpy as np
 
 from deltaforge_dagster.sources.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE, ZERO
 from deltaforge_dagster.sources.json_bytes import write_base64, write_utf_8
-from deltaforge_dagster.sources.json_text import INVALID, copy, write_null
-from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
+from deltaforge_dagster.sources.json_text import INVALID, write_null
+from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_FIRST,
     COLUMN_KEY,

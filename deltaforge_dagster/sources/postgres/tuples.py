@@ -31,12 +31,11 @@ from deltaforge_dagster.sources.json_text import (
     STRING,
     STRING_GROWTH,
     TOO_DEEP,
-    copy,
     string_size,
     write_null,
     write_scalar,
 )
-from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
+from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.postgres.array_text import (
     ARRAY_GROWTH,
     ARRAY_OVERHEAD,

@@ -1,0 +1,240 @@
+"""From the change frame to messages: what Spark's tasks run, and the run itself for a handful.
+
+A `MessagePlan` says which columns the messages of all sinks of a pipeline need, each distinct one
+once, and makes them from batches of the change frame. It is handed to Spark as it is: a task reads
+its share of the segment files (`Share`), makes the messages with the kernels of `processors`, and
+writes them as a prepared file. So the rows go from the journal to the prepared file inside one
+process, and Java, which would spend more on carrying them to Python than all of this costs, only
+distributes the work.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.config.model import KafkaSink, MysqlSource, PipelineSpec, RedisSink, Sink
+from deltaforge_dagster.config.templates import Template, compile_template
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.processors import routing
+from deltaforge_dagster.processors.envelope import Origin, native_envelope
+from deltaforge_dagster.sources.mysql.server_ids import server_id
+
+MAX_BATCH_ROWS = 10_000
+MAX_BATCH_BYTES = 8 << 20
+"""What a message batch is: large enough to be cheap, small enough to be held a few times. The
+bytes are those of the frame, unless a single row has more."""
+
+_UNUSED = {"row"}
+FRAME_COLUMNS = [name for name in FRAME.names if name not in _UNUSED]
+"""Columns of the change frame that messages may need."""
+
+_Make: TypeAlias = "Callable[[pa.RecordBatch], pa.Array[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Names of the columns that hold one sink's messages; see `sinks.base.MESSAGES`.
+
+    Attributes:
+        template: The destination's.
+        columns: Which column is which column of `MESSAGES`.
+        unresolved: Column with the variable that leaves a destination null; None if none can.
+    """
+
+    template: Template
+    columns: Mapping[str, str]
+    unresolved: str | None
+
+
+@dataclass(slots=True)
+class MessagePlan:
+    """The messages of all sinks of one pipeline.
+
+    Attributes:
+        routes: Where each sink, by its id, finds its messages.
+        columns: How each column is made, beside those taken from the frame as they are.
+    """
+
+    routes: dict[str, Route] = field(default_factory=dict)
+    columns: dict[str, _Make] = field(default_factory=dict)
+    _names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: PipelineSpec) -> MessagePlan:
+        """Return the plan of a pipeline."""
+        origin = _origin(spec)
+        plan = cls()
+        plan.columns["idempotency_key"] = functools.partial(routing.idempotency_key, origin)
+        for sink in spec.spec.sinks:
+            plan.routes[sink.config.id] = plan._route(sink, origin)
+        return plan
+
+    def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of batches of the change frame, row by row in the same order.
+
+        Raises:
+            UnsupportedEvent: The messages of a row need more than 2 GiB.
+        """
+        for whole in frame:
+            for rows in _cut(whole):
+                taken = [rows.column(one) for one in _TAKEN]
+                made = [make(rows) for make in self.columns.values()]
+                yield pa.RecordBatch.from_arrays([*taken, *made], [*_TAKEN, *self.columns])
+
+    def _route(self, sink: Sink, origin: Origin) -> Route:
+        template = compile_template(_destination(sink))
+        key = None if sink.config.key is None else compile_template(sink.config.key)
+        columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
+        columns["destination"] = self._column(
+            "destination",
+            template.text,
+            functools.partial(routing.destination, template, origin),
+        )
+        if isinstance(sink, KafkaSink) and key is None:
+            columns["key"] = self._column("row_key", "", routing.row_key)
+        else:
+            columns["key"] = self._column(
+                "key",
+                "" if key is None else key.text,
+                functools.partial(routing.message_key, key, origin),
+            )
+        columns["value"] = self._column(
+            "value", sink.config.envelope.type, functools.partial(native_envelope, origin)
+        )
+        unresolved = None
+        if routing.can_be_unresolved(template):
+            make = functools.partial(routing.unresolved, template, origin)
+            unresolved = self._column("unresolved", template.text, make)
+        return Route(template, columns, unresolved)
+
+    def _column(self, kind: str, text: str, make: _Make) -> str:
+        """Return the name of the column for (`kind`, `text`), adding it when it is new."""
+        name = self._names.setdefault((kind, text), f"{kind}_{len(self._names)}")
+        self.columns.setdefault(name, make)
+        return name
+
+
+_TAKEN = ("segment", "ordinal", "event_id", "headers")
+
+
+def _origin(spec: PipelineSpec) -> Origin:
+    source = spec.spec.source
+    name, tenant = source.config.id, spec.metadata.tenant
+    if isinstance(source, MysqlSource):
+        return Origin("mysql", name, tenant, server_id(name))
+    return Origin("postgresql", name, tenant)
+
+
+def _destination(sink: Sink) -> str:
+    if isinstance(sink, RedisSink):
+        return sink.config.stream
+    return sink.config.topic if isinstance(sink, KafkaSink) else sink.config.path
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into pieces that are neither long nor large."""
+    start = 0
+    ends = np.zeros(rows.num_rows + 1, np.int64)
+    for name in ("before", "after", "key", "ddl", "headers", "tags"):
+        column = rows.column(name)
+        _, offsets, _ = column.buffers()
+        if offsets is not None and column.null_count < len(column):
+            view = np.frombuffer(memoryview(offsets), np.int32)
+            ends += view[column.offset : column.offset + len(column) + 1]
+    while start < rows.num_rows:
+        most = int(np.searchsorted(ends, ends[start] + MAX_BATCH_BYTES, "right")) - 1
+        stop = min(max(most, start + 1), start + MAX_BATCH_ROWS, rows.num_rows)
+        yield rows.slice(start, stop - start)
+        start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a task prepares of one segment: every `of`-th row group, from the `part`-th on.
+
+    Attributes:
+        path: The segment's file, as in its row.
+        ordinals: Only row groups with these rows; None for all.
+        part: Which share, from 0.
+        of: How many shares the segment has.
+    """
+
+    path: str
+    ordinals: range | None
+    part: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One Spark job: what its tasks have to know.
+
+    Attributes:
+        journal_url: Where the segment files are.
+        plan: What to make of them.
+        tasks: What each task prepares.
+        folder: Where prepared files go.
+        name: How the files' names begin.
+    """
+
+    journal_url: str
+    plan: MessagePlan
+    tasks: Sequence[Sequence[Share]]
+    folder: str
+    name: str
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
+
+        Yields:
+            Columns of `prepared_files.PIECES`.
+        """
+        frames = (
+            rows for batch in numbers for number in _integers(batch) for rows in self._frame(number)
+        )
+        return prepared_files.write_partition(self.folder, self.name, self.plan.batches(frames))
+
+    def _frame(self, number: int) -> Iterator[pa.RecordBatch]:
+        journal = Journal(self.journal_url)
+        for one in self.tasks[number]:
+            yield from journal.share(
+                one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+            )
+
+
+def _integers(batch: pa.RecordBatch) -> list[int]:
+    numbers: list[int] = batch.column(0).to_numpy().tolist()
+    return numbers
+
+
+def as_frame(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield what came through Spark, with plain strings for names, as batches of the frame."""
+    columns = [
+        table.column(name).dictionary_encode()
+        if pa.types.is_dictionary(FRAME.field(name).type)
+        else table.column(name)
+        for name in FRAME_COLUMNS
+    ]
+    yield from pa.Table.from_arrays(columns, FRAME_COLUMNS).combine_chunks().to_batches()
+
+
+def warm() -> None:
+    """Compile the kernels that make messages, or load them from the cache."""
+    row: dict[str, Any] = dict.fromkeys(FRAME.names)
+    row |= {"segment": 0, "ordinal": 0, "op": "c", "ts_us": 0, "db": "", "table": "", "row": 0}
+    row |= {"tx_end": False, "event_id": "", "raw_payload": False, "pos": 0}
+    rows = [row, {**row, "after": '{"a":"b"}', "ts_us": 5000, "tx_end": True}]
+    (frame,) = pa.Table.from_pylist(rows, FRAME).combine_chunks().to_batches()
+    origin = Origin("postgresql", "", "")
+    native_envelope(origin, frame)
+    routing.destination(compile_template("${after.a}"), origin, frame)

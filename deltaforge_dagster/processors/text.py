@@ -1,0 +1,297 @@
+"""Texts put together row by row: what envelopes, destinations and keys are made of.
+
+A text of a row is a sequence of pieces, most of them the same for every row, or a value between
+two constants: `"op":"` + op + `",`. `concat` takes such pieces for a whole batch and returns one
+Arrow column. Values that are the same in all rows melt into the constants around them, so that
+what is left per row is a handful of block copies, made by one Numba kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+_Ints: TypeAlias = npt.NDArray[np.int32]
+
+_CHUNK = 1024
+"""Rows whose texts are written together: what is being written stays in the processor's cache."""
+_MAX_BYTES = (1 << 31) - 1
+"""Arrow's string arrays end here."""
+_DECIMAL = 20
+_LSN = 17
+"""Bytes of the longest decimal and position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One text per row, somewhere in `data`: row r is `data[starts[r]:stops[r]]`.
+
+    `valid` is empty when no row is null. `constant` is the text of all rows when they are known
+    to be the same; the arrays are empty then.
+    """
+
+    data: Bytes
+    starts: _Ints
+    stops: _Ints
+    valid: Mask
+    constant: bytes | None = None
+
+    def where(self, mask: Mask) -> Values:
+        """Return the values with null where `mask` is false."""
+        if self.constant is not None:
+            text = np.frombuffer(self.constant, np.uint8)
+            starts = np.zeros(len(mask), np.int32)
+            return _values(text, starts, np.full(len(mask), len(text), np.int32), mask.copy())
+        valid = mask & self.valid if len(self.valid) else mask.copy()
+        return _values(self.data, self.starts, self.stops, valid)
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A value with text before and after it; `otherwise` where the value is null."""
+
+    before: str
+    values: Values | None
+    after: str = ""
+    otherwise: str = ""
+
+
+Piece: TypeAlias = str | Optional
+
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_INTS = np.empty(0, np.int32)
+_NO_MASK = np.empty(0, np.bool_)
+
+
+def _values(data: Bytes, starts: _Ints, stops: _Ints, valid: Mask) -> Values:
+    for array in (data, starts, stops, valid):
+        array.flags.writeable = False  # one type for all inputs is one compiled kernel
+    return Values(data, starts, stops, valid)
+
+
+def constant(text: str) -> Values:
+    """Return the same text for every row."""
+    return Values(_NO_BYTES, _NO_INTS, _NO_INTS, _NO_MASK, text.encode())
+
+
+def flags(mask: Mask) -> Values | None:
+    """Return `true` where the mask is true, null elsewhere."""
+    return constant("true").where(mask) if mask.any() else None
+
+
+def values_of(column: pa.Array[Any]) -> Values | None:
+    """Return the texts of a string or dictionary column; None when all rows are null."""
+    if column.null_count == len(column):
+        return None
+    valid = _NO_MASK.copy()
+    if column.null_count:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if isinstance(column, pa.DictionaryArray):
+        codes = column.indices.fill_null(0).to_numpy() if len(valid) else column.indices.to_numpy()
+        ends, data = _layout(cast("pa.StringArray", column.dictionary))
+        if not len(valid) and (codes == codes[0]).all():
+            return constant(column.dictionary[int(codes[0])].as_py())
+        return _values(data, ends[codes], ends[1:][codes], valid)
+    ends, data = _layout(cast("pa.StringArray", column))
+    return _values(data, ends[:-1], ends[1:], valid)
+
+
+def _layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
+    """Return the bounds and bytes of a column (Columnar Format, "Variable-size Binary Layout")."""
+    _, ends, data = texts.buffers()
+    bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
+    return (
+        bounds[texts.offset : texts.offset + len(texts) + 1],
+        np.frombuffer(memoryview(data), np.uint8) if data is not None and data.size else _NO_BYTES,
+    )
+
+
+def decimals(column: pa.Array[Any], divisor: int = 1) -> Values | None:
+    """Return an int64 column, divided, as decimal texts; None when all rows are null."""
+    numbers, valid = _numbers(column)
+    if numbers is None:
+        return None
+    if not len(valid) and (numbers == numbers[0]).all():
+        return constant(str(int(numbers[0]) // divisor))
+    if divisor != 1:
+        numbers = numbers // divisor
+    return _written(_write_decimals, numbers, _DECIMAL, valid)
+
+
+def lsns(column: pa.Array[Any]) -> Values | None:
+    """Return an int64 column as log positions, `0/016B6C50`; None when all rows are null."""
+    numbers, valid = _numbers(column)
+    return None if numbers is None else _written(_write_lsns, numbers, _LSN, valid)
+
+
+def _numbers(column: pa.Array[Any]) -> tuple[Longs | None, Mask]:
+    if column.null_count == len(column):
+        return None, _NO_MASK
+    if column.null_count:
+        return (
+            column.fill_null(0).to_numpy(),
+            column.is_valid().to_numpy(zero_copy_only=False),
+        )
+    return column.to_numpy(), _NO_MASK.copy()
+
+
+def _written(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
+    data = np.empty(len(numbers) * width, np.uint8)
+    starts = np.arange(0, len(data), width, dtype=np.int32)
+    stops = np.empty(len(numbers), np.int32)
+    write(numbers, data, starts, stops)
+    return _values(data, starts, stops, valid)
+
+
+def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
+    """Return the pieces of each row one after another, a column of `rows` texts.
+
+    Raises:
+        UnsupportedEvent: The texts need more than 2 GiB.
+    """
+    parts, last = _melted(pieces)
+    sizes = np.full(rows, len(last), np.int64)
+    for before, values, after, otherwise in parts:
+        _measure(values.starts, values.stops, values.valid, len(before) + len(after),
+                 len(otherwise), sizes)  # fmt: skip
+    ends = np.zeros(rows + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    if ends[-1] > _MAX_BYTES:
+        raise UnsupportedEvent("the messages of one change frame need more than 2 GiB")
+    out = np.empty(int(ends[-1]), np.uint8)
+    cursors = ends[:-1].copy()
+    for start in range(0, rows, _CHUNK):
+        stop = min(start + _CHUNK, rows)
+        for before, values, after, otherwise in parts:
+            _append(start, stop, before, values.data, values.starts, values.stops, values.valid,
+                    after, otherwise, out, cursors)  # fmt: skip
+        if len(last):
+            _append_constant(start, stop, last, out, cursors)
+    return pa.StringArray.from_buffers(
+        rows, pa.py_buffer(ends.astype(np.int32).data), pa.py_buffer(out.data)
+    )
+
+
+def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
+    """Return the pieces that differ between rows, with the constants before them, and the rest."""
+    parts = []
+    text = b""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece.encode()
+        elif piece.values is None:
+            text += piece.otherwise.encode()
+        elif piece.values.constant is not None:
+            text += piece.before.encode() + piece.values.constant + piece.after.encode()
+        else:
+            before = text + piece.before.encode()
+            otherwise = text + piece.otherwise.encode()
+            parts.append(
+                (_bytes(before), piece.values, _bytes(piece.after.encode()), _bytes(otherwise))
+            )
+            text = b""
+    return parts, _bytes(text)
+
+
+def _bytes(text: bytes) -> Bytes:
+    return np.frombuffer(text, np.uint8) if text else _NO_BYTES
+
+
+for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
+    _empty.flags.writeable = False
+
+
+@kernel
+def _measure(  # noqa: PLR0917 - a kernel takes plain arrays
+    starts: _Ints, stops: _Ints, valid: Mask, fixed: int, otherwise: int, sizes: Longs
+) -> None:
+    """Add what each row's value needs to `sizes`."""
+    for row in range(len(sizes)):
+        if len(valid) > 0 and not valid[row]:
+            sizes[row] += otherwise
+        else:
+            sizes[row] += fixed + stops[row] - starts[row]
+
+
+@kernel
+def _append(  # noqa: PLR0917 - a kernel takes plain arrays
+    first: int,
+    last: int,
+    before: Bytes,
+    data: Bytes,
+    starts: _Ints,
+    stops: _Ints,
+    valid: Mask,
+    after: Bytes,
+    otherwise: Bytes,
+    out: Bytes,
+    cursors: Longs,
+) -> None:
+    """Write one piece of the rows `first` to `last` where their cursors stand, and move these."""
+    for row in range(first, last):
+        at = cursors[row]
+        if len(valid) > 0 and not valid[row]:
+            at = copy(otherwise, 0, len(otherwise), out, at)
+        else:
+            at = copy(before, 0, len(before), out, at)
+            at = copy(data, starts[row], stops[row], out, at)
+            at = copy(after, 0, len(after), out, at)
+        cursors[row] = at
+
+
+@kernel
+def _append_constant(first: int, last: int, text: Bytes, out: Bytes, cursors: Longs) -> None:
+    for row in range(first, last):
+        cursors[row] = copy(text, 0, len(text), out, cursors[row])
+
+
+@kernel
+def _write_decimals(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None:
+    """Write each number in decimal from `starts` on; 20 bytes are enough."""
+    for row in range(len(numbers)):
+        number = numbers[row]
+        at = np.int64(starts[row])
+        if number < 0:
+            out[at] = 45  # -
+            at += 1
+        digits = 1
+        rest = number // 10 if number >= 0 else -(number // -10)
+        while rest != 0:
+            rest = rest // 10 if rest >= 0 else -(rest // -10)
+            digits += 1
+        rest = number
+        for place in range(at + digits - 1, at - 1, -1):
+            quotient = rest // 10 if rest >= 0 else -(rest // -10)
+            digit = rest - quotient * 10
+            out[place] = 48 + (digit if digit >= 0 else -digit)
+            rest = quotient
+        stops[row] = at + digits
+
+
+@kernel
+def _write_lsns(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None:
+    """Write each position: the upper half without leading zeros, `/`, eight digits; 17 bytes."""
+    for row in range(len(numbers)):
+        number = numbers[row]
+        at = np.int64(starts[row])
+        shift = 60
+        while shift > 32 and (number >> shift) & 15 == 0:
+            shift -= 4
+        while shift >= 0:
+            digit = (number >> shift) & 15
+            out[at] = 48 + digit if digit < 10 else 55 + digit
+            at += 1
+            if shift == 32:
+                out[at] = 47  # /
+                at += 1
+            shift -= 4
+        stops[row] = at

@@ -1,0 +1,83 @@
+"""Texts put together row by row, against Python's own formatting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.processors import text
+from deltaforge_dagster.processors.text import Optional, concat, decimals, lsns, values_of
+
+nullable = st.lists(st.none() | st.text(max_size=40), min_size=1, max_size=50)
+longs = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(nullable, st.data())
+def test_pieces(values: list[str | None], data: st.DataObject) -> None:
+    """Constants, texts and names, with nulls and without, in any order."""
+    rows = len(values)
+    plain = pa.array(values, pa.string())
+    filled = pa.array([one or "" for one in values], pa.string())
+    same = pa.array(["same"] * rows).dictionary_encode()
+    kinds = data.draw(st.lists(st.sampled_from("tncsf"), max_size=6))
+    pieces: list[text.Piece] = []
+    expected = [""] * rows
+    for kind in kinds:
+        column = {"n": plain.dictionary_encode(), "s": same, "f": filled}.get(kind, plain)
+        pieces += ["constant"] if kind == "c" else [Optional("<", values_of(column), ">", "-")]
+        for row, value in enumerate(column.to_pylist()):
+            expected[row] += "constant" if kind == "c" else "-" if value is None else f"<{value}>"
+
+    found = concat(rows, pieces)
+
+    found.validate(full=True)
+    assert found.to_pylist() == expected
+
+
+@given(st.lists(st.none() | longs, min_size=1, max_size=20), st.sampled_from([1, 1000]))
+def test_decimals(numbers: list[int | None], divisor: int) -> None:
+    """Every 64-bit number, divided; null stays out."""
+    column = pa.array(numbers, pa.int64())
+
+    found = concat(len(numbers), [Optional("", decimals(column, divisor), "", "null")])
+
+    texts = ["null" if one is None else str(one // divisor) for one in numbers]
+    assert found.to_pylist() == texts
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20))
+def test_positions(numbers: list[int]) -> None:
+    """Log positions as PostgreSQL writes them, the lower half always with eight digits."""
+    found = concat(len(numbers), [Optional("", lsns(pa.array(numbers, pa.int64())))])
+
+    assert found.to_pylist() == [format_lsn(one) for one in numbers]
+
+
+@given(nullable, st.data())
+def test_where(values: list[str | None], data: st.DataObject) -> None:
+    """A mask takes values out, and never brings a null back."""
+    mask = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+    found = values_of(pa.array(values, pa.string()))
+    chosen = None if found is None else found.where(np.array(mask))
+
+    texts = concat(len(values), [Optional("", chosen, "", "none")]).to_pylist()
+
+    expected = [
+        value if wanted and value is not None else "none"
+        for value, wanted in zip(values, mask, strict=True)
+    ]
+    assert texts == expected
+
+
+def test_too_much() -> None:
+    """More than Arrow's string arrays can hold is refused before memory is asked for."""
+    rows = pa.array(["x" * 1000, "y" * 1000])
+    many = pa.DictionaryArray.from_arrays(np.arange(2_200_000, dtype=np.int32) % 2, rows)
+
+    with pytest.raises(UnsupportedEvent, match="2 GiB"):
+        concat(len(many), [Optional("", values_of(many))])
