@@ -1,0 +1,78 @@
+"""`journal rebuild` over a real state store and journal folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.store import StateStore
+from tests.cli.test_status import lines
+from tests.state.make import NAME, capture, deliver, held, position
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """A store with three segments, the files of the first two; `file` lacks the last two."""
+    monkeypatch.setenv("COLUMNS", "200")
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    lease = held(opened, "cache", "file")
+    capture(opened, lease, 1, 2, 3)
+    deliver(opened, lease, "cache", 3)
+    deliver(opened, lease, "file", 1)
+    folder = tmp_path / "home" / "journal" / NAME
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        (folder / f"{number}.parquet").touch()
+    with opened.fenced(lease) as writer:
+        writer.set_confirmed(position(1))
+        writer.release()
+    yield opened
+    opened.close()
+
+
+def test_rebuild(store: StateStore, tmp_path: Path) -> None:
+    """It says where capture goes on, and deletes the files of what it dropped."""
+    result = CliRunner().invoke(app, ["journal", "rebuild", NAME])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
+        "orders: dropped 3 segments of 1 ranges; the next run captures again from "
+        "lsn 0/00000100 tx_id 1 on.\n"
+    )
+    assert list((tmp_path / "home" / "journal" / NAME).iterdir()) == []
+    assert store.segments(NAME) == []
+
+
+def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
+    """Sinks that would lose changes are named, and nothing is touched; then it is said again."""
+    lease = store.acquire_lease(NAME, "run-2", 60)
+    assert lease is not None
+    with store.fenced(lease) as writer:
+        writer.set_confirmed(position(3))
+        writer.release()
+
+    refused = CliRunner().invoke(app, ["journal", "rebuild", NAME])
+    assert refused.exit_code == 2
+    assert "sinks file lack changes" in refused.stderr
+    assert len(store.segments(NAME)) == 3
+    assert (tmp_path / "home" / "journal" / NAME / "1.parquet").exists()
+
+    done = CliRunner().invoke(app, ["journal", "rebuild", NAME, "--accept-loss"])
+    assert done.exit_code == 0, done.output
+    assert "file: never gets what it lacks from before that position." in done.stdout
+
+
+def test_status_shows_what_was_lost(store: StateStore) -> None:
+    """A sink that had lost data is seen at once, although it goes on."""
+    lease = store.acquire_lease(NAME, "run-2", 60)
+    assert lease is not None
+    with store.fenced(lease) as writer:
+        writer.resume_at("cache", 2, 0, False, notice="the sink had lost data")
+
+    assert ["cache", "2 row 0", "2 segments, 5 rows", "0", "the sink had lost data"] in lines(
+        "status"
+    )
