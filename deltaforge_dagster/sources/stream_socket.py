@@ -24,7 +24,9 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class StreamSocket:
-    """A connection after its handshake, plain or TLS, from now on without blocking.
+    """A connection after its handshake, plain or TLS.
+
+    Until `begin` it blocks, with the timeout that it came with; from then on nothing does.
 
     Args:
         connected: The socket; this object owns it.
@@ -33,7 +35,6 @@ class StreamSocket:
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         self._socket = connected
-        self._socket.setblocking(False)
         self._where = where
         self._heard = time.monotonic()
         # Guards the socket: OpenSSL allows no two calls on one connection at a time, and a closed
@@ -45,6 +46,31 @@ class StreamSocket:
     def silence(self) -> float:
         """Seconds since something came."""
         return time.monotonic() - self._heard
+
+    def ask(self, message: bytes) -> None:
+        """Send a command, before `begin`."""
+        try:
+            self._socket.sendall(message)
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def exactly(self, count: int) -> bytes:
+        """Return the next bytes of an answer, before `begin`."""
+        received = bytearray()
+        while len(received) < count:
+            try:
+                piece = self._socket.recv(count - len(received))
+            except OSError as error:
+                raise self._lost(error) from error
+            if not piece:
+                raise SourceUnavailable(f"{self._where}: the server closed the connection")
+            received += piece
+        return bytes(received)
+
+    def begin(self) -> None:
+        """Block no longer: what comes now is the stream."""
+        self._socket.setblocking(False)
+        self._heard = time.monotonic()
 
     def receive(self, buffer: memoryview, seconds: float) -> int:
         """Fill `buffer` with what has arrived; wait for the first byte at most `seconds`.
@@ -76,6 +102,25 @@ class StreamSocket:
             best = max(best, rate)
         return filled
 
+    def send(self, message: bytes) -> None:
+        """Send it whole, or not at all when the connection takes nothing now, or is broken.
+
+        A message half sent must be finished: without room for a second the connection is given up.
+        """
+        rest = memoryview(message)
+        deadline = time.monotonic() + 1
+        with self._lock, suppress(OSError):
+            while rest and not self._ended.is_set():
+                try:
+                    rest = rest[self._socket.send(rest) :]
+                except _WOULD_BLOCK:
+                    if len(rest) == len(message):
+                        return
+                    if time.monotonic() > deadline:
+                        self._socket.shutdown(socket.SHUT_RDWR)
+                        return
+                    time.sleep(_PAUSE)
+
     def close(self) -> None:
         """End the connection; a `receive` that waits returns. Safe to call twice."""
         self._ended.set()
@@ -98,8 +143,7 @@ class StreamSocket:
                 except OSError as error:
                     if filled or held:
                         break
-                    reason = error.strerror or type(error).__name__
-                    raise SourceUnavailable(f"{self._where}: connection lost ({reason})") from error
+                    raise self._lost(error) from error
                 if not count:
                     if filled or held:  # what came before the end comes first
                         break
@@ -114,3 +158,8 @@ class StreamSocket:
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
         poll.poll(max(seconds, 0) * 1000)
+
+    def _lost(self, error: OSError) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"{self._where}: connection lost ({error.strerror or type(error).__name__})"
+        )

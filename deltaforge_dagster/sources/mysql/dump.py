@@ -73,7 +73,9 @@ def open_dump(
         command = _COM_BINLOG_DUMP_GTID
         seen = GtidSet.parse(start.gtid_set).to_bytes()
         body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
-    return StreamSocket(server.dump(SETTINGS, command, body, seconds), server.where)
+    stream = StreamSocket(server.dump(SETTINGS, command, body, seconds), server.where)
+    stream.begin()
+    return stream
 
 
 def refusal(server: Server, packet: bytes) -> DeltaforgeError:

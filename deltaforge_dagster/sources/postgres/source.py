@@ -23,6 +23,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import catalog, publications, slots
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
@@ -32,10 +33,6 @@ from deltaforge_dagster.sources.postgres.stream import STATUS_SECONDS, Replicati
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 
-PIECE_BYTES = 4 << 20
-"""The most that one call of the decoder gets, so that other threads run in between."""
-
-_LEAST_PIECE_BYTES = 64 << 10
 _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
 _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
@@ -241,29 +238,18 @@ class PostgresSource:
     def _batches(
         self, stream: ReplicationStream, decoder: Decoder, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
-        usual = min(PIECE_BYTES, max(limits.max_bytes, _LEAST_PIECE_BYTES))
-        buffer = bytearray(usual)
-        held = 0  # bytes at the buffer's start that the decoder has seen and not consumed
+        buffer = PieceBuffer(limits.max_bytes)
         while True:
-            if held == len(buffer):  # one row larger than the buffer
-                buffer = buffer.ljust(2 * held, b"\0")
-            with memoryview(buffer) as view:
-                count = stream.receive(view[held:], limits.max_wait)
-            if not count:
+            if not buffer.fill(stream.receive, limits.max_wait):
                 yield ChangeBatch(None, None)
                 continue
-            filled = held + count
-            decoded = decoder.feed(buffer, filled)
+            decoded = decoder.feed(buffer.data, buffer.length)
             if decoded.reply_requested:
                 stream.send_status()
             yield from self._hand_on(stream, decoded, limits)
             if decoded.foreign:
-                raise self._ending(stream, bytes(buffer[decoded.consumed : filled]))
-            held = filled - decoded.consumed
-            if held < usual < len(buffer):
-                buffer = buffer[decoded.consumed : filled].ljust(usual, b"\0")
-            elif decoded.consumed:
-                buffer[:held] = buffer[decoded.consumed : filled]
+                raise self._ending(stream, bytes(buffer.data[decoded.consumed : buffer.length]))
+            buffer.drop(decoded.consumed)
 
     def _hand_on(
         self, stream: ReplicationStream, decoded: Decoded, limits: ReadLimits
@@ -271,7 +257,7 @@ class PostgresSource:
         for batch in decoded.batches:
             if batch.end is not None:
                 stream.passed(_lsn(batch.end))
-            yield from _split(batch, limits.max_events)
+            yield from batch.split(limits.max_events)
         if decoded.error is not None:
             raise decoded.error
         if not decoded.batches:
@@ -366,21 +352,6 @@ def _start_command(
         f"LOGICAL {format_lsn(start.lsn)} "
         f"(proto_version '1', publication_names {names.as_string(connection)})"
     )
-
-
-def _split(batch: ChangeBatch, max_events: int) -> Iterator[ChangeBatch]:
-    """Cut a batch that has too many rows; only its last part may end a segment."""
-    rows = batch.rows
-    if rows is None or rows.num_rows <= max_events:
-        yield batch
-        return
-    for at in range(0, rows.num_rows, max_events):
-        last = at + max_events >= rows.num_rows
-        yield ChangeBatch(
-            rows.slice(at, max_events),
-            batch.end if last else None,
-            batch.log_bytes if last else 0,
-        )
 
 
 def _lsn(position: Position) -> int:
