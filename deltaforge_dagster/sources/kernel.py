@@ -58,6 +58,17 @@ def _cache_folder() -> Path:
 numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]  # set at import
 
 
+def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:
+    """Return the bytes as an array that cannot be written.
+
+    A kernel is compiled for each kind of array it is called with, and an array that can be written
+    is another kind: whatever bytes come from, what `deltaforge warm` compiled fits them.
+    """
+    array = np.frombuffer(data, np.uint8)
+    array.flags.writeable = False
+    return array
+
+
 def kernel(function: _Function) -> _Function:
     """Compile `function` at its first call; see the rules in this module's text."""
     return cast("_Function", numba.njit(**_OPTIONS)(function))

@@ -23,7 +23,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
-from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.kernel import Bytes, Longs, read_only
 from deltaforge_dagster.sources.mysql.batches import BatchWriter
 from deltaforge_dagster.sources.mysql.binlog import (
     EVENT_NAMES,
@@ -190,7 +190,7 @@ class Decoder:
         `data` may be overwritten as soon as this returns. Never raises an error of the tree by
         itself: see `Decoded.error`. A decoder that returned one returns it again.
         """
-        source = np.frombuffer(data, np.uint8)[:length]
+        source = read_only(data)[:length]
         state = self._state
         state[OFFSET] = 0
         self._batches = []
@@ -266,7 +266,7 @@ class Decoder:
             # Only the first packet has the byte that says what it is.
             parts.append(source[at + (4 if parts else 5) : at + 4 + size])
             at += 4 + size
-        event = np.concatenate(parts)
+        event = read_only(np.concatenate(parts))
         if source[begun + 4] != 0:
             self._error = CorruptLog(f"a packet of 16 MiB that is no event, {self._where()}")
             return True
@@ -333,7 +333,7 @@ class Decoder:
             self._versions.forget()
         if without_effect or state[OPEN] != BEGUN:
             commit(state, self._rows, self._txs)
-            self._flush(np.empty(0, np.uint8), int(state[OFFSET]))
+            self._flush(read_only(b""), int(state[OFFSET]))
 
     def _here(self) -> Position:
         return self._progress.within(self._file, int(self._state[EVENT_POS]))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.kernel import Bytes, Longs, read_only
 from deltaforge_dagster.sources.mysql.charsets import CHARSETS
 from deltaforge_dagster.sources.mysql.json_binary import json_text
 from deltaforge_dagster.sources.mysql.layout import HELP_END, HELP_KIND, HELP_START
@@ -39,7 +39,7 @@ def help_texts(source: Bytes, helps: Longs) -> tuple[Longs, Bytes]:
         lines.append(chosen)
         parts.append(_texts(int(kind), source, helps[chosen, HELP_START], helps[chosen, HELP_END]))
     if not parts:
-        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+        return np.zeros(1, np.int64), read_only(b"")
     texts = parts[0]
     if len(parts) > 1:
         places = np.empty(len(helps), np.int64)
@@ -47,9 +47,9 @@ def help_texts(source: Bytes, helps: Longs) -> tuple[Longs, Bytes]:
         texts = pa.concat_arrays(parts).take(pa.array(places))  # type: ignore[arg-type]
     _, ends, data = texts.buffers()
     if ends is None or data is None:
-        return np.zeros(len(helps) + 1, np.int64), np.empty(0, np.uint8)
+        return np.zeros(len(helps) + 1, np.int64), read_only(b"")
     bounds = np.frombuffer(memoryview(ends), np.int64)[texts.offset : texts.offset + len(helps) + 1]
-    return bounds, np.frombuffer(memoryview(data), np.uint8)
+    return bounds.copy(), read_only(memoryview(data))
 
 
 def _texts(kind: int, source: Bytes, starts: Longs, ends: Longs) -> pa.Array[Any]:

@@ -226,13 +226,16 @@ def orders_row(number: int) -> bytes:
 
 
 def orders(rows: int, *, rows_per_tx: int = 1000, rows_per_event: int = 80) -> bytes:
-    """Return the stream of `rows` inserts into `shop.orders`, in events of the usual 8 KiB."""
-    log = Log().start()
+    """Return the stream of a statement and `rows` inserts into `shop.orders`.
+
+    Their events have the usual size, 8 KiB.
+    """
+    log = Log().start().gtid(1).query("CREATE TABLE orders (id bigint PRIMARY KEY)")
     table = description("shop", "orders", ORDERS, (0,))
     head = packed(len(ORDERS)) + bitmap([True] * len(ORDERS))
     for first in range(0, rows, rows_per_tx):
         last = min(first + rows_per_tx, rows)
-        log.begin(first // rows_per_tx + 1, 1_767_322_245_000_000 + first).table(108, table)
+        log.begin(first // rows_per_tx + 2, 1_767_322_245_000_000 + first).table(108, table)
         for start in range(first, last, rows_per_event):
             numbers = range(start, min(start + rows_per_event, last))
             log.rows(WRITE_ROWS_2, 108, head + b"".join(map(orders_row, numbers)))

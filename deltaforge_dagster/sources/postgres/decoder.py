@@ -20,7 +20,7 @@ from deltaforge_dagster.positions import LsnPosition, Position, format_lsn
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
-from deltaforge_dagster.sources.kernel import Bytes
+from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.postgres.batches import BatchWriter
 from deltaforge_dagster.sources.postgres.layout import (
     END,
@@ -133,7 +133,7 @@ class Decoder:
         `data` may be overwritten as soon as this returns. Never raises an error of the tree by
         itself: see `Decoded.error`. A decoder that returned one returns it again.
         """
-        source = np.frombuffer(data, np.uint8)[:length]
+        source = read_only(data)[:length]
         state = self._state
         state[OFFSET] = state[REPLY] = 0
         batches: list[ChangeBatch] = []
