@@ -473,7 +473,9 @@ def test_examples_load(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "postgres://localhost/app")
     for name in ("DEMO_REDIS_URI", "ORDERS_REDIS_URI"):
         monkeypatch.setenv(name, "redis://localhost")
-    monkeypatch.setenv("ORDERS_KAFKA_BROKERS", "localhost:9092")
+    for name in ("ORDERS_KAFKA_BROKERS", "SHOP_KAFKA_BROKERS"):
+        monkeypatch.setenv(name, "localhost:9092")
+    monkeypatch.setenv("SHOP_MYSQL_DSN", "mysql://deltaforge@localhost/shop")
     monkeypatch.setenv("DEMO_FILES", "/tmp/files")
     examples = Path(os.path.relpath(Path(__file__).parents[2] / "examples"))
 
