@@ -49,4 +49,5 @@ def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:
         send_timeout=config.send_timeout_secs,
         batch_timeout=config.batch_timeout_secs,
         position_key=f"deltaforge:position:{pipeline}:{config.id}" if config.exactly_once else None,
+        name=f"deltaforge:{pipeline}:{config.id}",
     )

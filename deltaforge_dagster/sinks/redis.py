@@ -70,6 +70,8 @@ class RedisSink:
         send_timeout: Seconds in which the server may neither take nor send a byte.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
         position_key: Key that holds the sink's position, for delivery exactly once.
+        name: Of its connections on the server, one live sender's at a time: a new one ends
+            those that an earlier run has left.
 
     Raises:
         SpecError: The URI is none.
@@ -84,12 +86,14 @@ class RedisSink:
         batch_timeout: float = 30.0,
         *,
         position_key: str | None = None,
+        name: str | None = None,
     ) -> None:
         self._sink_id = sink_id
         self._endpoint = Endpoint(sink_id, uri, connect_timeout, send_timeout)
         self._send_timeout = send_timeout
         self._batch_timeout = batch_timeout
         self._position_key = position_key
+        self._name = name
         self._held: bytes | None = None  # what the key held when we read or set it last
         self._link: _Link | None = None
         self._old: list[_Identity] = []
@@ -198,6 +202,7 @@ class RedisSink:
                         break  # it had arrived, its acknowledgement had not
                     if link.held != self._held:
                         raise self._moved()
+                self._take_over(link, batch, guard)
                 guard()  # as late as can be: connecting may have taken long
                 deadline = time.monotonic() + self._batch_timeout
                 sent = True
@@ -215,6 +220,12 @@ class RedisSink:
         if block.position is not None:
             self._held = block.position
         return following[0] if following else next(blocks, None)
+
+    def _take_over(self, link: _Link, batch: SinkBatch, guard: SendGuard) -> None:
+        """Before the first live block of a connection, end those of earlier runs; replays do not."""
+        if self._name is not None and batch.replay is None and not link.alone:
+            guard()  # a run that was overtaken must not end its successor's connection
+            link.end_others(self._name)
 
     def _moved(self) -> PositionMoved:
         return PositionMoved(
@@ -299,6 +310,7 @@ class _Link:
         clean: Connected, and nothing sent that was not answered.
         sending: Connected, and a block was sent that was not answered.
         held: What the watched key holds, None for nothing.
+        alone: Nobody else sends under its name.
     """
 
     def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
@@ -306,6 +318,7 @@ class _Link:
         self.clean = False
         self.sending = False
         self.held: bytes | None = None
+        self.alone = False
         self._watched: str | None = None
         self._sink_id = sink_id
         self.address = address(connection)
@@ -344,6 +357,20 @@ class _Link:
         except redis.ResponseError:
             return False
         return True
+
+    def end_others(self, name: str) -> None:
+        """Take `name`, and end the connections that have it: what they sent in part is dropped.
+
+        A run that was stopped amid a block, and overtaken, would otherwise send the rest when it
+        goes on. Where we are not permitted to, only the guard keeps it from sending more.
+        """
+        self.alone = True
+        with contextlib.suppress(redis.ResponseError):
+            for line in self._ask("CLIENT", "LIST").decode().splitlines():
+                other = dict(word.partition("=")[::2] for word in line.split(" "))
+                if other.get("name") == name and int(other["id"]) != self.identity.client_id:
+                    self.kill(int(other["id"]))
+            self._ask("CLIENT", "SETNAME", name)
 
     def watch(self, key: str | None) -> None:
         """Let the next block do nothing if `key` has changed by then, and read it into `held`.

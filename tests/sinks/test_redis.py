@@ -10,11 +10,13 @@ import socket
 import socketserver
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -497,6 +499,77 @@ def test_close_ends_a_blocked_send(start_redis: StartRedis, size: int) -> None:
     assert not sender.is_alive()
 
 
+STALLED = """
+import sys, time
+from deltaforge_dagster.errors import LeaseLost
+from deltaforge_dagster.sinks.redis import RedisSink
+from tests.sinks.test_redis import batch, row
+sink = RedisSink("cache", sys.argv[1], send_timeout=60, batch_timeout=60, name="p:cache")
+sink.open()
+sink.send(batch([row(0, "s0", value="0")]), lambda: None)
+print("open", flush=True)
+sys.stdin.readline()
+deadline = time.monotonic() + 1
+def guard():
+    if time.monotonic() > deadline:
+        raise LeaseLost("gone")
+print("sending", flush=True)
+try:
+    sink.send(batch([row(1, "s0", value="1" * 50_000_000)]), guard)
+except LeaseLost:
+    print("lost", flush=True)
+"""
+
+
+def test_a_sender_stalled_amid_a_block_never_finishes_it(start_redis: StartRedis) -> None:
+    """A process stopped amid a block, for longer than its lease, sends nothing of it afterwards."""
+    server = start_redis()
+    stalled = subprocess.Popen(
+        [sys.executable, "-c", STALLED, server.uri],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert stalled.stdin
+    assert stalled.stdout
+    assert stalled.stdout.readline() == "open\n"
+    server.pause()  # so that the block gets stuck on its way
+    stalled.stdin.write("go\n")
+    stalled.stdin.flush()
+    assert stalled.stdout.readline() == "sending\n"
+    time.sleep(1.5)
+    stalled.send_signal(signal.SIGSTOP)
+    server.resume()
+    successor = RedisSink("cache", server.uri, name="p:cache")
+    successor.open()
+    successor.send(batch([row(2, "s0", value="2")]), allow)
+    stalled.send_signal(signal.SIGCONT)
+    output, _ = stalled.communicate(timeout=60)
+    successor.send(batch([row(3, "s0", value="3")]), allow)
+    successor.close()
+
+    assert output == "lost\n"
+    assert numbers(server) == [0, 2, 3]
+
+
+def test_a_replay_ends_nobody(server: RedisServer) -> None:
+    """A live delivery's connection stays while somebody replays beside it."""
+    live, replaying = (RedisSink("cache", server.uri, name="p:cache") for _ in range(2))
+    live.open()
+    live.send(numbered(1), allow)
+    with client_of(server) as client:
+        (before,) = [one["id"] for one in client.client_list() if one["name"] == "p:cache"]
+        replaying.open()
+        replaying.send(batch([row(1)], replay="run-7"), allow)
+        live.send(numbered(1), allow)
+        (after,) = [one["id"] for one in client.client_list() if one["name"] == "p:cache"]
+    live.close()
+    replaying.close()
+
+    assert after == before
+
+
 def test_close_ends_the_attempts(start_redis: StartRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing from another thread ends the waits between attempts."""
     monkeypatch.setattr(redis_sink, "_CONNECT_WAITS", (60,))
@@ -651,7 +724,7 @@ def tls_proxy(directory: Path, target: int) -> Iterator[int]:
 KEY = "deltaforge:position:shop:cache"
 
 
-def exactly_once(server: RedisServer, **options: float) -> RedisSink:
+def exactly_once(server: RedisServer, **options: Any) -> RedisSink:
     """Return an open sink that keeps its position."""
     sink = RedisSink("cache", server.uri, position_key=KEY, **options)
     sink.open()
