@@ -42,7 +42,7 @@ PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
 WARM_ROUNDS = 3
 WARM_ROWS = 20_000
 _RAW_WRITE_ROWS = 100_000
-_RAW_WRITE_SECONDS = 3.0
+_RAW_WRITE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)

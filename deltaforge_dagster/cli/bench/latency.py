@@ -1,7 +1,7 @@
 """`deltaforge bench latency`: how long from the commit to the sink?
 
-A live run follows the source while rows are written at a steady rate: a second apart at first to warm
-everything, then 50 a second in transactions of one row, then 1,000 a second in transactions of ten.
+A live run follows the source while rows are written at a steady rate: 50 a second in transactions
+of one row, then 1,000 a second in transactions of ten, after a few seconds of each to warm up.
 A row's latency is from the moment the writer sends COMMIT, so the commit itself is in it, to the time
 that the sink's server gave the message. Both are clocks of this machine, in milliseconds.
 """
@@ -105,8 +105,8 @@ def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[
         spans: dict[int, tuple[range, float]] = {}
         with _following(installation):
             say("warming up")
-            for rate, per_transaction in {10: 1, **RATES}.items():
-                writer.write(rate, per_transaction, _WARM_SECONDS)
+            for rate, per_transaction in RATES.items():
+                writer.write(rate, per_transaction, min(_WARM_SECONDS, seconds))
             _wait(installation, writer)
             for rate, per_transaction in RATES.items():
                 say(f"writing {rate:,} rows a second for {seconds:g} s")

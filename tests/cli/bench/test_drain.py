@@ -1,0 +1,69 @@
+"""The benchmark of a pair: its options, and small real runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.bench.drain import PAIRS
+from deltaforge_dagster.cli.bench.installation import Acknowledged
+from deltaforge_dagster.cli.main import app
+
+SERVERS = {"pg": pytest.mark.postgres, "mysql": pytest.mark.mysql}
+SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka}
+
+
+@pytest.mark.parametrize("options", [["--rows", "10"], ["--shape", "round"], ["--rows", "many"]])
+def test_wrong_options_start_nothing(options: list[str]) -> None:
+    """What cannot be measured is refused before a server is started."""
+    assert CliRunner().invoke(app, ["bench", "pg-redis", *options]).exit_code == 2
+
+
+def test_acknowledgements_are_counted_with_their_times() -> None:
+    """The first and the last one count; a reset begins anew."""
+    done = Acknowledged()
+    done.add(3)
+    first = done.first_at
+    done.add(4)
+
+    assert (done.rows, done.first_rows) == (7, 3)
+    assert done.first_at == first <= done.last_at
+    done.reset()
+    assert done.rows == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("pair", "options"),
+    [
+        pytest.param(
+            pair,
+            ["--exactly-once", "--shape", "wide10"] if pair in {"pg-kafka", "mysql-redis"} else [],
+            marks=[SERVERS[source], SINKS[sink]],
+            id=pair,
+        )
+        for pair, (source, sink) in PAIRS.items()
+    ],
+)
+def test_every_pair_is_measured(pair: str, options: list[str]) -> None:
+    """A small backlog arrives whole, and the last line has every number, none of them nothing."""
+    outcome = CliRunner().invoke(app, ["bench", pair, "--rows", "3000", "--json", *options])
+
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout.splitlines()[-1])
+    assert (found["pair"], found["rows"]) == (pair, 3000)
+    assert found["exactly_once"] == ("--exactly-once" in options)
+    assert 0 < found["first_seconds"] <= found["seconds"]
+    assert found["events_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
+    assert set(found["cpu_seconds_per_million"]) == {"run", "spark", "source", "sink"}
+    assert found["cpu_seconds_per_million"]["run"] > 0
+    assert 300 < found["peak_rss_mb"] <= sum(found["peak_rss_mb_by"].values()) + 1
+    limits = found["limits"]
+    assert limits["raw_read_per_second"] > 1000
+    assert limits["raw_write_per_second"] > 1000
+    assert limits["read_ratio"] == pytest.approx(
+        found["events_per_second"] / limits["raw_read_per_second"], abs=0.01
+    )
+    assert limits["write_ratio"] > 0
