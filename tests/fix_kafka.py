@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -81,6 +82,11 @@ def start_kafka() -> Iterator[StartKafka]:
         server.close()
 
 
+SETTLE_SECONDS = 5.0
+"""How long the brokers may take to show a transaction that was committed or aborted. Both are
+answered before every partition has been told."""
+
+
 def read_topic(
     brokers: str, topic: str, *, isolation: str = "read_committed", seconds: float = 60
 ) -> list[Record]:
@@ -90,23 +96,15 @@ def read_topic(
         brokers: Where.
         topic: Its name; it must exist.
         isolation: `read_committed` leaves out what open and aborted transactions wrote,
-            `read_uncommitted` does not.
+            `read_uncommitted` does not. The first waits a moment for transactions to end.
         seconds: How long to wait for the end of every partition.
     """
-    consumer = Consumer(
-        {
-            "bootstrap.servers": brokers,
-            "group.id": f"test-{secrets.token_hex(6)}",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,
-            "isolation.level": isolation,
-        }
-    )
+    consumer, watcher = (_consumer(brokers, one) for one in (isolation, "read_uncommitted"))
     found: list[Record] = []
     try:
         partitions = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        settled = time.monotonic() + SETTLE_SECONDS
         unread = set(partitions)
         while unread:
             message = consumer.poll(seconds)
@@ -119,10 +117,31 @@ def read_topic(
                 found.append(
                     Record(message.key(), message.value(), tuple(headers), partition, offset)
                 )
-            elif error.code() == KafkaError._PARTITION_EOF:
-                unread.discard(partition)
-            else:
+            elif error.code() != KafkaError._PARTITION_EOF:
                 raise KafkaException(error)
+            else:
+                while True:
+                    place = TopicPartition(topic, partition)
+                    limits = [one.get_watermark_offsets(place) for one in (consumer, watcher)]
+                    if limits[0] == limits[1] or time.monotonic() > settled:
+                        break
+                    time.sleep(0.02)
+                if offset >= limits[0][1]:
+                    unread.discard(partition)
     finally:
         consumer.close()
+        watcher.close()
     return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+def _consumer(brokers: str, isolation: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": f"test-{secrets.token_hex(6)}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+            "isolation.level": isolation,
+        }
+    )

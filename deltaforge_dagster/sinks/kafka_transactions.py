@@ -24,6 +24,7 @@ from collections.abc import Callable
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
+    KafkaError,
     KafkaException,
     TopicPartition,
 )
@@ -35,11 +36,25 @@ from deltaforge_dagster.sinks.kafka_client import LOG, Client, Settings
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
 
 _SLICE = 0.5
+_PAUSE = 0.05
 _ABORT_SECONDS = 10.0
 
 _PLAIN_TEXT = 2_000
 """Bytes up to which a position is stored as readable text. Brokers take 4,096
 (`offset.metadata.max.bytes`); longer ones, of sources with many GTIDs, are compressed."""
+
+_PASSING = frozenset(
+    [
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TRANSPORT,  # noqa: SLF001
+    ]
+)
+"""What a broker answers that has just started, or taken over for another one."""
 
 _PART = 4
 """A transaction is committed before it has lasted this part of its timeout."""
@@ -173,8 +188,10 @@ class Transactions:
             except KafkaException as exception:
                 error = error_of(exception)
                 self.client.serve()
-                if not error.retriable() or time.monotonic() > deadline:
+                passing = error.retriable() or error.code() in _PASSING
+                if not passing or error.txn_requires_abort() or time.monotonic() > deadline:
                     raise self.client.failure(error) from None
+                self.client.stopped.wait(_PAUSE)
             else:
                 return
 

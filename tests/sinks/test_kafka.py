@@ -40,6 +40,7 @@ from deltaforge_dagster.errors import (
     SpecError,
 )
 from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_dagster.servers.process import free_port
 from deltaforge_dagster.sinks import kafka
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.sinks.kafka import KafkaSink
@@ -97,16 +98,38 @@ def sink(kafka_server: KafkaServer) -> Iterator[KafkaSink]:
     sink.close()
 
 
+class StrictServer(KafkaServer):
+    """A broker that makes no topics by itself, knows ACLs, logins and only small positions.
+
+    Attributes:
+        login: `host:port` where it wants user `df` with password `right`.
+    """
+
+    login = ""
+
+    def _listen(self, port: int) -> None:
+        super()._listen(port)
+        self.login = f"127.0.0.1:{free_port()}"
+        self._settings |= {
+            "auto.create.topics.enable": "false",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            "offset.metadata.max.bytes": "300",
+            "listeners": f"{self._settings['listeners']},LOGIN://{self.login}",
+            "listener.security.protocol.map": (
+                "LOGIN:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.login.plain.sasl.jaas.config": (
+                'org.apache.kafka.common.security.plain.PlainLoginModule required user_df="right";'
+            ),
+        }
+
+
 @pytest.fixture(scope="module")
-def strict() -> Iterator[KafkaServer]:
-    """A broker that makes no topics by itself, knows ACLs and small positions."""
-    settings = {
-        "auto.create.topics.enable": "false",
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "allow.everyone.if.no.acl.found": "true",
-        "offset.metadata.max.bytes": "300",
-    }
-    with KafkaServer.start(settings=settings) as server:
+def strict() -> Iterator[StrictServer]:
+    """A broker that refuses much."""
+    with StrictServer.start() as server:
         yield server
 
 
@@ -302,7 +325,7 @@ def test_a_message_too_large(kafka_server: KafkaServer, sink: KafkaSink) -> None
     assert numbers(read_topic(kafka_server.brokers, topic)) == [*arrived, *range(5000)]
 
 
-def test_a_topic_that_is_not_there(strict: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_not_there(strict: StrictServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where brokers make no topics the missing one is named; once it is made, sending goes on."""
     monkeypatch.setattr("deltaforge_dagster.sinks.kafka_client._TOPIC_SECONDS", 0.5)
     for transactional_id in (None, "missing"):
@@ -339,7 +362,7 @@ def denied(server: KafkaServer, kind: str, name: str) -> Iterator[None]:
     yield
 
 
-def test_missing_permissions(strict: KafkaServer) -> None:
+def test_missing_permissions(strict: StrictServer) -> None:
     """A refused topic, and a refused transactional id, are named with what to grant."""
     strict.create_topic("forbidden")
     sink = KafkaSink("out", strict.brokers, transactional_id="forbidden-id")
@@ -357,14 +380,27 @@ def test_missing_permissions(strict: KafkaServer) -> None:
     sink.close()
 
 
-def test_a_login_that_fails(kafka_server: KafkaServer) -> None:
-    """A broker that does not take our login ends the attempt at once; no secret is told."""
-    conf = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN"}
-    login = {"sasl.username": "u", "sasl.password": "geheim"}
-    sink = KafkaSink("out", kafka_server.brokers, {**conf, **login})
+def test_a_login(strict: StrictServer) -> None:
+    """With the right password messages arrive; a wrong one ends the attempt, and is not told."""
+    strict.create_topic("private")
+    conf = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "df",
+    }
+    wrong = KafkaSink("out", strict.login, {**conf, "sasl.password": "geheim"})
     with pytest.raises(AuthFailed, match=r"check security.protocol") as caught:
-        sink.open()
+        wrong.open()
     assert "geheim" not in str(caught.value)
+
+    right = KafkaSink(
+        "out", strict.login, {**conf, "sasl.password": "right"}, transactional_id="private"
+    )
+    right.open()
+    assert right.position() is None
+    right.send(replace(numbered(3, "private"), origin=ORIGIN), allow)
+    right.close()
+    assert numbers(read_topic(strict.brokers, "private")) == [0, 1, 2]
 
 
 def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
@@ -502,7 +538,7 @@ def test_a_long_transaction_is_divided(
     sink.close()
 
 
-def test_a_long_position(kafka_server: KafkaServer, strict: KafkaServer) -> None:
+def test_a_long_position(kafka_server: KafkaServer, strict: StrictServer) -> None:
     """Positions with many GTIDs fit by compression; where they do not, the limit is named."""
     numbers_of_servers = random.Random(2)
     gtids = ",".join(f"{numbers_of_servers.getrandbits(128):032x}:1-77" for _ in range(100))
