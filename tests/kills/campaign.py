@@ -163,13 +163,16 @@ class Campaign:
             assert time.monotonic() < deadline, f"{step} was not reached\n{self.report()}"
 
     def kill_at_random(self) -> None:
-        """Let a run work for a moment, and kill it."""
-        run = self.begin()
-        self.wait_until_held(run)
-        moment = self.rng.uniform(0, 2.5)
+        """Let a run take its lease, or deliver something, then work for a moment, and kill it."""
+        if self.rng.random() < 0.3:
+            run, since = self.begin(), "it took the lease"
+            self.wait_until_held(run)
+        else:
+            run, since = self.begin_and_deliver(), "its first delivery"
+        moment = self.rng.uniform(0, 2)
         run.process.join(moment)
         run.process.kill()
-        self.wait(run, f"SIGKILL {moment:.2f} s after it took the lease")
+        self.wait(run, f"SIGKILL {moment:.2f} s after {since}")
 
     def begin_and_deliver(self) -> Run:
         """Let runs begin until one has delivered something; return it, alive."""
