@@ -23,8 +23,8 @@ def test_a_killed_run_and_a_crashed_host_are_survived(
 ) -> None:
     """A run killed with a range open: the next tick starts another one, which closes the range.
 
-    Code server, daemon and run killed together, and started again: the pipeline goes on. Nothing
-    is lost, and repeats are only of what was in flight.
+    The daemon killed alone, then code server, daemon and run together, and started again: the
+    pipeline goes on. Nothing is lost, and repeats are only of what was in flight.
     """
     deployment = deploy()
     deployment.add(
@@ -56,18 +56,28 @@ def test_a_killed_run_and_a_crashed_host_are_survived(
     assert reasons == ["changes", "range open"]
 
     eventually(lambda: deployment.run_pid("sturdy"), what="the second run")
-    deployment.kill()
+    deployment.processes[-1].kill()
     shop.execute("UPDATE customers SET name = 'Grace H' WHERE id = 2")
     deployment.start()
     eventually(
         lambda: ("u", 2) in ops(shop, "sturdy.customers"),
+        seconds=120,
+        what="the delivery after the daemon was killed",
+    )
+
+    eventually(lambda: deployment.run_pid("sturdy"), what="a run")
+    deployment.kill()
+    shop.execute("INSERT INTO customers VALUES (3, 'Mary')")
+    deployment.start()
+    eventually(
+        lambda: ("c", 3) in ops(shop, "sturdy.customers"),
         seconds=120,
         what="the delivery after the host crashed",
     )
     store.close()
 
     seen = list(dict.fromkeys(ops(shop, "sturdy.customers")))
-    assert seen == [("c", 1), ("c", 2), ("u", 2)]
+    assert seen == [("c", 1), ("c", 2), ("u", 2), ("c", 3)]
 
 
 @pytest.mark.timeout(240)

@@ -19,6 +19,7 @@ from tests.kills.conftest import MakeCampaign
 pytestmark = EVERY_CELL
 
 STEPS = ("segment-file-written", "segment-row-written", "segment-prepared", "sink-sent")
+SHORT = ("segment-file-written", "sink-sent")
 
 
 def stall_and_take_over(campaign: Campaign, run: Run) -> None:
@@ -45,9 +46,19 @@ def orphans(campaign: Campaign) -> list[Path]:
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("steps", "at_random"),
+    [
+        pytest.param(SHORT, 1, id="short"),
+        pytest.param(STEPS, 10, id="long", marks=pytest.mark.soak),
+    ],
+)
 def test_a_stalled_holder_leaves_no_trace(
-    make_campaign: MakeCampaign, postgres_server: PostgresServer
+    make_campaign: MakeCampaign,
+    postgres_server: PostgresServer,
+    steps: tuple[str, ...],
+    at_random: int,
 ) -> None:
     """Stopped at a step or anywhere, for longer than the lease: it writes no row and sends nothing.
 
@@ -57,9 +68,9 @@ def test_a_stalled_holder_leaves_no_trace(
     """
     campaign = make_campaign(state_url=postgres_server.create_database())
     with campaign.under_load():
-        for step in STEPS:
+        for step in steps:
             stall_and_take_over(campaign, campaign.stop_at(step))
-        for _ in range(2):
+        for _ in range(at_random):
             stall_and_take_over(campaign, campaign.stop_at_random())
     campaign.catch_up()
     campaign.check()
