@@ -59,8 +59,10 @@ SMALL_BYTES = 64 << 10
 most: the result stays below 20 MB, far from what a server with a small heap can hold."""
 
 PART_ROW_GROUPS = 6
-"""Row groups of a segment that are prepared at once; more make it a segment taken in parts. An
-ordinary segment has four or five."""
+PART_ROWS = 300_000
+"""What is prepared at once of a segment, in whole row groups; more make it a segment taken in
+parts. An ordinary segment has four or five groups and some 200,000 rows, of which messages may need
+many times the bytes."""
 
 _ONE_PART_BYTES = 256 << 10
 """A file up to here has no more row groups than that, however well lz4 has packed it."""
@@ -138,8 +140,14 @@ class Preparer:
                 f"segment {segment.segment}: its journal file holds {sum(groups)} rows, not the "
                 f"{segment.rows} that the state store says"
             )
-        count = -(-len(groups) // PART_ROW_GROUPS)
-        starts = [sum(groups[: len(groups) * part // count]) for part in range(count)]
+        starts = [0]
+        ordinal = taken = 0
+        for rows in groups:
+            if taken == PART_ROW_GROUPS or (taken and ordinal + rows - starts[-1] > PART_ROWS):
+                starts.append(ordinal)
+                taken = 0
+            ordinal += rows
+            taken += 1
         return [range(*one) for one in pairwise([*starts, segment.rows])]
 
     def prepare(self, segments: Sequence[SegmentRow], ordinals: range | None = None) -> Prepared:
