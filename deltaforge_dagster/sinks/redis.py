@@ -225,7 +225,8 @@ class RedisSink:
         """Before the first live block of a connection, end those of earlier runs; replays do not."""
         if self._name is not None and batch.replay is None and not link.alone:
             guard()  # a run that was overtaken must not end its successor's connection
-            link.end_others(self._name)
+            with self._giving_up(link.address):
+                link.end_others(self._name)
 
     def _moved(self) -> PositionMoved:
         return PositionMoved(
@@ -255,22 +256,29 @@ class RedisSink:
         self._raise_when_closed()
         if self._link is not None and not self._link.clean:
             self._drop()
-        where = "redis sentinel" if self._link is None else self._link.address
+        if (link := self._link) is None:
+            with self._giving_up("redis sentinel"):
+                connection = self._endpoint.connection()
+            link = self._link = _Link(self._sink_id, connection, self._send_timeout)
+            with self._giving_up(link.address):
+                link.connect()
+                self._end_old_connections(link)
+        with self._giving_up(link.address):
+            link.watch(self._position_key if keeping else None)
+        self._raise_when_closed()  # `close` may have come before there was a socket to end
+        return link
+
+    @contextlib.contextmanager
+    def _giving_up(self, where: str) -> Iterator[None]:
+        """Translate what redis-py raises, and give the connection up after any error."""
         try:
-            if self._link is None:
-                self._link = _Link(self._sink_id, self._endpoint.connection(), self._send_timeout)
-                where = self._link.address
-                self._link.connect()
-                self._end_old_connections(self._link)
-            self._link.watch(self._position_key if keeping else None)
+            yield
         except redis.RedisError as error:
             self._drop()
             raise translated(self._sink_id, where, error) from error
         except DeltaforgeError:
             self._drop()
             raise
-        self._raise_when_closed()  # `close` may have come before there was a socket to end
-        return self._link
 
     def _raise_when_closed(self) -> None:
         if self._closed.is_set():
