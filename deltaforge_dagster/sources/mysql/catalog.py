@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
@@ -26,13 +27,16 @@ SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 
 _SECONDS = 30.0
 _COLUMNS = """
-    SELECT COLUMN_NAME AS name, COLUMN_TYPE AS type FROM information_schema.COLUMNS
-    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type
+    FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
 """
-_KEY = """
-    SELECT COLUMN_NAME AS name FROM information_schema.STATISTICS
-    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY' ORDER BY SEQ_IN_INDEX
+_KEYS = """
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col
+    FROM information_schema.STATISTICS WHERE INDEX_NAME = 'PRIMARY' AND {which}
+    ORDER BY SEQ_IN_INDEX
 """
+_OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
+_ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
 _ADVICE = (
     "run: SET PERSIST binlog_row_metadata = FULL, with which the log itself describes every table"
     " from then on"
@@ -41,8 +45,19 @@ _LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 
 
+@dataclass(slots=True)
+class _Table:
+    """A table of the catalog, and where the log ended when the catalog had been read."""
+
+    read_at: BinlogPosition
+    columns: list[tuple[str, str]] = field(default_factory=list)
+    primary_key: list[str] = field(default_factory=list)
+
+
 class Catalog:
     """The tables of a server, for one reader of its log.
+
+    What was read once is used again until a statement of the log changes the table.
 
     Args:
         server: Where.
@@ -56,6 +71,7 @@ class Catalog:
         self._server = server
         self._captures = captures
         self._reader_id = reader_id
+        self._tables: dict[tuple[str, str], _Table] = {}
         self._looked: BinlogPosition | None = None
         self._ahead: list[tuple[BinlogPosition, TableChange]] = []
 
@@ -74,30 +90,26 @@ class Catalog:
             UnsupportedEvent: The catalog may describe another version of the table.
         """
         assert isinstance(position, BinlogPosition)
-        with self._server.query(_SECONDS) as session:
-            columns = session.rows(_COLUMNS, db, table)
-            key = tuple(str(row["name"]) for row in session.rows(_KEY, db, table))
-            now = server_log.tail(session, self._server.where, gtids=False)
+        found = self._find(db, table)
         where = f"table {db}.{table} at {position.file}, {position.pos}"
-        if not columns:
+        if found is None:
             raise UnsupportedEvent(
                 f"{where}: the catalog does not have it, and the log does not name its columns;"
                 f" grant SELECT on it, or, if it was dropped, {_ADVICE}"
             )
-        changed = self._changed(db, table, position, now)
+        changed = self._changed(db, table, position, found.read_at)
         if changed is not None:
             raise UnsupportedEvent(
                 f"{where}: a statement at {changed.file}, {changed.pos} changed it since, and the"
                 f" log does not name the columns that it had; {_ADVICE}"
             )
-        if [_comparable(str(row["type"])) for row in columns] != [_comparable(t) for t in types]:
+        if [_comparable(type_) for _, type_ in found.columns] != [_comparable(t) for t in types]:
             raise UnsupportedEvent(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those of the catalog"
-                f" ({', '.join(str(row['type']) for row in columns)}); {_ADVICE}"
+                f" ({', '.join(type_ for _, type_ in found.columns)}); {_ADVICE}"
             )
-        return CatalogTable(
-            tuple(CatalogColumn(str(row["name"]), labels(str(row["type"]))) for row in columns), key
-        )
+        columns = tuple(CatalogColumn(name, labels(type_)) for name, type_ in found.columns)
+        return CatalogTable(columns, tuple(found.primary_key))
 
     def statement(self, db: str, sql: str, position: Position) -> None:
         """Take note of a statement in the log that is not about rows.
@@ -107,11 +119,36 @@ class Catalog:
         """
         assert isinstance(position, BinlogPosition)
         for change in table_changes(sql, db):
+            for known in [name for name in self._tables if change.concerns(*name)]:
+                del self._tables[known]
             if change.change is Change.EMPTIES and self._captures(change.db, change.table or ""):
                 raise UnsupportedEvent(
                     f"the log holds a TRUNCATE TABLE of {change.db}.{change.table} at"
                     f" {position.file}, {position.pos}, which this version does not decode"
                 )
+
+    def _find(self, db: str, table: str) -> _Table | None:
+        """Return a table as it is known, else as it is now; the first question reads them all."""
+        if not self._tables:
+            self._read(_OF_USERS, SYSTEM_DATABASES)
+        if (db, table) not in self._tables:
+            self._read(_ONE, (db, table))
+        return self._tables.get((db, table))
+
+    def _read(self, which: str, parameters: tuple[str, ...]) -> None:
+        with self._server.query(_SECONDS) as session:
+            columns = session.rows(_COLUMNS.format(which=which), *parameters)
+            keys = session.rows(_KEYS.format(which=which), *parameters)
+            now = server_log.tail(session, self._server.where, gtids=False)
+        found: dict[tuple[str, str], _Table] = {}
+        for row in columns:
+            if self._captures(row["db"], row["name"]):
+                table = found.setdefault((row["db"], row["name"]), _Table(now))
+                table.columns.append((row["col"], row["type"]))
+        for row in keys:
+            if (row["db"], row["name"]) in found:
+                found[row["db"], row["name"]].primary_key.append(row["col"])
+        self._tables |= found
 
     def _changed(
         self, db: str, table: str, after: BinlogPosition, until: BinlogPosition

@@ -96,10 +96,7 @@ class Server:
             DeltaforgeError: Whatever the server refused, as in `refusals`.
         """
         with self._connected(seconds) as connection:
-            try:
-                yield Session(connection)
-            finally:
-                _abandon(connection)
+            yield Session(connection)
 
     def dump(
         self, settings: Sequence[str], command: int, body: bytes, seconds: float
@@ -126,10 +123,16 @@ class Server:
 
     @contextmanager
     def _connected(self, seconds: float) -> Generator[pymysql.Connection]:
+        tls = self._tls()
         opened = self._open(min(seconds, _CONNECT_SECONDS))
         with Cutter(opened.fileno(), seconds) as cutter:
             try:
-                yield self._handshake(opened)
+                connection = self._handshake(opened, tls)
+                try:
+                    yield connection
+                finally:
+                    if connection.open:
+                        connection.close()
             except pymysql.MySQLError as error:
                 if cutter.fired:
                     raise SourceUnavailable(
@@ -152,9 +155,8 @@ class Server:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return opened
 
-    def _handshake(self, opened: socket.socket) -> pymysql.Connection:
+    def _handshake(self, opened: socket.socket, tls: ssl.SSLContext | None) -> pymysql.Connection:
         dsn = self.dsn
-        tls = self._tls()
         connection = pymysql.Connection(
             host=dsn.host,
             port=dsn.port,
@@ -165,10 +167,13 @@ class Server:
             cursorclass=DictCursor,
             autocommit=True,
             program_name=self.program,
-            ssl=tls,
-            ssl_disabled=dsn.ssl_mode == "DISABLED",
+            ssl=tls if dsn.ssl_mode != "PREFERRED" else None,
+            ssl_disabled=dsn.ssl_mode in {"DISABLED", "PREFERRED"},
             defer_connect=True,
         )
+        if dsn.ssl_mode == "PREFERRED":
+            # PyMySQL's own way to this mode reads every certificate of the system, and uses none.
+            connection.ssl, connection._ssl_required, connection.ctx = True, False, tls  # noqa: SLF001
         try:
             connection.connect(opened)
         except pymysql.MySQLError:
@@ -180,9 +185,9 @@ class Server:
         return connection
 
     def _tls(self) -> ssl.SSLContext | None:
-        """Return what the DSN asks of TLS; None lets PyMySQL use it where the server has it."""
+        """Return a context that checks as much of the server as the DSN asks for."""
         dsn = self.dsn
-        if dsn.ssl_mode == "DISABLED" or (dsn.ssl_mode == "PREFERRED" and not dsn.ssl_cert):
+        if dsn.ssl_mode == "DISABLED":
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = dsn.ssl_mode == "VERIFY_IDENTITY"
@@ -214,9 +219,3 @@ class Server:
 def _number(error: pymysql.MySQLError) -> int:
     number = error.args[0] if error.args else 0
     return number if isinstance(number, int) else 0
-
-
-def _abandon(connection: pymysql.Connection) -> None:
-    """Say good-bye if there is still somebody to say it to."""
-    if connection.open:
-        connection.close()
