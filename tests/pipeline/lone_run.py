@@ -1,0 +1,43 @@
+"""One run in a process of its own, which reports what it did and the most memory that it had.
+
+`python -m tests.pipeline.lone_run FILE ROW_GROUP_BYTES` runs the pipeline of a file until it is
+caught up and prints one JSON object. Small row groups let a small transaction be a large one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+import uuid
+from pathlib import Path
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.journal import files
+from deltaforge_dagster.pipeline.run import LiveRun
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.tools import build_tools
+from tests.pipeline.live import Watcher
+
+
+def main(path: Path, row_group_bytes: int) -> None:
+    """Run until caught up, and report."""
+    files.ROW_GROUP_BYTES = row_group_bytes
+    loaded = load_pipeline(path)
+    with Platform(Settings.from_env()).open() as opened:
+        run = LiveRun(
+            loaded,
+            build_tools(opened, loaded),
+            str(uuid.uuid4()),
+            Watcher(opened.store, loaded.name),
+            until_caught_up=True,
+        )
+        outcome = run.execute()
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({**dataclasses.asdict(outcome), "max_rss": kib << 10}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
