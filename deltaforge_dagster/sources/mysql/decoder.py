@@ -245,6 +245,7 @@ class Decoder:
             self._flush(source, begun)
             if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT):
                 self._act(stop, source)
+                self._unclaimed += int(state[PACKET_END] - state[OFFSET])
                 pass_event(state)
         except DeltaforgeError as error:
             self._error = error

@@ -96,12 +96,13 @@ def _times(draw: st.DrawFn) -> tuple[Field, Values]:
 
 @st.composite
 def _labelled(draw: st.DrawFn) -> tuple[Field, Values]:
+    labels = draw(st.lists(_texts, min_size=1, max_size=4, unique=True))
     if draw(st.booleans()):
-        labels = draw(st.lists(_texts, min_size=1, max_size=300, unique=True))
+        labels += [f"label {i}" for i in range(draw(st.sampled_from([0, 251, 300])))]
         size = 1 if len(labels) < 256 else 2
         values = st.integers(0, len(labels)).map(lambda n: n.to_bytes(size, "little"))
         return Field("", 254, bytes([247, size]), labels=tuple(labels)), values
-    labels = draw(st.lists(_texts, min_size=1, max_size=64, unique=True))
+    labels += [f"label {i}" for i in range(draw(st.sampled_from([0, 4, 12, 20, 60])))]
     size = next(s for s in (1, 2, 3, 4, 8) if len(labels) <= 8 * s)
     most = (1 << len(labels)) - 1
     values = st.integers(0, most).map(lambda bits: bits.to_bytes(size, "little"))
@@ -164,7 +165,7 @@ class Made:
 
 @st.composite
 def _tables(draw: st.DrawFn) -> tuple[Table, list[Values]]:
-    drawn = draw(st.lists(columns, min_size=1, max_size=20))
+    drawn = draw(st.lists(columns, min_size=1, max_size=12))
     names = draw(st.lists(_names, min_size=len(drawn), max_size=len(drawn), unique=True))
     fields = [replace(f, name=name) for (f, _), name in zip(drawn, names, strict=True)]
     key = draw(st.lists(st.integers(0, len(fields) - 1), max_size=3, unique=True))

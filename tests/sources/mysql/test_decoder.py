@@ -1,16 +1,40 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import uuid
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
-from deltaforge_dagster.sources.mysql.decoder import Decoder
-from tests.sources.mysql.reference import Catalog, Progress, Reference, Registry
+from deltaforge_dagster.sources.mysql import samples
+from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun
+from deltaforge_dagster.sources.mysql.samples import FILE, SID, Field, Log, bitmap, packed
+from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
+from tests.sources.mysql.reference import (
+    Catalog,
+    Place,
+    Progress,
+    Reference,
+    Registry,
+    Table,
+)
 from tests.sources.mysql.strategies import Made, streams
+
+TABLE = 108
+USERS = (
+    Field("id", 8, nullable=False),
+    Field("name", 15, b"\xff\0", collation=255),
+)
+DESCRIPTION = samples.description("shop", "users", USERS, (0,))
 
 
 def make_decoder(**changed: Any) -> Decoder:
@@ -65,7 +89,7 @@ def _number(text: str) -> tuple[str, float | int]:
     return ("number", int(text) if integer else float(text))
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
 @given(streams(), st.data())
 def test_decodes_like_the_reference(made: Made, data: st.DataObject) -> None:
     """Any valid stream, cut anywhere into pieces, gives what the plain Python decoder reads."""
@@ -82,3 +106,488 @@ def test_decodes_like_the_reference(made: Made, data: st.DataObject) -> None:
     for batch in batches:
         if batch.rows:
             batch.rows.validate(full=True)
+
+
+def image(number: int, name: str | None = "x") -> bytes:
+    """Return the image of a row of `users`."""
+    text = b"" if name is None else bytes([len(name.encode())]) + name.encode()
+    return bitmap([False, name is None]) + number.to_bytes(8, "little", signed=True) + text
+
+
+def inserts(log: Log, *numbers: int, table: int = TABLE) -> Log:
+    """Add an event that inserts rows into `users`."""
+    content = packed(2) + bitmap([True, True]) + b"".join(map(image, numbers))
+    return log.rows(30, table, content)
+
+
+def transaction(log: Log, number: int, *rows: int) -> Log:
+    """Add a transaction that inserts rows into `users`."""
+    log.begin(number, 1_000_000 * number).table(TABLE, DESCRIPTION)
+    return inserts(log, *rows).commit()
+
+
+def damaged(stream: bytes, at: int) -> bytes:
+    """Return the stream with another byte at `at`."""
+    return stream[:at] + bytes([stream[at] ^ 0xFF]) + stream[at + 1 :]
+
+
+def test_a_transaction_ends_with_its_last_change() -> None:
+    """`tx_end` is on the last change only, and a position comes only with a whole transaction."""
+    log = transaction(Log().start(), 1, 1, 2)
+    log.begin(2).table(TABLE, DESCRIPTION)
+    inserts(inserts(log, 3), 4)
+    still_open, _ = decode(log.stream())
+    end = log.pos
+    log.commit()
+    batches, _ = decode(log.stream())
+
+    assert [row["tx_end"] for row in rows_of(still_open)] == [False, True, False]
+    assert still_open[-1].end is None
+    assert [row["tx_end"] for row in rows_of(batches)] == [False, True, False, True]
+    assert [row["tx_id"] for row in rows_of(batches)] == [
+        f"{uuid.UUID(bytes=SID)}:{n}" for n in (1, 1, 2, 2)
+    ]
+    assert [row["row"] for row in rows_of(batches)] == [0, 1, 0, 1]
+    assert batches[-1].end == Place(FILE, log.pos, 2)
+    assert log.pos > end
+
+
+def test_rows_of_an_open_transaction_come_without_an_end() -> None:
+    """However large a transaction is, its rows are handed on as they come, but for the last one."""
+    log = Log().start().begin(1).table(TABLE, DESCRIPTION)
+    decoder = make_decoder()
+    seen = 0
+    for first in range(0, 3000, 100):
+        inserts(log, *range(first, first + 100))
+        piece, log.parts = log.stream(), [b""]
+        decoded = decoder.feed(piece, len(piece))
+        assert decoded.consumed == len(piece)
+        assert all(batch.end is None for batch in decoded.batches if batch.rows)
+        seen += len(rows_of(list(decoded.batches)))
+        assert seen == first + 99
+    piece = log.commit().parts[-1]
+    last = decoder.feed(piece, len(piece)).batches
+
+    assert [(row["row"], row["tx_end"]) for row in rows_of(list(last))] == [(2999, True)]
+    assert last[-1].end == Place(FILE, log.pos, 1)
+
+
+def test_gtids_count_when_their_transaction_ends() -> None:
+    """Numbers in a row are one run, a gap begins another, and an open transaction is not in it."""
+    log = Log().start()
+    for number in (1, 2, 3, 7, 8):
+        transaction(log, number, number)
+    log.begin(9).table(TABLE, DESCRIPTION)
+    inserts(log, 9)
+    progress = Progress()
+    decode(log.stream(), progress=progress)
+
+    assert progress.runs == [GtidRun(SID, 1, 3), GtidRun(SID, 7, 8)]
+
+
+def test_what_holds_no_change_is_progress() -> None:
+    """Empty transactions, statements, tables that are not captured and files move the position."""
+    catalog, progress = Catalog(), Progress()
+    log = Log().start().begin(1).commit().gtid(2).query("GRANT ALL ON *.* TO x", "")
+    log.begin(3).table(TABLE, samples.description("other", "users", USERS))
+    inserts(log, 1).commit()
+    before = log.pos
+    log.event(4, (4).to_bytes(8, "little") + b"binlog.000002").start("binlog.000002")
+    batches, error = decode(
+        log.stream(), catalog=catalog, progress=progress, captures=lambda db, _: db == "shop"
+    )
+
+    assert error is None
+    assert rows_of(batches) == []
+    assert catalog.statements == [("", "GRANT ALL ON *.* TO x")]
+    assert Place(FILE, before, 3) in [batch.end for batch in batches]
+    assert batches[-1].end == Place("binlog.000002", log.pos, 3)
+
+
+def test_a_heartbeat_says_how_far_the_log_is_passed() -> None:
+    """With GTIDs the server skips what we have, and says so by a heartbeat."""
+    log = Log().start()
+    log.event(27, FILE.encode(), end=5000)
+    batches, _ = decode(log.stream())
+
+    assert batches[-1].end == Place(FILE, 5000)
+
+
+def test_uncaptured_changes_are_counted() -> None:
+    """`row` and the event ids of captured changes do not depend on which tables are captured."""
+    log = Log().start().begin(1).table(TABLE, DESCRIPTION)
+    log.table(TABLE + 1, samples.description("shop", "orders", USERS, (0,)))
+    inserts(inserts(inserts(log, 1, 2), 3, table=TABLE + 1), 4).commit()
+    everything = rows_of(decode(log.stream())[0])
+    some = rows_of(decode(log.stream(), captures=lambda _, table: table == "users")[0])
+
+    assert [row["row"] for row in everything] == [0, 1, 2, 3]
+    assert [(row["row"], row["event_id"]) for row in some] == [
+        (row["row"], row["event_id"]) for row in everything if row["table"] == "users"
+    ]
+
+
+def test_event_ids_depend_on_the_gtid_alone() -> None:
+    """A replica's log, with other positions and other times, gives the same ids."""
+    here = transaction(Log().start(), 5, 1, 2)
+    there = transaction(transaction(Log(clock=7).start(), 4, 9), 5, 1, 2)
+    ids = [row["event_id"] for row in rows_of(decode(here.stream())[0])]
+    others = [row["event_id"] for row in rows_of(decode(there.stream())[0])]
+    elsewhere = rows_of(decode(here.stream(), source_id="other-db")[0])
+
+    assert ids == others[1:]
+    assert len(set(ids + others)) == 3
+    assert not {row["event_id"] for row in elsewhere} & set(ids)
+
+
+def test_positions_beyond_4_gib() -> None:
+    """A file's position goes on where the header's 32 bits begin again."""
+    log = Log().start()
+    log.pos = (1 << 32) - 200
+    transaction(log, 1, 1, 2)
+    batches, _ = decode(log.stream())
+
+    assert log.pos > 1 << 32
+    assert batches[-1].end == Place(FILE, log.pos, 1)
+    assert rows_of(batches)[0]["pos"] == log.pos - 31
+
+
+def test_an_event_in_several_packets() -> None:
+    """An event of 16 MiB and more is put together, also when its last packet is empty."""
+    column = (Field("v", 252, b"\4", collation=255),)
+    for size in ((1 << 24) - 1 - 35 - 6, 1 << 24, (1 << 25) + 5):
+        log = transaction(Log().start(), 1, 1).begin(2)
+        log.table(9, samples.description("shop", "t", column))
+        content = packed(1) + b"\1\0" + size.to_bytes(4, "little") + b"x" * size
+        log.rows(30, 9, content).commit()
+        transaction(log, 3, 2)
+        stream = log.stream()
+        batches, error = decode(stream, (1000, 1 << 23, len(stream) - 300))
+
+        assert error is None
+        values = [json.loads(row["after"]) for row in rows_of(batches)]
+        assert values[1] == {"v": "x" * size}
+        assert [values[0]["id"], values[2]["id"]] == [1, 2]
+        assert batches[-1].end == Place(FILE, log.pos, 3)
+
+
+def test_log_bytes_add_up() -> None:
+    """Every byte of the stream is counted once."""
+    stream = samples.orders(500, rows_per_tx=30)
+    batches, _ = decode(stream, (1000, 20_000, 30_000))
+    counted = sum(batch.log_bytes for batch in batches)
+
+    assert len(stream) - 200 <= counted <= len(stream)
+
+
+def test_batches_have_the_frame_s_columns() -> None:
+    """Every batch has the columns of the frame, and is valid Arrow."""
+    tables = [batch.rows for batch in decode(samples.orders(50))[0] if batch.rows]
+
+    assert tables[0].schema.equals(CAPTURED)
+    tables[0].validate(full=True)
+    assert tables[0].column("schema").null_count == len(tables[0])
+    pa.Table.from_batches(tables).to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (38, "XA_PREPARE"),
+        (39, "PARTIAL_UPDATE_ROWS"),
+        (40, "TRANSACTION_PAYLOAD (binlog_transaction_compression=ON)"),
+        (26, "INCIDENT"),
+        (200, "type 200"),
+    ],
+)
+def test_unknown_events_stop(kind: int, words: str) -> None:
+    """An event that is not decoded stops with its name and place, after the rows before it."""
+    log = transaction(Log().start(), 1, 1).begin(2)
+    place = f"after {FILE}:{log.pos}"
+    log.event(kind, b"abc")
+    batches, error = decode(log.stream())
+
+    assert isinstance(error, UnsupportedEvent)
+    assert words in str(error)
+    assert place in str(error)
+    assert len(rows_of(batches)) == 1
+
+
+def test_ignorable_events_are_passed_over() -> None:
+    """Unknown events with the flag "ignorable", and those without changes, stop nothing."""
+    log = Log().start().event(35, bytes(8)).begin(1).event(29, b"\1x").event(200, b"?", flags=0x80)
+    log.table(TABLE, DESCRIPTION)
+    inserts(log, 1).event(37, b"view").commit().event(3, b"")
+    batches, error = decode(log.stream())
+
+    assert error is None
+    assert len(rows_of(batches)) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["INSERT INTO users VALUES (1)", "/* x */ update users set id = 1", "XA START 'a'", "CALL p()"],
+)
+def test_changes_logged_as_statements_stop(statement: str) -> None:
+    """A statement that changes rows is no row: its change would be lost."""
+    log = transaction(Log().start(), 1, 1).begin(2).query(statement)
+    batches, error = decode(log.stream())
+
+    assert isinstance(error, UnsupportedEvent)
+    assert "binlog_format=ROW" in str(error)
+    assert len(rows_of(batches)) == 1
+
+
+def test_rolled_back_changes_stop() -> None:
+    """ROLLBACK after changes (tables without transactions) is refused; after none it is nothing."""
+    log = Log().start().begin(1).query("ROLLBACK")
+    harmless, none = decode(log.stream())
+    log.begin(2).table(TABLE, DESCRIPTION)
+    _, error = decode(inserts(log, 1).query("ROLLBACK").stream())
+
+    assert none is None
+    assert harmless[0].end is not None
+    assert isinstance(error, UnsupportedEvent)
+    assert "ROLLBACK" in str(error)
+
+
+def test_savepoints_change_nothing() -> None:
+    """SAVEPOINT statements, which some programs write before every change, are passed over."""
+    catalog = Catalog()
+    log = Log().start().begin(1).query("SAVEPOINT `a`").table(TABLE, DESCRIPTION)
+    batches, error = decode(inserts(log, 1).commit().stream(), catalog=catalog)
+
+    assert error is None
+    assert len(rows_of(batches)) == 1
+    assert catalog.statements == []
+
+
+def test_damage_stops() -> None:
+    """A byte that is not what it was is noticed by its event's checksum, wherever it is."""
+    log = Log().start()
+    start = len(log.stream())
+    transaction(log, 1, 1, 2)
+    whole = transaction(log, 2, 3).stream()
+    rows = rows_of(decode(whole)[0])
+    for at in range(start + 4, len(whole), 7):
+        stream = damaged(whole, at)
+        decoded = make_decoder().feed(stream, len(stream))
+        # Else the byte was a packet's size or number, which the sum does not cover.
+        if decoded.error is not None:
+            assert isinstance(decoded.error, CorruptLog)
+        else:
+            assert rows_of(list(decoded.batches)) == rows[: len(rows_of(list(decoded.batches)))]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
+@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000), st.integers(0, 255))
+def test_damage_without_checksums_raises_nothing(at: int, byte: int, at2: int, byte2: int) -> None:
+    """Where the file has no checksums, damaged bytes give an error of the tree or wrong rows."""
+    log = Log(checksums=False).start()
+    start = len(log.stream())
+    stream = bytearray(transaction(transaction(log, 1, 1, 2), 2, 3, 4).stream())
+    for place, value in ((at, byte), (at2, byte2)):
+        stream[start + place % (len(stream) - start)] = value
+    decoder = make_decoder()
+    decoded = decoder.feed(stream, len(stream))
+
+    assert decoded.error is None or isinstance(decoded.error, DeltaforgeError)
+
+
+def test_events_out_of_order_stop() -> None:
+    """A change outside a transaction, a transaction in another, or an unknown table is damage."""
+    known = Log().start().begin(1).table(TABLE, DESCRIPTION).commit()
+    for log, words in [
+        (inserts(known, 1), "where a transaction may not have it"),
+        (Log().start().begin(1).gtid(2), "where a transaction may not have it"),
+        (inserts(Log().start().begin(1), 1), "never described"),
+        (Log().start().begin(1).event(23, b"abc"), "shorter or longer"),
+    ]:
+        _, error = decode(log.stream())
+        assert isinstance(error, CorruptLog)
+        assert words in str(error)
+
+
+def test_images_without_columns_stop() -> None:
+    """A MINIMAL insert of nothing but defaults does not say how many rows it is about."""
+    log = Log().start().begin(1).table(TABLE, DESCRIPTION).rows(30, TABLE, packed(2) + b"\0")
+    _, error = decode(log.stream())
+
+    assert isinstance(error, UnsupportedEvent)
+    assert "binlog_row_image=FULL" in str(error)
+
+
+def test_packets_that_are_no_events() -> None:
+    """An error of the server and the end of the stream are left to the caller, who sees where."""
+    log = transaction(Log().start(), 1, 1)
+    for content, name in [(b"\xff\xd4\x04#HY000gone", "ERR"), (b"\xfe\0\0\2\0", "EOF")]:
+        stream = log.stream() + samples.packets(content)
+        decoded = make_decoder().feed(stream, len(stream))
+
+        assert (decoded.foreign, decoded.error) == (name, None)
+        assert decoded.consumed == len(log.stream())
+        assert len(rows_of(list(decoded.batches))) == 1
+
+
+def test_the_catalog_names_what_the_log_leaves_out() -> None:
+    """Without FULL metadata the catalog is asked, with the types of the log, and asked again."""
+    fields = (*USERS, Field("mood", 254, b"\xf7\1"))
+    columns = tuple(CatalogColumn(n, x) for n, x in [("a", ()), ("b", ()), ("c", ("sad", "gay"))])
+    catalog = Catalog({"users": CatalogTable(columns, ("b",))})
+    registry = Registry()
+    bare = samples.description("shop", "users", fields, full=False)
+    log = Log().start()
+    for number in (1, 3):
+        log.begin(number).table(TABLE, bare)
+        log.rows(30, TABLE, packed(3) + b"\7" + b"\0" + image(number)[1:] + b"\2").commit()
+        log.gtid(number + 1).query("ALTER TABLE x ADD y int")
+    batches, error = decode(log.stream(), catalog=catalog, registry=registry)
+
+    assert error is None
+    assert catalog.asked == [("shop", "users", ("bigint", "varchar(63)", "enum"))] * 2
+    assert [row["after"] for row in rows_of(batches)] == [
+        '{"a":1,"b":"x","c":"gay"}',
+        '{"a":3,"b":"x","c":"gay"}',
+    ]
+    assert rows_of(batches)[0]["key"] == '{"b":"x"}'
+    (schema, _) = registry.registered[0]
+    assert [c.data_type for c in schema.columns] == ["bigint", "varchar(63)", "enum('sad','gay')"]
+    assert len(registry.registered) == 1
+
+
+def test_versions_are_registered_with_their_position() -> None:
+    """A repeated description registers nothing; a changed one stamps the rows after it."""
+    registry = Registry()
+    log = transaction(transaction(Log().start(), 1, 1), 2, 2).begin(3)
+    wider = samples.description("shop", "users", (*USERS, Field("w", 1, unsigned=True)), (0,))
+    log.table(TABLE + 1, wider)
+    place = Place(FILE, log.pos, 2)
+    log.rows(30, TABLE + 1, packed(3) + b"\7" + image(3) + b"\xff").commit()
+    batches, _ = decode(log.stream(), registry=registry)
+
+    assert [position for _, position in registry.registered][1] == place
+    schema = registry.registered[1][0]
+    assert [(c.name, c.data_type, c.nullable) for c in schema.columns] == [
+        ("id", "bigint", False),
+        ("name", "varchar(63)", True),
+        ("w", "tinyint unsigned", True),
+    ]
+    assert schema.primary_key == ("id",)
+    assert [row["schema_sequence"] for row in rows_of(batches)] == [1, 1, 2]
+    assert rows_of(batches)[2]["after"] == '{"id":3,"name":"x","w":255}'
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (
+            Field("v", 15, b"\xff\0", collation=3),
+            "column v is not decoded: text in the character set",
+        ),
+        (Field("v", 15, b"\xff\0", collation=9999), "unknown collation 9999"),
+        (Field("v", 15, b"\xff\0"), "MySQL 8.0 or newer is needed"),
+        (Field("v", 7), "type 7 of the binary log"),
+        (Field("v", 242, b"\4"), "type 242"),
+    ],
+)
+def test_columns_that_are_not_decoded_are_named(column: Field, words: str) -> None:
+    """A type or character set that is not known stops with its column; not if it is not captured."""
+    described = samples.description("shop", "t", (USERS[0], column), (0,))
+    log = Log().start().begin(1).table(TABLE, described)
+    _, error = decode(log.stream())
+
+    assert isinstance(error, UnsupportedEvent)
+    assert words in str(error)
+    assert "table shop.t" in str(error)
+    if column.code != 7:
+        assert decode(log.commit().stream(), captures=lambda *_: False)[1] is None
+
+
+def test_bad_values_are_named() -> None:
+    """A value that cannot be right stops with column, type, table and place."""
+    for code, metadata, value in [
+        (254, b"\xf7\1", b"\3"),
+        (254, b"\xf8\1", b"\4"),
+        (18, b"\0", bytes(5)),
+        (10, b"", b"\xff\xff\xff"),
+        (245, b"\4", b"\1\0\0\0\xff"),
+    ]:
+        labels = ("a", "b") if code == 254 else ()
+        described = samples.description("shop", "t", (Field("v", code, metadata, labels=labels),))
+        log = transaction(Log().start(), 1, 1).begin(2).table(9, described)
+        log.rows(30, 9, packed(1) + b"\1\0" + value).commit()
+        batches, error = decode(log.stream())
+
+        assert isinstance(error, CorruptLog)
+        assert len(rows_of(batches)) == 1
+
+
+def test_an_error_is_returned_again() -> None:
+    """A decoder that met an error decodes nothing more."""
+    decoder = make_decoder()
+    bad = Log().start().event(200, b"?").stream()
+    first = decoder.feed(bad, len(bad))
+    good = transaction(Log().start(), 1, 1).stream()
+    again = decoder.feed(good, len(good))
+
+    assert first.error is again.error is not None
+    assert (again.consumed, again.batches) == (0, ())
+
+
+def test_plain_python_decodes_the_same() -> None:
+    """Without compilation the kernels are ordinary Python, with the same result to the byte."""
+    program = (
+        "import json\n"
+        "from tests.sources.mysql.test_decoder import *\n"
+        "print(json.dumps(rows_of(decode(every_type().stream, (500, 1000))[0])))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    made = every_type()
+    rows = rows_of(decode(made.stream)[0])
+
+    assert json.loads(ran.stdout) == rows
+    reference = Reference("shop-db", made.tables).decode(made.stream)
+    assert [_same_numbers(row)["after"] for row in reference.rows] == [
+        _same_numbers(row)["after"] for row in rows
+    ]
+
+
+def every_type() -> Made:
+    """Return a stream with a value of each kind that the kernels write."""
+    labels = ("a", 'b"', "ü")
+    values = {
+        Field("i8", 1): b"\x80",
+        Field("u64", 8, unsigned=True): b"\xff" * 8,
+        Field("i64", 8): bytes(7) + b"\x80",
+        Field("dec", 246, b"\x0e\4"): bytes.fromhex("7e f2 04 c7 2d fb 2d"),
+        Field("f", 4, b"\4"): b"\0\0\xc0\x3f",
+        Field("d", 5, b"\x08"): bytes.fromhex("9a9999999999b93f"),
+        Field("bit", 16, b"\0\x08"): b"\xff" * 8,
+        Field("day", 10): bytes.fromhex("5dd00f"),
+        Field("dt", 18, b"\6"): bytes.fromhex("99b8c431050a5bf5"),
+        Field("ts", 17, b"\3"): bytes.fromhex("695735a51a7c"),
+        Field("t", 19, b"\2"): bytes.fromhex("7f3747b2"),
+        Field("year", 13): b"\x7e",
+        Field("e", 254, b"\xf7\1", labels=labels): b"\2",
+        Field("s", 254, b"\xf8\1", labels=labels): b"\7",
+        Field("text", 252, b"\2", collation=255): b"\x0a\0" + '"\\\n\x01ü😀'.encode(),
+        Field("latin", 15, b"\x0a\0", collation=8): b"\3\x80\xff\x81",
+        Field("cyrillic", 15, b"\x0a\0", collation=51): b"\2\xef\xf0",
+        Field("bytes", 254, b"\xfe\6", collation=63): b"\2ab",
+        Field("more", 254, b"\xfe\6", collation=63): b"\2\xffb",
+        Field("blob", 252, b"\1", collation=63): b"\4abcd",
+        Field("bad", 15, b"\x0a\0", collation=45): b"\2\xc3\x28",
+    }
+    fields = list(values)
+    described = samples.description("shop", "everything", fields, (1,))
+    log = Log().start().begin(1, 5_000_000).table(7, described)
+    head = packed(len(fields)) + bitmap([True] * len(fields))
+    row = bitmap([False] * len(fields)) + b"".join(values.values())
+    log.rows(30, 7, head + row).rows(31, 7, head + head[1:] + row + row).rows(32, 7, head + row)
+    return Made(log.commit().stream(), {7: Table("shop", "everything", fields, (1,))})
