@@ -29,7 +29,7 @@ This module decides and reads nothing by itself; `resumption` does what it says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,23 +105,28 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """What a sink has already, told by positions in the source's log.
+class SkipToEvent:
+    """What a sink has, told by its own position: everything up to an event.
 
     Attributes:
-        start: Every segment that ends here or earlier has arrived.
-        end: The last event that has arrived lies before this position.
-        event_id: That event; None when whole segments are all that is known.
+        event_id: The last event that has arrived.
+        start: Everything up to here has arrived, so it is not in a segment that ends before.
+        end: It lies before this position; equal to `start` when it is the last one before it.
     """
 
+    event_id: str
     start: Position
     end: Position
-    event_id: str | None = None
 
-    @classmethod
-    def segments_to(cls, position: str) -> Skip:
-        """Skip every segment that ends at or before `position`, JSON text."""
-        return cls(parse_position(position), parse_position(position))
+
+@dataclass(frozen=True, slots=True)
+class SkipSegments:
+    """What a sink has, told by its checkpoint: whole segments that end at `end` or earlier."""
+
+    end: Position
+
+
+Skip = SkipToEvent | SkipSegments
 
 
 def decide(
@@ -129,7 +134,7 @@ def decide(
     position: SinkPosition,
     segment: Segment | None,
     journal: Journal,
-) -> Place | Skip:
+) -> Place | SkipToEvent:
     """Return where a sink goes on that keeps a position of its own.
 
     Args:
@@ -162,19 +167,22 @@ def decide(
     return Place(position.segment, position.ordinal, complete)
 
 
-def find_place(
-    skip: Skip,
+def find_event(
+    skip: SkipToEvent,
     stays: Place,
-    segments: Iterable[Segment],
+    segments: Sequence[Segment],
     captured: Position,
     find: Callable[[Segment, str], int | None],
 ) -> Place | None:
-    """Return the place up to which everything is to be skipped.
+    """Return the place of the event that a sink has received last.
+
+    Positions only tell where to look and when to give up: nothing is skipped before the event was
+    found.
 
     Args:
-        skip: What the sink has.
+        skip: The event.
         stays: The place before the first of `segments`.
-        segments: The journal's segments from there on, in order.
+        segments: All of the journal's segments, in order.
         captured: The captured position, read before `segments`.
         find: Returns the ordinal of an event in a segment, None when it is not there.
 
@@ -184,32 +192,43 @@ def find_place(
     Raises:
         PositionLost: The event should be in these segments, and is not.
     """
-    place = stays
-    passed = skip.end <= captured
+    begin: Position = parse_position(segments[0].start_position) if segments else captured
+    if skip.end <= begin:
+        if skip.start < skip.end:
+            raise _not_found(skip)
+        return stays
     for segment in segments:
-        end: Position = parse_position(segment.end_position)
         start: Position = parse_position(segment.start_position)
-        if end <= skip.start:
-            place = Place(segment.segment, segment.rows - 1, complete=True)
-            continue
+        end: Position = parse_position(segment.end_position)
         if skip.end <= start:
-            passed = True
             break
-        if skip.event_id is None:
-            return place
+        if end < skip.end and end <= skip.start:
+            continue
         ordinal = find(segment, skip.event_id)
         if ordinal is not None:
             return Place(segment.segment, ordinal, complete=ordinal == segment.rows - 1)
-        if skip.end <= end:
-            raise _not_found(skip)
-    if not passed:
-        return None
-    if skip.start < skip.end:
+    if skip.end <= captured:
         raise _not_found(skip)
-    return place
+    return None
 
 
-def _by_source(position: SinkPosition, journal: Journal) -> Skip:
+def find_segment(
+    skip: SkipSegments, stays: Place, segments: Iterable[Segment], captured: Position
+) -> Place | None:
+    """Return the place after the segments that a sink has; the rest is as for `find_event`.
+
+    `segments` are those after its checkpoint, where it `stays` if it has none of them.
+    """
+    place = stays
+    for segment in segments:
+        end: Position = parse_position(segment.end_position)
+        if not end <= skip.end:
+            return place
+        place = Place(segment.segment, segment.rows - 1, complete=True)
+    return place if skip.end <= captured else None
+
+
+def _by_source(position: SinkPosition, journal: Journal) -> SkipToEvent:
     if position.source != journal.source:
         raise PositionLost(
             f"the position that the sink holds is one of source {position.source!r}, this pipeline "
@@ -228,12 +247,12 @@ def _by_source(position: SinkPosition, journal: Journal) -> Skip:
             f"the sink holds what was sent up to {position.end}, the journal begins later, at "
             f"{journal.start}: whether changes lie between cannot be known"
         )
-    return Skip(start, end, position.event_id)
+    return SkipToEvent(position.event_id, start, end)
 
 
 def _after_rebuild(
     checkpoint: CheckpointRow, position: SinkPosition, journal: Journal
-) -> Place | Skip:
+) -> Place | SkipToEvent:
     """Decide after the journal was started afresh under the same checkpoint.
 
     The rebuild made sure that everything before the new journal has arrived; a position from there
@@ -248,7 +267,7 @@ def _after_rebuild(
     return _by_source(position, journal)
 
 
-def _not_found(skip: Skip) -> PositionLost:
+def _not_found(skip: SkipToEvent) -> PositionLost:
     return PositionLost(
         f"the last event that the sink holds, {skip.event_id}, is not in the journal before "
         f"{skip.end.to_json()}, where it should be"

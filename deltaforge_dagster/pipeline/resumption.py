@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.pipeline import resume
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.resume import Place, Skip
+from deltaforge_dagster.pipeline.resume import Place, Skip, SkipSegments, SkipToEvent
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
@@ -57,7 +57,6 @@ class Resumption:
         self._warn = warn
         self._uid = ""
         self._goal: Place | Skip | None = None
-        self._from_start = False
         self._vanished = False
         self._searched: set[str] = set()
         self._warned = False
@@ -73,7 +72,6 @@ class Resumption:
         self._uid = row.uid
         self._searched.clear()
         self._goal = None
-        self._from_start = False
         position = _position(sink, checkpoint) if sink.exactly_once else None
         kept = checkpoint.lineage is not None and not checkpoint.overrules
         self._vanished = sink.exactly_once and position is None and kept
@@ -85,9 +83,8 @@ class Resumption:
                 raise self._with_remedy(error) from error
             if goal != Place.of(checkpoint):
                 self._goal = goal
-                self._from_start = isinstance(goal, Skip)
         if self._goal is None and checkpoint.skip is not None:
-            self._goal = Skip.segments_to(checkpoint.skip)
+            self._goal = SkipSegments(parse_position(checkpoint.skip))
 
     def settle(self, sink: Sink, checkpoint: CheckpointRow) -> CheckpointRow | None:
         """Return the checkpoint to go on after, written; None while capture must go on first.
@@ -96,7 +93,7 @@ class Resumption:
             PositionLost: The sink cannot go on; the message says why, and what to do.
         """
         goal = self._goal
-        if isinstance(goal, Skip):
+        if isinstance(goal, SkipToEvent | SkipSegments):
             try:
                 goal = self._find(goal, checkpoint)
             except PositionLost as error:
@@ -138,15 +135,14 @@ class Resumption:
 
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> Place | None:
         row = self._row()
-        captured = row.captured_position or row.start_position
-        assert captured is not None
-        stays = Place.of(checkpoint)
-        first = None if self._from_start else checkpoint.whole_segment + 1
-        segments = self._store.segments(self._pipeline, first=first)
-        if self._from_start:
-            begin = segments[0].segment if segments else row.next_segment
-            stays = Place(begin - 1, -1, complete=True)
-        return resume.find_place(skip, stays, segments, parse_position(captured), self._ordinal)
+        captured = parse_position(_reached(row))
+        if isinstance(skip, SkipSegments):
+            after = self._store.segments(self._pipeline, first=checkpoint.whole_segment + 1)
+            return resume.find_segment(skip, Place.of(checkpoint), after, captured)
+        segments = self._store.segments(self._pipeline)
+        begin = segments[0].segment if segments else row.next_segment
+        stays = Place(begin - 1, -1, complete=True)
+        return resume.find_event(skip, stays, segments, captured, self._ordinal)
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
         """Return where an event is in a segment; what was searched in vain is not read again."""
@@ -189,8 +185,7 @@ class Resumption:
 
     def _facts(self, row: PipelineRow) -> resume.Journal:
         first = self._store.segments(self._pipeline, limit=1)
-        start = first[0].start_position if first else row.captured_position or row.start_position
-        assert start is not None
+        start = first[0].start_position if first else _reached(row)
         return resume.Journal(row.uid, self._source, row.next_segment, start)
 
     def _row(self) -> PipelineRow:
@@ -203,6 +198,13 @@ class Resumption:
             f"sink {self._sink_id}: {error}; decide where it goes on: deltaforge checkpoint reset "
             f"{self._pipeline} --sink {self._sink_id} --to oldest|tail|range:N"
         )
+
+
+def _reached(row: PipelineRow) -> str:
+    """Return where capture stands; capture begins, and fixes it, before anything is delivered."""
+    position = row.captured_position or row.start_position
+    assert position is not None
+    return position
 
 
 def _position(sink: Sink, checkpoint: CheckpointRow) -> SinkPosition | None:

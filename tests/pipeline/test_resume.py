@@ -9,7 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import PositionLost
-from deltaforge_dagster.pipeline.resume import Journal, Place, Skip, decide, find_place
+from deltaforge_dagster.pipeline.resume import (
+    Journal,
+    Place,
+    SkipSegments,
+    SkipToEvent,
+    decide,
+    find_event,
+    find_segment,
+)
 from deltaforge_dagster.positions import LsnPosition, parse_position
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow
@@ -70,7 +78,7 @@ HELD = SinkPosition(UID, LINEAGE, 5, "id", 3, "e3", lsn(40), lsn(50), "shop")
 SEGMENT = Row(5, 40, 50, tuple(f"e{n}" for n in range(10)))
 JOURNAL = Journal(UID, "shop", next_segment=8, start=lsn(20))
 STAYS = Place(5, 3, complete=False)
-BY_SOURCE = Skip(LsnPosition(40), LsnPosition(50), "e3")
+BY_SOURCE = SkipToEvent("e3", LsnPosition(40), LsnPosition(50))
 
 
 def test_same_place() -> None:
@@ -144,7 +152,9 @@ def test_journal_rebuilt() -> None:
     begins = replace(JOURNAL, start=lsn(60))
 
     assert decide(rebuilt, held, None, begins) == Place(7, -1, complete=True)
-    assert decide(rebuilt, held, None, JOURNAL) == Skip(LsnPosition(50), LsnPosition(50), "e3")
+    assert decide(rebuilt, held, None, JOURNAL) == SkipToEvent(
+        "e3", LsnPosition(50), LsnPosition(50)
+    )
     with pytest.raises(PositionLost, match="begins later"):
         decide(replace(rebuilt, source_position=lsn(55)), held, None, begins)
 
@@ -234,8 +244,8 @@ def test_nothing_is_skipped_and_nothing_repeated(
     lost_between = sum(sizes[:begins]) > delivered
     try:
         skip = decide(fresh, held, None, journal)
-        assert isinstance(skip, Skip)
-        place = find_place(skip, Place(0, -1, complete=True), known, reached, ordinal_in)
+        assert isinstance(skip, SkipToEvent)
+        place = find_event(skip, Place(0, -1, complete=True), known, reached, ordinal_in)
     except PositionLost:
         assert sum(sizes[:begins]) >= delivered, "everything was there"
         return
@@ -256,9 +266,9 @@ def test_it_is_found_in_the_end(
     """Once everything is captured, a journal that has the sink's last event is gone on with."""
     sizes, delivered, begins, held, rows = situation
     assume(sum(sizes[:begins]) < delivered)
-    skip = Skip(parse_position(held.start), parse_position(held.end), held.event_id)
+    skip = SkipToEvent(held.event_id, parse_position(held.start), parse_position(held.end))
 
-    place = find_place(skip, Place(0, -1, complete=True), rows, LsnPosition(len(sizes)), ordinal_in)
+    place = find_event(skip, Place(0, -1, complete=True), rows, LsnPosition(len(sizes)), ordinal_in)
 
     assert place is not None
 
@@ -267,11 +277,11 @@ def test_whole_segments_only() -> None:
     """Without an event, as after a rebuild for a sink at least once, whole segments are skipped."""
     rows = [Row(8, 40, 45, ("a", "b")), Row(9, 45, 55, ("c",)), Row(10, 55, 60, ("d",))]
     stays = Place(7, -1, complete=True)
-    skip = Skip.segments_to(lsn(50))
+    skip = SkipSegments(LsnPosition(50))
 
-    assert find_place(skip, stays, rows, LsnPosition(60), ordinal_in) == Place(8, 1, complete=True)
-    assert find_place(skip, stays, rows[:1], LsnPosition(45), ordinal_in) is None
-    assert find_place(skip, stays, [], LsnPosition(50), ordinal_in) == stays
+    assert find_segment(skip, stays, rows, LsnPosition(60)) == Place(8, 1, complete=True)
+    assert find_segment(skip, stays, rows[:1], LsnPosition(45)) is None
+    assert find_segment(skip, stays, [], LsnPosition(50)) == stays
 
 
 def test_an_event_that_is_not_there() -> None:
@@ -279,6 +289,6 @@ def test_an_event_that_is_not_there() -> None:
     rows = [Row(1, 40, 50, ("a", "b"))]
     for known, captured in ((rows, 50), ([], 55)):
         with pytest.raises(PositionLost, match="e3, is not in the journal"):
-            find_place(
+            find_event(
                 BY_SOURCE, Place(0, -1, complete=True), known, LsnPosition(captured), ordinal_in
             )
