@@ -111,7 +111,8 @@ class Resumption:
             self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
             self._say(notice)
             self._vanished = False
-        elif checkpoint.notice is not None and not self._warned:
+        elif checkpoint.notice is not None and not (self._warned or checkpoint.overrules):
+            # A run after the one that said it, and something was delivered since then.
             self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
             checkpoint = replace(checkpoint, notice=None)
         if sink.exactly_once and checkpoint.lineage is None:
