@@ -111,10 +111,11 @@ class Resumption:
             self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
             self._say(notice)
             self._vanished = False
-        elif checkpoint.notice is not None and not (self._warned or checkpoint.overrules):
-            # A run after the one that said it, and something was delivered since then.
-            self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
-            checkpoint = replace(checkpoint, notice=None)
+        elif checkpoint.notice is not None and not self._warned:
+            delivered = not (sink.exactly_once and checkpoint.overrules)
+            if delivered:  # since a run before this one said it
+                self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
+                checkpoint = replace(checkpoint, notice=None)
         if sink.exactly_once and checkpoint.lineage is None:
             lineage = uuid.uuid4().hex
             self._lease.write(lambda writer: writer.set_lineage(self._sink_id, lineage))
