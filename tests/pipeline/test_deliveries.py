@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deltaforge_dagster.journal import files as journal_files
+from deltaforge_dagster.pipeline import deliverer, prepare
 from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
 from deltaforge_dagster.state.records import SegmentRow
 from tests.e2e.conftest import shop
@@ -64,17 +66,20 @@ def published(feed: Feed, asset: str) -> list[int]:
     return sorted(number for number, one in feed.store.published("feed", 1, 99) if one == asset)
 
 
+Job = tuple[list[int], range | None]
+
+
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The segments of each Spark job."""
-    made: list[list[int]] = []
-    prepare: Callable[[Preparer, Sequence[SegmentRow], range | None], Prepared] = Preparer.prepare
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The segments of each Spark job, and the part of the segment that it is for."""
+    made: list[Job] = []
+    make: Callable[[Preparer, Sequence[SegmentRow], range | None], Prepared] = Preparer.prepare
 
     def counted(
         preparer: Preparer, segments: Sequence[SegmentRow], ordinals: range | None = None
     ) -> Prepared:
-        made.append([one.segment for one in segments])
-        return prepare(preparer, segments, ordinals)
+        made.append(([one.segment for one in segments], ordinals))
+        return make(preparer, segments, ordinals)
 
     monkeypatch.setattr(Preparer, "prepare", counted)
     return made
@@ -119,7 +124,7 @@ def test_sinks_that_hang_hold_up_nobody(make_feed: MakeFeed, files: Files) -> No
     assert run.end().delivered == {"redis": 8, "a": 8, "b": 8}
 
 
-def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[list[int]]) -> None:
+def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[Job]) -> None:
     """A sink that is many segments behind gets them prepared together."""
     feed = make_feed(run=PATIENT, range_="{max_events: 5}", more_sinks=files.sinks)
     files.fault("fail_before", "a")
@@ -136,4 +141,33 @@ def test_catch_up_takes_few_jobs(make_feed: MakeFeed, files: Files, jobs: list[l
 
     assert outcome.delivered == {"redis": 0, "a": 20, "b": 0}
     assert files.ids("a") == [*range(1, 21)]
-    assert jobs == [[*range(1, 21)]]
+    assert jobs == [([*range(1, 21)], None)]
+
+
+def test_a_large_segment_goes_on_in_the_middle(
+    make_feed: MakeFeed, files: Files, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent in parts; a run that ends between two leaves the rest, and no more, to the next one."""
+    monkeypatch.setattr(journal_files, "ROW_GROUP_BYTES", 128 << 10)
+    monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 2)
+    monkeypatch.setattr(deliverer, "CHECKPOINT_SECONDS", 0)
+    feed = make_feed(run=PATIENT, range_="{max_seconds: 600}", more_sinks=files.sinks)
+    files.fault("slow 0.5", "a")
+    run = feed.begin()
+    insert(feed.shop, 1, 10_000)
+
+    eventually(lambda: feed.store.checkpoints("feed")["a"].ordinal > 0, what="the first part")
+    run.end()
+
+    reached = feed.store.checkpoints("feed")["a"]
+    (segment,) = feed.store.segments("feed")
+    parts = sorted({part.start for _, part in jobs if part is not None})
+    assert len(parts) > 1
+    assert (reached.segment, reached.complete, segment.rows) == (1, False, 10_000)
+    assert files.ids("a") == [*range(1, reached.ordinal + 2)]
+    files.fault(None, "a")
+    jobs.clear()
+    feed.catch_up()
+    assert files.ids("a") == files.ids("b") == in_redis(feed) == [*range(1, 10_001)]
+    needed = {part for _, part in jobs if part is not None and reached.ordinal + 1 < part.stop}
+    assert needed == {part for _, part in jobs}
