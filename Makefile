@@ -61,8 +61,8 @@ test: venv  ## All tests; servers come from the environment, the machine or pack
 	$(RUN)/pytest $(ARGS)
 
 .PHONY: soak
-soak: venv  ## Kill runs at random, fifty times for each source, sink and guarantee; options in ARGS="..."
-	$(RUN)/pytest tests/kills -m soak -s $(ARGS)
+soak: venv  ## Kill runs at random, fifty times for each kind, and other long tests; options in ARGS="..."
+	$(RUN)/pytest -m soak -s $(ARGS)
 
 .PHONY: demo
 demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."
