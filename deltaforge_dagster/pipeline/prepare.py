@@ -67,8 +67,8 @@ many times the bytes."""
 _ONE_PART_BYTES = 256 << 10
 """A file up to here has no more row groups than that, however well lz4 has packed it."""
 
-TASK_BYTES = 4 << 20
-"""Bytes of segment files that one task prepares: about a row group."""
+TASK_BYTES = 8 << 20
+"""Bytes of segment files that one task prepares: two for an ordinary segment of a backlog."""
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
