@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 
 from deltaforge_dagster.errors import CorruptLog
@@ -62,6 +63,8 @@ def _value(kind: int, data: bytes, depth: int) -> str:
     if kind == 15:
         return _column_value(data[0], _sized(data[1:]))
     (number,) = struct.unpack_from(_NUMBERS[kind], data)
+    if not math.isfinite(number):
+        raise ValueError
     return repr(number)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.decoder import GtidRun
 from deltaforge_dagster.sources.mysql.samples import Field
@@ -86,6 +87,8 @@ class Catalog:
         """Return the table of that name."""
         del position
         self.asked.append((db, table, types))
+        if table not in self.tables:
+            raise UnsupportedEvent(f"table {table} is not known")
         return self.tables[table]
 
     def statement(self, db: str, sql: str, position: Position) -> None:
