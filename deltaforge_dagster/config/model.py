@@ -428,7 +428,7 @@ class SegmentLimits(_Block):
 class DeliverLimits(_Block):
     """How a deliverer catches up, and how it waits after a failure."""
 
-    max_bytes: Count = 256 * MIB
+    max_bytes: Count = 32 * MIB
     backoff_initial_seconds: Seconds = 1.0
     backoff_max_seconds: Seconds = 60.0
 
