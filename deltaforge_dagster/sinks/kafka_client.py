@@ -142,8 +142,7 @@ class Settings:
 
     def connection(self) -> dict[str, str | int | float | bool]:
         """Return the properties of a client that only asks."""
-        conf = {**self.client_conf, "enable.idempotence": "false"}
-        conf.pop("transactional.id", None)
+        conf = {name: text for name, text in self.client_conf.items() if name != "transactional.id"}
         return {
             "bootstrap.servers": self.brokers,
             "client.id": f"deltaforge-{self.sink_id}",

@@ -23,12 +23,10 @@ from collections.abc import Callable
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from deltaforge_dagster.errors import SinkRejected
 from deltaforge_dagster.sinks.base import SinkPosition
@@ -37,6 +35,7 @@ from deltaforge_dagster.sinks.kafka_errors import error_of, translated
 
 _SLICE = 0.5
 _PAUSE = 0.05
+_ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
 
 _PLAIN_TEXT = 2_000
@@ -55,6 +54,9 @@ _PASSING = frozenset(
     ]
 )
 """What a broker answers that has just started, or taken over for another one."""
+
+_NOT_OURS = frozenset([KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
+"""Topics that we may not see, or that were just deleted, cannot hold the position."""
 
 _PART = 4
 """A transaction is committed before it has lasted this part of its timeout."""
@@ -161,21 +163,25 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        admin = AdminClient(self._settings.connection(), logger=LOG)
-        groups = [ConsumerGroupTopicPartitions(self._name)]
+        # Not through librdkafka's admin interface, which would list the group's offsets at once: it
+        # was seen to crash the process while the group's coordinator was still loading.
+        properties = {"group.id": self._name, "isolation.level": "read_committed"}
+        consumer = Consumer({**self._settings.connection(), **properties}, logger=LOG)
         found: list[TopicPartition] = []
 
-        def ask(seconds: float) -> None:
-            asked = admin.list_consumer_group_offsets(
-                groups, require_stable=True, request_timeout=max(seconds, 5.0)
-            )
-            found.extend(asked[self._name].result().topic_partitions)
+        def ask(_: float) -> None:
+            topics = consumer.list_topics(timeout=_ASK_SECONDS).topics
+            places = [TopicPartition(topic, 0) for topic in topics]
+            found[:] = consumer.committed(places, timeout=_ASK_SECONDS)
 
-        self._patiently(ask)
+        try:
+            self._patiently(ask)
+        finally:
+            consumer.close()
         for one in found:
-            if one.error is not None:
+            if one.error is not None and one.error.code() not in _NOT_OURS:
                 raise translated(f"{self.client.where}: group {self._name!r}", one.error)
-        held = [one for one in found if one.partition == 0 and one.offset >= 0]
+        held = [one for one in found if one.error is None and one.offset >= 0]
         return max(held, key=lambda one: one.offset, default=None)
 
     def _patiently(self, call: Callable[[float], object]) -> None:
