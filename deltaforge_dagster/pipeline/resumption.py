@@ -111,6 +111,7 @@ class Resumption:
             self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
             self._say(notice)
             self._vanished = False
+            checkpoint = replace(checkpoint, notice=notice)
         elif checkpoint.notice is not None and not self._warned:
             delivered = not (sink.exactly_once and checkpoint.overrules)
             if delivered:  # since a run before this one said it

@@ -310,6 +310,21 @@ def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
     assert world.arrived() == numbers(1, 6)
 
 
+def test_position_gone(make_world: MakeWorld) -> None:
+    """A sink that lost its position goes on after the checkpoint, and it is said."""
+    world = make_world()
+    world.deliver(1, 4)
+    with world.client() as client:
+        client.flushdb()
+
+    world.deliver(5, 8)
+
+    assert world.arrived() == numbers(5, 8)
+    assert "the position that the sink kept is gone" in str(world.checkpoint().notice)
+    world.deliver(9, 10)
+    assert (world.arrived(), world.checkpoint().notice) == (numbers(5, 10), None)
+
+
 def test_journal_lost(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sinks that are behind a lost journal stop and name the command; then they lack nothing.
 
