@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.gtid import GtidSet
 
 _LSN = re.compile(r"^([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})$")
 _BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
@@ -79,13 +80,16 @@ class LsnPosition:
 class BinlogPosition:
     """A MySQL position: a place between two transactions of the binary log.
 
-    Files are ordered by the number they end in, which gets a seventh digit after `.999999`.
+    Of two positions with GTIDs the one is later whose set holds the other's: that is so on every
+    server that has the transactions, whatever it calls its files. Otherwise the place decides:
+    first the number that the file's name ends in (which gets a seventh digit after `.999999`),
+    then the offset.
 
     Attributes:
         file: Name of the binary log file.
         pos: Offset in it, in bytes.
         gtid_set: Every GTID executed up to here, in MySQL's notation; None on a server without
-            GTIDs. It is not compared: at one place of one log there is one set.
+            GTIDs.
     """
 
     file: str
@@ -101,18 +105,34 @@ class BinlogPosition:
         return json.dumps({"file": self.file, "pos": self.pos, "gtid_set": self.gtid_set})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BinlogPosition) and self._place == other._place
+        return (
+            isinstance(other, BinlogPosition)
+            and self._place == other._place
+            and self._sets(other) is None
+        )
 
     def __hash__(self) -> int:
         return hash(self._place)
 
     def __lt__(self, other: BinlogPosition) -> bool:
+        sets = self._sets(other)
+        if sets is not None:
+            mine, theirs = sets
+            if mine <= theirs or theirs <= mine:
+                return mine <= theirs
         return self._place < other._place
 
     @property
     def _place(self) -> tuple[int, int, str]:
         name, _, number = self.file.rpartition(".")
         return int(number), self.pos, name
+
+    def _sets(self, other: BinlogPosition) -> tuple[GtidSet, GtidSet] | None:
+        """Return both sets if both positions have one and they differ."""
+        if self.gtid_set is None or other.gtid_set is None or self.gtid_set == other.gtid_set:
+            return None
+        mine, theirs = GtidSet.parse(self.gtid_set), GtidSet.parse(other.gtid_set)
+        return None if mine == theirs else (mine, theirs)
 
 
 def parse_position(text: str) -> LsnPosition | BinlogPosition:

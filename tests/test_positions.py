@@ -35,19 +35,30 @@ def test_a_position_is_read_back_from_its_text(position: BinlogPosition | LsnPos
     assert again.to_json() == position.to_json()
 
 
-@given(st.lists(binlog_positions, max_size=20))
-def test_binlog_positions_are_ordered_by_file_number_and_offset(
-    positions: list[BinlogPosition],
-) -> None:
+@given(st.lists(st.tuples(st.integers(1, 2**31), st.integers(4, 2**40)), max_size=20))
+def test_without_gtids_file_number_and_offset_decide(places: list[tuple[int, int]]) -> None:
     """The order is that of the log, and agrees with equality."""
-    ordered = sorted(positions)
+    ordered = sorted(BinlogPosition(f"mysql-bin.{number:06}", pos) for number, pos in places)
 
+    assert [(int(one.file.rpartition(".")[2]), one.pos) for one in ordered] == sorted(places)
     for one, next_one in itertools.pairwise(ordered):
-        assert (int(one.file.rpartition(".")[2]), one.pos) <= (
-            int(next_one.file.rpartition(".")[2]),
-            next_one.pos,
-        )
         assert one < next_one or (one == next_one and hash(one) == hash(next_one))
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9), st.integers(4, 99)), max_size=20))
+def test_with_gtids_the_set_decides(steps: list[tuple[int, int, int]]) -> None:
+    """What holds more is later, whatever its server calls its files; with equal sets, the place."""
+    ordered = sorted(
+        BinlogPosition(f"b.{number:06}", pos, f"{SERVER}:1-{last}") for last, number, pos in steps
+    )
+
+    assert [
+        (len(one.gtid_set or ""), one.gtid_set, int(one.file[2:]), one.pos) for one in ordered
+    ] == sorted(
+        (len(text), text, number, pos)
+        for last, number, pos in steps
+        for text in (f"{SERVER}:1-{last}",)
+    )
 
 
 def test_the_file_after_999999_comes_after_it() -> None:
@@ -55,9 +66,19 @@ def test_the_file_after_999999_comes_after_it() -> None:
     assert BinlogPosition("mysql-bin.999999", 500) < BinlogPosition("mysql-bin.1000000", 4)
 
 
-def test_the_gtid_set_is_not_compared() -> None:
+def test_a_position_gains_its_set() -> None:
     """One place of one log, with and without its set, is one position."""
     assert BinlogPosition("b.000001", 4) == BinlogPosition("b.000001", 4, f"{SERVER}:1")
+    assert BinlogPosition("b.000001", 4, "") < BinlogPosition("b.000001", 4, f"{SERVER}:1")
+
+
+def test_histories_that_differ_are_ordered_by_place() -> None:
+    """Neither set holds the other: such positions are of two servers, and still have an order."""
+    other = SERVER.replace("3e", "4e")
+    one = BinlogPosition("b.000001", 9, f"{SERVER}:1")
+
+    assert one < BinlogPosition("b.000002", 4, f"{other}:1")
+    assert not BinlogPosition("b.000002", 4, f"{other}:1") < one
 
 
 @pytest.mark.parametrize(

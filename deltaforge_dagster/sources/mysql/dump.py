@@ -16,9 +16,9 @@ from __future__ import annotations
 import struct
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection import Server
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.refusals import translate
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
 from deltaforge_dagster.sources.stream_socket import StreamSocket

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql import binlog
 from deltaforge_dagster.sources.mysql.connection import Server
@@ -23,7 +24,6 @@ from deltaforge_dagster.sources.mysql.dump import (
     open_dump,
     refusal,
 )
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
 from deltaforge_dagster.sources.pieces import PIECE_BYTES, PieceBuffer
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.decoder import GtidRun
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
 
 
 class Progress:

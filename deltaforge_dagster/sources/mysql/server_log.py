@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection import Session
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.refusals import SYNTAX, lost
 
 _OLDEST = (8, 0, 1)
@@ -75,7 +75,8 @@ def facts(session: Session, where: str) -> Facts:
 def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
     """Return where the log ends now: file, offset and, with GTIDs, every one executed.
 
-    File and offset are read before the set, which is therefore never older than they are.
+    With GTIDs the set is the position, and the rest says roughly where that is: a busy server's
+    log has grown between the two answers.
     """
     found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
     if found is None:  # before MySQL 8.2
@@ -84,20 +85,6 @@ def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
         raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
     gtid_set = str(executed(session)) if gtids else None
     return BinlogPosition(str(found[0]["File"]), int(found[0]["Position"]), gtid_set)
-
-
-def start_here(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
-    """Return a position that everything committed from now on comes after.
-
-    With GTIDs the set decides what is read, and the offset is a lower bound: the end of the log, or
-    the beginning of its file when something was committed while we looked.
-    """
-    first = tail(session, where, gtids=gtids)
-    if not gtids:
-        return first
-    second = tail(session, where, gtids=gtids)
-    quiet = first == second and first.gtid_set == second.gtid_set
-    return first if quiet else BinlogPosition(first.file, FILE_START, first.gtid_set)
 
 
 def check_grants(session: Session) -> None:

@@ -80,7 +80,7 @@ class MysqlSource:
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
             server_log.check_grants(session)
-            return server_log.start_here(session, self._server.where, gtids=found.gtids)
+            return server_log.tail(session, self._server.where, gtids=found.gtids)
 
     def has_changes(self, after: Position) -> bool:
         """Say whether a run is worth starting, while none reads.

@@ -20,11 +20,11 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     UnsupportedEvent,
 )
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition, LsnPosition, Position, parse_position
-from deltaforge_dagster.servers.mysql import MysqlServer
+from deltaforge_dagster.servers.mysql import MysqlServer, execute
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.mysql import dump, source
-from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from tests.contracts.test_source import (
     Taken,
     Versions,
@@ -589,3 +589,32 @@ def test_memory_does_not_grow_with_a_transaction(bench: MysqlBench) -> None:
     assert count == 200_000
     assert pieces > 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000, "kilobytes"
+
+
+def test_reading_goes_on_after_a_failover(bench: MysqlBench, start_mysql: StartMysql) -> None:
+    """On another server with the same transactions: its files differ, and nothing is read twice."""
+    second = start_mysql({"gtid_mode": "ON", "server_id": "2"})
+    start = bench.source().ensure_start()
+    bench.run("FLUSH BINARY LOGS", "FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    bench.execute(insert("orders", 1))
+    before = take(bench, start, whole(1))
+    assert isinstance(before.end, BinlogPosition)
+
+    # As a replica would have it: the same GTIDs executed, the same tables, another log.
+    name = bench.database
+    execute(
+        second.dsn,
+        "RESET MASTER",
+        f"SET GLOBAL gtid_purged = '{before.end.gtid_set}'",
+        f"CREATE DATABASE {name}",
+    )
+    with MysqlBench(urlunsplit(urlsplit(second.dsn)._replace(path=f"/{name}"))) as promoted:
+        promoted.execute(insert("orders", 2))
+        after = take(promoted, before.end, whole(1))
+        again = take(promoted, after.end, lambda taken: len(taken.batches) > 3)
+
+    assert before.changes + after.changes == inserts("orders", 1, 2)
+    assert again.rows == []
+    assert isinstance(after.end, BinlogPosition)
+    assert int(after.end.file.rpartition(".")[2]) < int(before.end.file.rpartition(".")[2])
+    assert before.end < after.end
