@@ -41,6 +41,9 @@ spec:
 
 NAME = "kills"
 
+BACKLOG_ROWS = 20_000
+"""The writers wait while the sink lacks more than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -306,8 +309,13 @@ class Campaign:
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(0.05):
             confirmed = self.database.confirmed()
+            lengths = self.destination.lengths()
             if confirmed is not None:
-                self.observed.append(Observed(confirmed, self.destination.lengths()))
+                self.observed.append(Observed(confirmed, lengths))
+            if self.workload.rows - sum(lengths) < BACKLOG_ROWS:
+                self.workload.room.set()
+            else:
+                self.workload.room.clear()
 
     def _check_confirmed(self, partitions: list[list[Any]]) -> None:
         """Prove that the source never forgot a change that the sink did not have."""

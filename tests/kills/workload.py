@@ -69,18 +69,23 @@ class Committed:
 
 @dataclass
 class Workload:
-    """Writers at work, each in a thread of its own."""
+    """Writers at work, each in a thread of its own.
+
+    Attributes:
+        room: They write while it is set: a slow machine shall not be left with a mountain.
+    """
 
     connections: Sequence[Connection]
     seed: int
     pause: float = 0.03
+    room: threading.Event = field(default_factory=threading.Event)
     _writers: list[_Writer] = field(default_factory=list)
 
     def start(self) -> None:
         """Begin writing."""
         for number, connection in enumerate(self.connections):
             rng = random.Random(f"{self.seed}/{number}")
-            self._writers.append(_Writer(number, connection, rng, self.pause))
+            self._writers.append(_Writer(number, connection, rng, self.pause, self.room))
         for writer in self._writers:
             writer.thread.start()
 
@@ -116,7 +121,12 @@ class Workload:
 
 class _Writer:
     def __init__(
-        self, number: int, connection: Connection, rng: random.Random, pause: float
+        self,
+        number: int,
+        connection: Connection,
+        rng: random.Random,
+        pause: float,
+        room: threading.Event,
     ) -> None:
         self.connection = connection
         self.committed: list[Committed] = []
@@ -127,6 +137,7 @@ class _Writer:
         self._number = number
         self._rng = rng
         self._pause = pause
+        self._room = room
         self._first = number * KEYS
         self._versions = dict.fromkeys(range(self._first, self._first + KEYS), 0)
         self._live: set[int] = set()
@@ -135,6 +146,8 @@ class _Writer:
         try:
             tx = self._number * 1_000_000_000
             while not self.over.is_set():
+                if not self._room.wait(0.5):
+                    continue
                 tx += 1
                 self._write(tx)
                 self.over.wait(self._rng.uniform(0, 2 * self._pause))
