@@ -15,6 +15,8 @@ of this uid and lineage, older         after the position: the sink has lost dat
 of this uid, of another lineage        after the checkpoint: it was reset, or what came since then
                                        was delivered at least once, so the position is outdated
 of another uid, checkpoint overrules   after the checkpoint, for the same reasons
+of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the position is
+                                       from before the journal, else as below
 otherwise                              where the *source position* says: the journal has been made
                                        anew, or the state store was restored from a backup
 =====================================  ==========================================================
@@ -151,7 +153,7 @@ def decide(
     if position.lineage != checkpoint.lineage:
         return stays if ours or checkpoint.overrules else _by_source(position, journal)
     if not ours:
-        return _after_rebuild(checkpoint, position, journal)
+        return stays if checkpoint.overrules else _after_rebuild(checkpoint, position, journal)
     if (position.segment, position.ordinal) == (checkpoint.segment, checkpoint.ordinal):
         if segment is None or segment.segment_id == position.segment_id:
             return stays
@@ -258,10 +260,10 @@ def _after_rebuild(
     The rebuild made sure that everything before the new journal has arrived; a position from there
     needs no more than to be as new as the checkpoint was.
     """
-    if checkpoint.source_position is not None:
+    if checkpoint.skip is not None:
         end: Position = parse_position(position.end)
         begin: Position = parse_position(journal.start)
-        had: Position = parse_position(checkpoint.source_position)
+        had: Position = parse_position(checkpoint.skip)
         if had <= end <= begin:
             return Place.of(checkpoint)
     return _by_source(position, journal)

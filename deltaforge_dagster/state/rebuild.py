@@ -3,8 +3,8 @@
 The source keeps its log from the confirmed position on, so what a sink lacks beyond that position
 can be captured once more. The journal gets a new uid and no segment of the old one; numbers of
 segments and ranges go on, since none is ever used again. What a sink has beyond the confirmed
-position will be captured again, too, and is skipped then: its checkpoint's source position says
-how far, or the sink's own position where it keeps one.
+position will be captured again, too, and is skipped then: what was its checkpoint's source
+position says how far, or the sink's own position where it keeps one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
     )
     for one in sinks.values():
         if one.attached:
-            _start_afresh(connection, pipeline, one)
+            _start_afresh(connection, pipeline, one, position)
     detached = sorted(sink for sink, one in sinks.items() if not one.attached)
     return Rebuilt(position, paths, dropped, lossy, detached)
 
@@ -103,10 +103,13 @@ def _lacks(
     return end <= confirmed
 
 
-def _start_afresh(connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow) -> None:
+def _start_afresh(
+    connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow, position: str
+) -> None:
     """Let a sink go on with the next segment, less what it already has of it.
 
-    The source position stays: it is what the sink surely has, whatever a position of its own says.
+    Its source position is that of the journal: the source must not forget what is to be captured
+    again, even though this sink has it.
     """
     connection.execute(
         update(checkpoints)
@@ -116,7 +119,8 @@ def _start_afresh(connection: Connection, pipeline: PipelineRow, checkpoint: Che
             ordinal=-1,
             complete=True,
             first_segment=pipeline.next_segment,
-            skip=checkpoint.source_position,
+            source_position=position,
+            skip=checkpoint.skip or checkpoint.source_position,
             failures=0,
             next_attempt_at=0.0,
             last_error=None,

@@ -147,7 +147,7 @@ def test_store_restored(held: SinkPosition) -> None:
 
 def test_journal_rebuilt() -> None:
     """After a rebuild a position from before it counts if it is as new as the checkpoint was."""
-    rebuilt = checkpoint(segment=7, ordinal=-1, complete=True, source_position=lsn(50))
+    rebuilt = checkpoint(segment=7, ordinal=-1, complete=True, skip=lsn(50))
     held = replace(HELD, uid="uid-0", start=lsn(50))
     begins = replace(JOURNAL, start=lsn(60))
 
@@ -156,7 +156,9 @@ def test_journal_rebuilt() -> None:
         "e3", LsnPosition(50), LsnPosition(50)
     )
     with pytest.raises(PositionLost, match="begins later"):
-        decide(replace(rebuilt, source_position=lsn(55)), held, None, begins)
+        decide(replace(rebuilt, skip=lsn(55)), held, None, begins)
+    gone_on = replace(rebuilt, skip=None, overrules=True)
+    assert decide(gone_on, held, None, begins) == Place(7, -1, complete=True)
 
 
 @pytest.mark.parametrize(
