@@ -187,11 +187,14 @@ class BatchWriter:
 
 def _tx_ids(txs: Longs, codes: Longs) -> pa.DictionaryArray[Any, Any]:
     """Return the GTIDs of the transactions that `codes` name as text, null where there is none."""
-    servers, places = np.unique(txs[:, (TX_A, TX_B)], axis=0, return_inverse=True)
-    sids = [str(uuid.UUID(bytes=server.astype(">i8").tobytes())) for server in servers]
+    servers = txs[:, (TX_A, TX_B)]
+    changed = np.any(servers[1:] != servers[:-1], axis=1)
+    places = np.concatenate([[0], np.cumsum(changed)])
+    firsts = [0, *(np.flatnonzero(changed) + 1)]
+    sids = [str(uuid.UUID(bytes=servers[tx].astype(">i8").tobytes())) for tx in firsts]
     numbers = pa.array(txs[:, TX_NUMBER]).cast(pa.string())
     texts: pa.Array[Any] = pc.binary_join_element_wise(  # type: ignore[call-overload]
-        pa.array(sids).take(pa.array(places.ravel())),  # type: ignore[arg-type]
+        pa.array(sids).take(pa.array(places)),
         numbers,
         ":",
     )

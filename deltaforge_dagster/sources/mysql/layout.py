@@ -17,17 +17,19 @@ from __future__ import annotations
     ROW_END,
     ROW_OLD_BITS,
     ROW_NEW_BITS,
+    ROW_OLD_COUNT,
+    ROW_NEW_COUNT,
     ROW_SIZE,
     ROW_HELP,
     ROW_HELP_END,
     ROW_LAST,
-) = range(14)
+) = range(16)
 """op (`OP_*`); line of its transaction; number of its table version; end of its event in the log;
 place in the transaction from 0; where its images start (the old one, the new one; equal to the
 end where there is none) and end in the buffer; where the bitmaps of the columns in each image
-stand; bytes its JSON texts may need, without helped values; lines of its first helped value and
+stand, and how many columns that are; bytes its JSON texts may need, without helped values; lines of its first helped value and
 after its last; 1 on the last change of a committed transaction."""
-ROW_WIDTH = 14
+ROW_WIDTH = 16
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OP_LETTERS = ("c", "u", "d")

@@ -38,8 +38,10 @@ from deltaforge_dagster.sources.mysql.layout import (
     ROW_HELP_END,
     ROW_NEW,
     ROW_NEW_BITS,
+    ROW_NEW_COUNT,
     ROW_OLD,
     ROW_OLD_BITS,
+    ROW_OLD_COUNT,
     ROW_OP,
     ROW_SIZE,
     ROW_TABLE,
@@ -179,6 +181,7 @@ def _write_image(
     source: Bytes,
     at: int,
     bits: int,
+    present: int,
     table: int,
     tables: Longs,
     columns: Longs,
@@ -196,11 +199,9 @@ def _write_image(
 
     Returns the place after it in `out`, or a negative code, and the next helped value. `spans` gets
     where each key column's value stands in `out`, `_ABSENT` for one that is not in the image.
+    `bits` is where the bitmap of its columns stands, `present` how many are in it.
     """
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
-    present = 0
-    for index in range(count):
-        present += (read_8(source, bits + (index >> 3)) >> (index & 7)) & 1
     nulls = at
     at += (present + 7) >> 3
     sent = 0
@@ -377,8 +378,9 @@ def write_changes(
         has_key = tables[table, TABLE_KEYS] > 0
         if op != OP_INSERT:
             before_to, helped = _write_image(
-                source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], table, tables, columns, labels,
-                names, helped, help_ends, help_text, before, before_at, old_spans, report,
+                source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], rows[row, ROW_OLD_COUNT],
+                table, tables, columns, labels, names, helped, help_ends, help_text,
+                before, before_at, old_spans, report,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -388,8 +390,9 @@ def write_changes(
                 old_spans[index, 0] = _ABSENT
         if op != OP_DELETE:
             after_to, helped = _write_image(
-                source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], table, tables, columns, labels,
-                names, helped, help_ends, help_text, after, after_at, new_spans, report,
+                source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], rows[row, ROW_NEW_COUNT],
+                table, tables, columns, labels, names, helped, help_ends, help_text,
+                after, after_at, new_spans, report,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to

@@ -88,8 +88,10 @@ from deltaforge_dagster.sources.mysql.layout import (
     ROW_LAST,
     ROW_NEW,
     ROW_NEW_BITS,
+    ROW_NEW_COUNT,
     ROW_OLD,
     ROW_OLD_BITS,
+    ROW_OLD_COUNT,
     ROW_OP,
     ROW_POS,
     ROW_SIZE,
@@ -361,6 +363,8 @@ def _scan_rows(
             rows[row, ROW_END] = after
             rows[row, ROW_OLD_BITS] = bits
             rows[row, ROW_NEW_BITS] = new_bits
+            rows[row, ROW_OLD_COUNT] = present
+            rows[row, ROW_NEW_COUNT] = new_present
             rows[row, ROW_SIZE] = max(room, new_room) + tables[table, TABLE_SIZE]
             rows[row, ROW_HELP] = helped
             rows[row, ROW_HELP_END] = state[HELPS]

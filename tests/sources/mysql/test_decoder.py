@@ -16,8 +16,11 @@ from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEv
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.mysql import samples
-from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun
+from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun, warm
+from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
+from deltaforge_dagster.sources.mysql.rows import write_changes
 from deltaforge_dagster.sources.mysql.samples import FILE, SID, Field, Log, bitmap, packed
+from deltaforge_dagster.sources.mysql.scan import commit, find_table, pass_event, scan
 from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
 from tests.sources.mysql.reference import (
     Catalog,
@@ -532,6 +535,18 @@ def test_an_error_is_returned_again() -> None:
 
     assert first.error is again.error is not None
     assert (again.consumed, again.batches) == (0, ())
+
+
+def test_warm_compiles_for_every_kind_of_buffer() -> None:
+    """After `warm`, no run waits for the compiler: whatever holds the bytes, and all types in it."""
+    kernels: list[Any] = [scan, write_changes, write_event_ids, find_table, commit, pass_event]
+    warm()
+    compiled = [len(kernel.signatures) for kernel in kernels]
+    stream = every_type().stream
+    for data in (stream, bytearray(stream), memoryview(bytearray(stream))):
+        make_decoder().feed(data, len(stream))
+
+    assert [len(kernel.signatures) for kernel in kernels] == compiled
 
 
 def test_plain_python_decodes_the_same() -> None:
