@@ -167,7 +167,9 @@ class Catalog:
         )
 
     def _look(self, begin: BinlogPosition, until: BinlogPosition) -> None:
-        start = BinlogPosition(begin.file, begin.pos)
+        # By place where the protocol can, which is nearer: by GTIDs it begins at an older file.
+        by_set = begin.pos >> 32 and begin.gtid_set is not None
+        start = begin if by_set else BinlogPosition(begin.file, begin.pos)
         with LogScan(self._server, start, self._reader_id, _SECONDS) as scan:
             for event in scan:
                 if event is None:

@@ -567,6 +567,40 @@ class TestBrokenStreams:
                 break
 
 
+class TestLookingForChanges:
+    """`has_changes`: a look at the log that decodes nothing."""
+
+    def test_rows_larger_than_a_packet_are_passed(self, bench: MysqlBench) -> None:
+        """An event that fills several packets hides nothing behind it."""
+        start = bench.source().ensure_start()
+        bench.execute("INSERT INTO other VALUES (1, repeat('x', 17000000)), (2, repeat('y', 100))")
+        assert not bench.source().has_changes(start)
+
+        bench.execute(insert("orders", 1))
+        assert bench.source().has_changes(start)
+
+    def test_much_log_is_worth_a_run(
+        self, bench: MysqlBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that a run moves the position on, and the next look is a short one."""
+        start = bench.source().ensure_start()
+        bench.execute("INSERT INTO other VALUES (1, repeat('x', 1000000))")
+        assert not bench.source().has_changes(start)
+
+        monkeypatch.setattr(source, "MAX_UNREAD_BYTES", 500_000)
+        assert bench.source().has_changes(start)
+
+    def test_a_place_without_gtids_will_do(self, plain_bench: MysqlBench) -> None:
+        """A server without GTIDs is asked by file and offset."""
+        start = plain_bench.source().ensure_start()
+        plain_bench.run("FLUSH BINARY LOGS")
+        plain_bench.execute(insert("other", 1))
+        assert not plain_bench.source().has_changes(start)
+
+        plain_bench.execute(insert("items", 1))
+        assert plain_bench.source().has_changes(start)
+
+
 def test_memory_does_not_grow_with_a_transaction(bench: MysqlBench) -> None:
     """A transaction of 200 MB comes in pieces; what is held at once is a few of them."""
     start = bench.source().ensure_start()
