@@ -21,12 +21,10 @@ kept, the next connection reads it then, and knows whether that block arrived.
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import cast
 
 import redis
 
@@ -38,25 +36,13 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.redis_endpoint import (
-    Endpoint,
-    TimedOut,
-    address,
-    refusal,
-    translated,
-)
+from deltaforge_dagster.sinks.redis_endpoint import Endpoint, TimedOut, refusal, translated
+from deltaforge_dagster.sinks.redis_link import Identity, Link
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
 """Seconds between attempts; there is one attempt more than waits."""
 
-_PIECE = 1 << 18
-"""Bytes handed to the socket at once: small enough that the timeout is about progress."""
-
-_NOT_TEXT = b"(not a text)"
-"""Stands for a position key that is no string: it is nobody's position, but it can be replaced."""
-
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _DRAIN_SECONDS = 1.0
 
 
@@ -95,8 +81,8 @@ class RedisSink:
         self._position_key = position_key
         self._name = name
         self._held: bytes | None = None  # what the key held when we read or set it last
-        self._link: _Link | None = None
-        self._old: list[_Identity] = []
+        self._link: Link | None = None
+        self._old: list[Identity] = []
         self._use = threading.RLock()  # held while connecting and sending
         self._closed = threading.Event()
         self._closed.set()
@@ -221,7 +207,7 @@ class RedisSink:
             self._held = block.position
         return following[0] if following else next(blocks, None)
 
-    def _take_over(self, link: _Link, batch: SinkBatch, guard: SendGuard) -> None:
+    def _take_over(self, link: Link, batch: SinkBatch, guard: SendGuard) -> None:
         """Before the first live block of a connection, end those of earlier runs; replays do not."""
         if self._name is not None and batch.replay is None and not link.alone:
             guard()  # a run that was overtaken must not end its successor's connection
@@ -248,7 +234,7 @@ class RedisSink:
             stream = batch.messages.column("destination")[block.start + verdict.row].as_py()
         return refusal(self._sink_id, verdict.error or "EXECABORT", stream)
 
-    def _connected(self, *, keeping: bool) -> _Link:
+    def _connected(self, *, keeping: bool) -> Link:
         """Return a link that is ready for a block, which keeps the position or does not.
 
         Makes a new link when there is none.
@@ -259,7 +245,7 @@ class RedisSink:
         if (link := self._link) is None:
             with self._giving_up("redis sentinel"):
                 connection = self._endpoint.connection()
-            link = self._link = _Link(self._sink_id, connection, self._send_timeout)
+            link = self._link = Link(self._sink_id, connection, self._send_timeout)
             with self._giving_up(link.address):
                 link.connect()
                 self._end_old_connections(link)
@@ -284,7 +270,7 @@ class RedisSink:
         if self._closed.is_set():
             raise SinkUnavailable(f"sink {self._sink_id}: closed")
 
-    def _end_old_connections(self, link: _Link) -> None:
+    def _end_old_connections(self, link: Link) -> None:
         """Make sure that nothing sent on a broken connection runs after what comes next."""
         for old in self._old:
             known = old.server and link.identity.server
@@ -300,197 +286,3 @@ class RedisSink:
             if link.sending:
                 self._old.append(link.identity)
             link.close()
-
-
-class _Identity(NamedTuple):
-    """A connection as its server knows it; ids start again when the server does."""
-
-    server: str = ""
-    client_id: int = 0
-
-
-class _Link:
-    """One connection: redis-py makes and authenticates it, then blocks go through its socket.
-
-    Attributes:
-        address: How to call the server in messages.
-        identity: Known once connected; the server's part is empty when it may not be asked.
-        clean: Connected, and nothing sent that was not answered.
-        sending: Connected, and a block was sent that was not answered.
-        held: What the watched key holds, None for nothing.
-        alone: Nobody else sends under its name.
-    """
-
-    def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
-        self.identity = _Identity()
-        self.clean = False
-        self.sending = False
-        self.held: bytes | None = None
-        self.alone = False
-        self._watched: str | None = None
-        self._sink_id = sink_id
-        self.address = address(connection)
-        self._connection = connection
-        self._send_timeout = send_timeout
-        self._replies = resp.Replies()
-
-    def connect(self) -> None:
-        """Connect and refuse a server that cannot take blocks.
-
-        Raises:
-            redis.RedisError: As redis-py has it.
-        """
-        self._connection.connect()
-        answer = self._ask("HELLO", 2)  # names and values in turn
-        hello = dict(zip(answer[::2], answer[1::2], strict=True))
-        if hello[b"mode"] == b"cluster":
-            raise SinkRejected(
-                f"sink {self._sink_id}: {self.address} is a Redis Cluster, whose streams cannot "
-                "share a transaction; use a standalone server, or one behind Sentinel"
-            )
-        if hello[b"role"] != b"master":
-            raise SinkUnavailable(
-                f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
-            )
-        # While nothing is at stake: after a refused MULTI the commands behind it run one by one.
-        self._ask("MULTI")
-        self._ask("EXEC")
-        self.identity = _Identity(self._server_process(), hello[b"id"])
-        self.clean = True
-
-    def kill(self, client_id: int) -> bool:
-        """End another connection on the server; false when we are not permitted to."""
-        try:
-            self._ask("CLIENT", "KILL", "ID", client_id)
-        except redis.ResponseError:
-            return False
-        return True
-
-    def end_others(self, name: str) -> None:
-        """Take `name`, and end the connections that have it: what they sent in part is dropped.
-
-        A run that was stopped amid a block, and overtaken, would otherwise send the rest when it
-        goes on. Where we are not permitted to, only the guard keeps it from sending more.
-        """
-        self.alone = True
-        with contextlib.suppress(redis.ResponseError):
-            for line in self._ask("CLIENT", "LIST").decode().splitlines():
-                other = dict(word.partition("=")[::2] for word in line.split(" "))
-                if other.get("name") == name and int(other["id"]) != self.identity.client_id:
-                    self.kill(int(other["id"]))
-            self._ask("CLIENT", "SETNAME", name)
-
-    def watch(self, key: str | None) -> None:
-        """Let the next block do nothing if `key` has changed by then, and read it into `held`.
-
-        Does nothing when the key is watched already; None lets the block be executed regardless.
-
-        Raises:
-            redis.RedisError: As redis-py has it.
-        """
-        if key == self._watched:
-            return
-        if self._watched is not None:
-            self._ask("UNWATCH")
-        self._watched = key
-        if key is None:
-            return
-        self._ask("WATCH", key)
-        try:
-            self.held = self._ask("GET", key)
-        except redis.ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            self.held = _NOT_TEXT
-
-    def transmit(self, block: resp.Block, deadline: float) -> None:
-        """Send a block; `deadline` is a monotonic time."""
-        self._replies.expect(block.rows, keeping=block.position is not None)
-        self.clean, self.sending = False, True
-        with self._socket(deadline) as next_socket:
-            sent = 0
-            while sent < len(block.data):
-                sent += next_socket().send(block.data[sent : sent + _PIECE])
-
-    def receive(self, deadline: float) -> resp.Verdict:
-        """Wait for the answer to the block that was sent."""
-        with self._socket(deadline) as next_socket:
-            verdict = None
-            while verdict is None:
-                size = next_socket().recv_into(self._replies.space())
-                if size == 0:
-                    raise ConnectionResetError("the server closed it")
-                verdict = self._replies.received(size)
-        self.clean, self.sending = True, False
-        self.held = verdict.held  # and watched again, if it was
-        return verdict
-
-    def interrupt(self) -> None:
-        """Make calls fail that wait for the server in another thread."""
-        with contextlib.suppress(OSError):
-            # Not the TLS socket's own method, which takes its state away from the other thread.
-            socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """End the connection; what of a block has not left yet never will."""
-        with contextlib.suppress(OSError):
-            sock = self._raw()
-            if self.sending:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-                sock.close()
-        self._connection.disconnect()
-
-    def _ask(self, *command: str | int) -> Any:
-        self._connection.send_command(*command)
-        return self._connection.read_response()
-
-    def _server_process(self) -> str:
-        """Return the random id of the server's process, empty when we may not ask."""
-        try:
-            info: bytes = self._ask("INFO", "server")
-        except redis.ResponseError:
-            return ""
-        return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
-
-    def _raw(self) -> socket.socket:
-        # redis-py has no public way to the socket of a connection.
-        sock: socket.socket | None = self._connection._sock  # noqa: SLF001
-        if sock is None:
-            raise ConnectionResetError("not connected")
-        return sock
-
-    @contextlib.contextmanager
-    def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
-        """Give a function that returns the socket with its next timeout; translate failures."""
-        sock = self._raw()
-
-        def next_socket() -> socket.socket:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            sock.settimeout(min(left, self._send_timeout))
-            return sock
-
-        where = f"sink {self._sink_id}: {self.address}"
-        try:
-            yield next_socket
-        except TimeoutError as error:
-            raise TimedOut(
-                f"{where} neither took nor sent a byte for {self._send_timeout:g} s "
-                "(send_timeout_secs), or did not acknowledge in time (batch_timeout_secs)"
-            ) from error
-        except OSError as error:
-            if (said := self._last_words()) is not None:
-                raise refusal(self._sink_id, said, None) from error
-            raise SinkUnavailable(f"{where}: connection lost: {error}") from error
-        except SinkUnavailable as error:
-            raise SinkUnavailable(f"{where}: {error}") from error
-
-    def _last_words(self) -> str | None:
-        """Return the error that the server gave before it closed the connection, if it did."""
-        with contextlib.suppress(OSError, SinkUnavailable):
-            sock = self._raw()
-            sock.settimeout(0)
-            while (size := sock.recv_into(self._replies.space())) > 0:
-                self._replies.received(size)
-        return self._replies.so_far().error

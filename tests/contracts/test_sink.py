@@ -471,5 +471,5 @@ def next_row(batch: SinkBatch, position: SinkPosition | None) -> int:
     """Return the first row of a batch after a position."""
     if position is None:
         return 0
-    ordinals: list[int] = batch.messages.column("ordinal").to_pylist()
-    return ordinals.index(position.ordinal) + 1
+    ordinals = batch.messages.column("ordinal").to_numpy()
+    return int(ordinals.searchsorted(position.ordinal)) + 1
