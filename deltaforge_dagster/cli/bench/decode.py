@@ -15,8 +15,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from deltaforge_dagster.sources.mysql import decoder as mysql
+from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import samples as mysql_samples
+from deltaforge_dagster.sources.mysql.decoder import Decoder as MysqlDecoder
 from deltaforge_dagster.sources.postgres import decoder as postgres
 from deltaforge_dagster.sources.postgres import samples as postgres_samples
 
@@ -70,7 +71,7 @@ def _seconds_to_copy(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> floa
 
 
 def _seconds_to_decode(
-    decoder: postgres.Decoder | mysql.Decoder, stream: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    decoder: postgres.Decoder | MysqlDecoder, stream: np.ndarray[tuple[int], np.dtype[np.uint8]]
 ) -> float:
     begun = time.process_time()
     at = 0

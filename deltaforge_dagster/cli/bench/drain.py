@@ -39,8 +39,10 @@ PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
     "mysql-kafka": ("mysql", "kafka"),
 }
 
-WARM_ROUNDS = 3
-WARM_ROWS = 20_000
+WARM_ROWS = 60_000
+WARM_BACKLOG = 20_000
+"""So many rows warm everything up, no more than are measured, in backlogs of so many."""
+
 _RAW_WRITE_ROWS = 100_000
 _RAW_WRITE_SECONDS = 2.0
 
@@ -142,12 +144,11 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
         installation = owned.enter_context(
             installed(source, sink, exactly_once=exactly_once, say=say)
         )
-        warm_rows = min(WARM_ROWS, rows)
-        for turn in range(WARM_ROUNDS):
-            say(f"warming up with {warm_rows:,} events, {turn + 1} of {WARM_ROUNDS}")
-            _fill(source, 1 + turn * warm_rows, warm_rows)
+        warm = min(WARM_ROWS, rows)
+        for done in range(0, warm, WARM_BACKLOG):
+            say(f"warming up: {done:,} of {warm:,} events")
+            _fill(source, 1 + done, min(WARM_BACKLOG, warm - done))
             installation.catch_up()
-        warm = WARM_ROUNDS * warm_rows
         source.begin_backlog()
         for written in source.write(1 + warm, rows):
             say(f"filling the backlog: {written:,} of {rows:,} rows")

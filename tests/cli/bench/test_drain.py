@@ -35,6 +35,7 @@ def test_acknowledgements_are_counted_with_their_times() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("pair", "options"),
     [
