@@ -8,7 +8,7 @@ import typer
 
 from deltaforge_dagster.pipeline import messages
 from deltaforge_dagster.sinks import resp
-from deltaforge_dagster.sources.mysql import decoder as mysql
+from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.postgres import decoder as postgres
 
 

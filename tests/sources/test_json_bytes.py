@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.sources.json_bytes import is_utf_8, write_base64, write_utf_8
 from deltaforge_dagster.sources.json_text import INVALID
 from deltaforge_dagster.sources.kernel import read_only
-from deltaforge_dagster.sources.mysql.scan import crc32
+from deltaforge_dagster.sources.mysql.checksum import crc32
 
 NEAR_UTF_8 = st.lists(
     st.sampled_from([0x00, 0x22, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2])

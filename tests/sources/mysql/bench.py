@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from deltaforge_dagster.config.model import MysqlConfig
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.servers.mysql import connect
-from deltaforge_dagster.sources.mysql import decoder
+from deltaforge_dagster.sources.mysql.made_up import warm
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 
@@ -26,7 +26,7 @@ class MysqlBench:
     holds_log = False
 
     def __init__(self, dsn: str) -> None:
-        decoder.warm()  # or the first test would wait for the compiler
+        warm()  # or the first test would wait for the compiler
         self.dsn = dsn
         self.database = urlsplit(dsn).path.removeprefix("/")
         self.connection = connect(dsn)

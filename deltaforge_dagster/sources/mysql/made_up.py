@@ -1,0 +1,84 @@
+"""A decoder for made-up streams (`samples`): to compile the kernels, and to measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun
+from deltaforge_dagster.sources.mysql.samples import orders
+from deltaforge_dagster.sources.mysql.table_map import CatalogTable
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+
+def warm() -> None:
+    """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
+    stream = orders(2)
+    make_up().feed(stream, len(stream))
+
+
+def make_up() -> Decoder:
+    """Return a decoder for made-up streams (`samples`): no registry, no catalog."""
+    return Decoder(
+        source_id="made-up",
+        progress=_NoProgress(),
+        registry=_NoRegistry(),
+        catalog=_NoCatalog(),
+        captures=lambda _database, _table: True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _NoPosition:
+    """A position of a stream that means nothing."""
+
+    pos: int
+
+    def to_json(self) -> str:
+        """Return a made-up text."""
+        return str(self.pos)
+
+    def __lt__(self, other: _NoPosition) -> bool:
+        return self.pos < other.pos
+
+    def __le__(self, other: _NoPosition) -> bool:
+        return self.pos <= other.pos
+
+
+class _NoProgress:
+    """Knows nothing but the place in the file."""
+
+    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
+        """Return a made-up position."""
+        del gtids, file
+        return _NoPosition(pos)
+
+    def within(self, file: str, pos: int) -> Position:
+        """Return a made-up position."""
+        del file
+        return _NoPosition(pos)
+
+
+class _NoRegistry:
+    """A registry that keeps nothing, for a stream that means nothing."""
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Return a made-up stamp."""
+        del table, position
+        return SchemaStamp("sha256:", 1, 1)
+
+
+class _NoCatalog:
+    """A catalog that knows no table."""
+
+    def table(
+        self, db: str, table: str, types: tuple[str, ...], position: Position
+    ) -> CatalogTable:
+        """Know no table."""
+        del types, position
+        raise UnsupportedEvent(f"table {db}.{table} is not described")
+
+    def statement(self, db: str, sql: str, position: Position) -> None:
+        """Follow no statement."""
