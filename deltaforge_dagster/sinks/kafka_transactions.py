@@ -20,6 +20,7 @@ import contextlib
 import time
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -79,7 +80,7 @@ class Transactions:
         self._name = name
         self._seconds = settings.send_timeout
         self._transaction_seconds = settings.transaction_seconds(name)
-        self._group = Consumer({"group.id": name}, logger=LOG).consumer_group_metadata()
+        self._group: Any = None
         self._newest: TopicPartition | None = None
         self._count = 0
         self._ours = False
@@ -95,8 +96,12 @@ class Transactions:
         """
         if self._ours:
             return
-        self._patiently(self.client.producer.init_transactions)
-        self._newest = self._read()
+        try:
+            self._patiently(self.client.producer.init_transactions)
+            self._newest = self._read()
+        except BaseException:
+            self.client.spent = True  # it cannot be asked to take over a second time
+            raise
         self._count = self._newest.offset if self._newest else 0
         self._ours = True
 
@@ -163,6 +168,7 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
+        """Return the newest offset of the group; get to know the group."""
         # Not through librdkafka's admin interface, which would list the group's offsets at once: it
         # was seen to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
@@ -176,6 +182,7 @@ class Transactions:
 
         try:
             self._patiently(ask)
+            self._group = consumer.consumer_group_metadata()
         finally:
             consumer.close()
         for one in found:
