@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -38,13 +39,13 @@ def rebuild(
     that some of it may come again.
     """
     with opened_store() as store:
-        known_pipeline(store, pipeline)
+        before = known_pipeline(store, pipeline)
         rebuilt = store.rebuild_journal(pipeline, accept_loss=accept_loss)
+    # All that is left in the old journal's folder, also what killed runs left there.
     files = Journal(Settings.from_env().journal_url)
-    for path in rebuilt.paths:
-        files.delete(path)
+    files.sweep(pipeline, before.uid, (), epoch=sys.maxsize, older_than=-1.0)
     typer.echo(
-        f"{pipeline}: dropped {len(rebuilt.paths):,} segments of {rebuilt.ranges:,} ranges; "
+        f"{pipeline}: dropped {rebuilt.segments:,} segments of {rebuilt.ranges:,} ranges; "
         f"the next run captures again from {position(rebuilt.position)} on."
     )
     for sink in rebuilt.lossy:

@@ -29,14 +29,14 @@ class Rebuilt:
 
     Attributes:
         position: Where capture goes on, JSON text.
-        paths: Files of the segments that were dropped.
+        segments: How many segments were dropped.
         ranges: How many ranges were dropped.
         lossy: Sinks that will never get changes which they lack.
         detached: Sinks that stay detached, and can be attached at the journal's tail only.
     """
 
     position: str
-    paths: list[str]
+    segments: int
     ranges: int
     lossy: list[str]
     detached: list[str]
@@ -63,12 +63,10 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
             f"may forget (before {position}); if their segment files cannot be brought back, "
             "--accept-loss goes on without these changes"
         )
-    paths = list(
-        connection.execute(select(segments.c.path).where(segments.c.pipeline == name)).scalars()
-    )
-    dropped = connection.execute(delete(ranges).where(ranges.c.pipeline == name)).rowcount
-    for table in (segments, published):
-        connection.execute(delete(table).where(table.c.pipeline == name))
+    dropped = [
+        connection.execute(delete(table).where(table.c.pipeline == name)).rowcount
+        for table in (segments, ranges, published)
+    ]
     connection.execute(
         update(pipelines)
         .where(pipelines.c.name == name)
@@ -78,7 +76,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
         if one.attached:
             _start_afresh(connection, pipeline, one, position)
     detached = sorted(sink for sink, one in sinks.items() if not one.attached)
-    return Rebuilt(position, paths, dropped, lossy, detached)
+    return Rebuilt(position, dropped[0], dropped[1], lossy, detached)
 
 
 def _lacks(

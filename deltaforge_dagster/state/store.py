@@ -291,7 +291,7 @@ class StateStore:
 
         The pipeline gets a new uid, its segments and ranges are dropped, and what lies beyond the
         confirmed position is captured once more, under new numbers. Sinks skip what they have of
-        it. Delete the files of the dropped segments afterwards.
+        it. The files of the old uid are of no use afterwards.
 
         Args:
             name: The pipeline.

@@ -23,10 +23,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     capture(opened, lease, 1, 2, 3)
     deliver(opened, lease, "cache", 3)
     deliver(opened, lease, "file", 1)
-    folder = tmp_path / "home" / "journal" / NAME
+    row = opened.pipeline(NAME)
+    assert row is not None
+    folder = tmp_path / "home" / "journal" / NAME / row.uid
     folder.mkdir(parents=True)
     for number in (1, 2):
-        (folder / f"{number}.parquet").touch()
+        (folder / f"{number:010d}-000001-{number:032x}.parquet").touch()
     with opened.fenced(lease) as writer:
         writer.set_confirmed(position(1))
         writer.release()
@@ -35,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def test_rebuild(store: StateStore, tmp_path: Path) -> None:
-    """It says where capture goes on, and deletes the files of what it dropped."""
+    """It says where capture goes on, and deletes what is left of the old journal."""
     result = CliRunner().invoke(app, ["journal", "rebuild", NAME])
 
     assert result.exit_code == 0, result.output
@@ -43,7 +45,7 @@ def test_rebuild(store: StateStore, tmp_path: Path) -> None:
         "orders: dropped 3 segments of 1 ranges; the next run captures again from "
         "lsn 0/00000100 tx_id 1 on.\n"
     )
-    assert list((tmp_path / "home" / "journal" / NAME).iterdir()) == []
+    assert list((tmp_path / "home" / "journal" / NAME).rglob("*.parquet")) == []
     assert store.segments(NAME) == []
 
 
@@ -59,7 +61,7 @@ def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "sinks file lack changes" in refused.stderr
     assert len(store.segments(NAME)) == 3
-    assert (tmp_path / "home" / "journal" / NAME / "1.parquet").exists()
+    assert len(list((tmp_path / "home" / "journal" / NAME).rglob("*.parquet"))) == 2
 
     done = CliRunner().invoke(app, ["journal", "rebuild", NAME, "--accept-loss"])
     assert done.exit_code == 0, done.output
