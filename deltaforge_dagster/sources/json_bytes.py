@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.sources.characters import BACKSLASH, CLOSE_BRACE, EQUALS, QUOTE
-from deltaforge_dagster.sources.json_text import INVALID, copy, write_string
-from deltaforge_dagster.sources.kernel import Bytes, kernel
+from deltaforge_dagster.sources.json_text import INVALID, write_string
+from deltaforge_dagster.sources.kernel import Bytes, copy, kernel
 
 _BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
