@@ -145,9 +145,9 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
             installed(source, sink, exactly_once=exactly_once, say=say)
         )
         warm = min(WARM_ROWS, rows)
-        for done in range(0, warm, WARM_BACKLOG):
-            say(f"warming up: {done:,} of {warm:,} events")
-            _fill(source, 1 + done, min(WARM_BACKLOG, warm - done))
+        for ready in range(0, warm, WARM_BACKLOG):
+            say(f"warming up: {ready:,} of {warm:,} events")
+            _fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
             installation.catch_up()
         source.begin_backlog()
         for written in source.write(1 + warm, rows):
