@@ -122,6 +122,7 @@ class Capture:
             if self._stop.is_set():
                 return
             try:
+                self._lease.guard()  # a run that was overtaken must not cut its successor's stream
                 self._read(backoff)
             except LeaseLost:
                 return

@@ -160,10 +160,12 @@ def test_stopping_keeps_whole_transactions_and_drops_the_open_one(stage: Stage) 
 
 
 def test_a_run_that_lost_its_lease_records_nothing(stage: Stage, tmp_path: Path) -> None:
-    """Capture ends quietly when the lease is gone, and the store has no row of it."""
+    """Capture ends quietly when the lease is gone, without touching the source, or the store."""
     stage.lease.lost.set()
-    capture = stage.capture(PlayedSource([transaction(1)]))
+    source = PlayedSource([transaction(1)])
+    capture = stage.capture(source)
     eventually(lambda: not capture.alive)
 
+    assert source.readers == []
     assert stage.store.segments("p") == []
     assert not capture.failed
