@@ -102,7 +102,7 @@ def limited(
         def make(required: bool) -> Limited:
             text = shop.pipeline(
                 "feed",
-                run="{idle_seconds: 2, lease_seconds: 20, renew_seconds: 0.5}",
+                run="{idle_seconds: 120, lease_seconds: 20, renew_seconds: 0.5}",
                 range_="{max_seconds: 600}",
                 more_sinks=f"    - {{type: file, config: {{id: lines, path: {lines}, "
                 f"required: {str(required).lower()}}}}}\n",
@@ -132,8 +132,8 @@ def test_delivered_segments_go_before_their_time(limited: Callable[..., Limited]
         eventually(lambda: len(fed.in_redis()) == fed.inserted == len(fed.in_lines()))
 
     eventually(lambda: fed.store.journal_bytes("feed") < LIMIT, what="the journal's limit")
-    outcome = run.outcome(60)
-    assert (outcome.reason, outcome.paused, outcome.detached) == ("idle", None, ())
+    outcome = run.end()
+    assert (outcome.reason, outcome.paused, outcome.detached) == ("asked", None, ())
     assert fed.in_redis() == fed.in_lines() == fed.expected
     kept = fed.store.segments("feed")
     assert 0 < len(kept) < 12
@@ -167,10 +167,10 @@ def test_an_optional_sink_is_detached(limited: Callable[..., Limited], fault: st
     fed.store.attach_sink("feed", "lines", tail=True)
     fed.insert(1)
     eventually(lambda: len(fed.in_lines()) == ROWS, what="the tail in the file")
-    outcome = run.outcome(60)
+    outcome = run.end()
     assert fed.in_lines() == fed.expected[skipped:]
     assert fed.in_redis() == fed.expected
-    assert (outcome.reason, outcome.detached, outcome.behind) == ("idle", (), {})
+    assert (outcome.reason, outcome.detached, outcome.behind) == ("asked", (), {})
     assert outcome.delivered == {"redis": fed.inserted, "lines": ROWS}
     assert [one for one in warnings(run.run) if one.startswith("sink lines is detached")]
 
@@ -185,8 +185,8 @@ def test_a_required_sink_pauses_capture(limited: Callable[..., Limited]) -> None
     assert fed.paused() is not None
     assert "sink lines is the hindmost" in str(fed.paused())
     assert fed.segments < 12
-    first = run.outcome(60)
-    assert (first.reason, first.pauses, first.paused) == ("idle", 1, fed.paused())
+    first = run.end()
+    assert (first.reason, first.pauses, first.paused) == ("asked", 1, fed.paused())
     assert first.captured < fed.inserted
     assert fed.store.checkpoints("feed")["lines"].state == "attached"
 
@@ -217,7 +217,7 @@ def test_the_stream_lives_while_capture_is_paused(limited: Callable[..., Limited
 
     fed.fault("lines", None)
     eventually(lambda: len(fed.in_lines()) == fed.inserted, what="everything in the file")
-    outcome = run.outcome(60)
+    outcome = run.end()
 
     assert outcome.pauses >= 1
     assert outcome.capture_error is None
