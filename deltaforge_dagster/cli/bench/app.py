@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from types import FrameType
+
 import typer
 
 from deltaforge_dagster.cli.bench.decode import decode
@@ -15,6 +18,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 @app.callback()
 def bench() -> None:
     """Measure how fast the platform, or a part of it, is on this machine."""
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """Leave like with Ctrl-C: servers are ended, files removed."""
+    raise KeyboardInterrupt
 
 
 for _pair in PAIRS:
