@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -28,7 +30,8 @@ def test_pieces(values: list[str | None], data: st.DataObject) -> None:
     pieces: list[text.Piece] = []
     expected = [""] * rows
     for kind in kinds:
-        column = {"n": plain.dictionary_encode(), "s": same, "f": filled}.get(kind, plain)
+        special: dict[str, pa.Array[Any]] = {"n": plain.dictionary_encode(), "s": same, "f": filled}
+        column = special.get(kind, plain)
         pieces += ["constant"] if kind == "c" else [Optional("<", values_of(column), ">", "-")]
         for row, value in enumerate(column.to_pylist()):
             expected[row] += "constant" if kind == "c" else "-" if value is None else f"<{value}>"
