@@ -81,10 +81,11 @@ def split_by_delivery(
     Raises:
         NotAllowed: There is no such sink or range, or a range is open.
     """
+    # Ranges first: a pipeline that never ran knows none of its sinks yet.
+    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
     checkpoint = store.checkpoints(pipeline).get(sink_id)
     if checkpoint is None:
         raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
-    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
     delivered = [row for row in rows if row.last_segment <= checkpoint.whole_segment]
     return delivered, rows[len(delivered) :]
 
