@@ -272,7 +272,9 @@ def _unpack(package: Path, scratch: Path) -> Path:
         jar.open(_ARCHIVE) as archive,
         tarfile.open(fileobj=archive, mode="r:gz") as files,
     ):
-        files.extractall(home, filter="tar")
+        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
+        files.extraction_filter = getattr(tarfile, "tar_filter", None)
+        files.extractall(home)  # noqa: S202 - the package's checksum is pinned
     # `mysqld` asks for libaio, which few machines have, and uses it only for native asynchronous
     # input and output, which we turn off. Functions are bound at their first call, so any library
     # without symbol versions can take the name.
