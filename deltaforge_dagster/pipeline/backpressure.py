@@ -11,7 +11,9 @@ Each of these only when the one before it was not enough:
    the journal is below four fifths of its limit.
 
 The limit is looked at whenever a segment was added, so the journal may exceed it by what is
-captured meanwhile; a single transaction larger than the limit is taken whole.
+captured meanwhile; a single transaction larger than the limit is taken whole. While a sink waits
+for changes that it has already to be captured again, capture does not pause: nothing else would
+let the sink go on, and it then drops what it waited for.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class BackPressure:
         close_range: Closes the open range, if there is one, for the given reason.
         publish: Has what is due published.
         detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
+        awaits_capture: Whether a sink can only go on once more has been captured.
         warn: Tells people.
 
     Attributes:
@@ -58,6 +61,7 @@ class BackPressure:
         close_range: Callable[[str], None],
         publish: Callable[[], None],
         detach: Callable[[str, str], None],
+        awaits_capture: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self._spec = spec
@@ -69,6 +73,7 @@ class BackPressure:
         self._close_range = close_range
         self._publish = publish
         self._detach = detach
+        self._awaits_capture = awaits_capture
         self._warn = warn
         self._seen: int | None = None
         row = store.pipeline(self._pipeline)
@@ -87,7 +92,9 @@ class BackPressure:
         if not self._fits():
             self._detach_holders()
         if self._fits():
-            self._go_on()
+            self._go_on("the journal has room again")
+        elif self._awaits_capture():
+            self._go_on("a sink waits for what it has already to be captured again")
         elif self.paused is None:
             self._pause()
 
@@ -139,12 +146,12 @@ class BackPressure:
         self.pauses += 1
         self._warn(f"capture is paused: {why}")
 
-    def _go_on(self) -> None:
+    def _go_on(self, why: str) -> None:
         if self.paused is None:
             return
         self._lease.write(lambda writer: writer.set_capture_pause(None))
         self.paused = None
-        self._warn("capture goes on: the journal has room again")
+        self._warn(f"capture goes on: {why}")
 
 
 def _size(count: int) -> str:

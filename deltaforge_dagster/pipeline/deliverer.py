@@ -96,6 +96,11 @@ class Deliverer:
         """Whether the thread has not ended."""
         return self._thread.is_alive()
 
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether the sink can only go on once what it has already is captured again."""
+        return isinstance(self.error, _Waits)
+
     def segment_added(self) -> None:
         """Wake the deliverer: the journal has grown."""
         self._news.set()
@@ -172,7 +177,7 @@ class Deliverer:
         if checkpoint is not None:
             self.checkpoint = checkpoint
             self._settled = True
-            if isinstance(self.error, _Waits):
+            if self.awaits_capture:
                 self.error = None
         elif not self._news.wait(1.0):
             self.error = _Waits(

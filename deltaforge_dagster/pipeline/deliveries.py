@@ -129,6 +129,11 @@ class Deliveries:
         return any(one.waiting for one in list(self._working.values()))
 
     @property
+    def awaits_capture(self) -> bool:
+        """Whether a sink can only go on once more has been captured."""
+        return any(one.awaits_capture for one in list(self._working.values()))
+
+    @property
     def moved_at(self) -> float:
         """Monotonic time of the last acknowledgement of any sink, 0 when there is no sink."""
         return max((one.moved_at for one in self._working.values()), default=0.0)

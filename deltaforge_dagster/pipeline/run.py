@@ -166,6 +166,7 @@ class LiveRun:
             close_range=ranges.close,
             publish=self._observer.publish,
             detach=self._detach,
+            awaits_capture=lambda: self._deliveries.awaits_capture,
             warn=self._observer.warn,
         )
         ended = "lease lost"
