@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from tests.kills.ends import Database, Destination
 from tests.kills.workload import Workload
 
 PIPELINE = """\
-metadata: {{name: kills, tenant: acme}}
+metadata: {{name: {name}, tenant: acme}}
 spec:
   source: {source}
   sinks:
@@ -38,8 +39,6 @@ spec:
     range: {{max_seconds: 1}}
     deliver: {{backoff_initial_seconds: 0.2, backoff_max_seconds: 1}}
 """
-
-NAME = "kills"
 
 BACKLOG_ROWS = 20_000
 """The writers wait while the sink lacks more than this."""
@@ -99,6 +98,7 @@ class Campaign:
         state_url: Where the state is; None for SQLite in the folder.
         lives: The runs that have ended.
         observed: What a watcher saw of the source's confirmed position.
+        name: The pipeline's; no other campaign's, whose position a shared sink still holds.
     """
 
     folder: Path
@@ -111,12 +111,14 @@ class Campaign:
     state_url: str | None = None
     lives: list[Life] = field(default_factory=list)
     observed: list[Observed] = field(default_factory=list)
+    name: str = field(default_factory=lambda: f"kills_{uuid.uuid4().hex[:8]}")
 
     def __post_init__(self) -> None:
-        self.file = self.folder / f"{NAME}.yaml"
+        self.file = self.folder / f"{self.name}.yaml"
         self.file.write_text(
             PIPELINE.format(
-                source=self.database.source(NAME),
+                name=self.name,
+                source=self.database.source(self.name),
                 sink=self.destination.sink(exactly_once=self.exactly_once),
                 lease_seconds=self.lease_seconds,
             )
@@ -228,7 +230,7 @@ class Campaign:
         """Wait until a run holds the lease, or has ended."""
 
         def held() -> bool:
-            lease = self.store.lease(NAME)
+            lease = self.store.lease(self.name)
             return lease is not None and lease.run_id == run.process.name
 
         eventually(lambda: held() or run.process.exitcode is not None, what="the run", every=0.01)
@@ -272,10 +274,10 @@ class Campaign:
 
     def acknowledged(self) -> int:
         """Return how many changes of the journal the checkpoint covers."""
-        checkpoint = self.store.checkpoints(NAME).get("sink")
+        checkpoint = self.store.checkpoints(self.name).get("sink")
         if checkpoint is None:
             return 0
-        rows = self.store.segments(NAME, last=checkpoint.whole_segment)
+        rows = self.store.segments(self.name, last=checkpoint.whole_segment)
         partial = 0 if checkpoint.complete else checkpoint.ordinal + 1
         return sum(row.rows for row in rows) + partial
 
@@ -283,7 +285,7 @@ class Campaign:
         """Return the event id of every captured change, in log order."""
         batches = [
             batch
-            for row in self.store.segments(NAME)
+            for row in self.store.segments(self.name)
             for batch in self.journal.batches(row, ["event_id"])
         ]
         return [str(one) for one in pa.Table.from_batches(batches)["event_id"].to_pylist()]
@@ -295,7 +297,7 @@ class Campaign:
             f"  {life.acknowledged} acknowledged, {sum(life.lengths)} messages; ended: {life.ended}"
             for life in self.lives
         ]
-        lines += [f"  now: {one}" for one in self.store.checkpoints(NAME).values()]
+        lines += [f"  now: {one}" for one in self.store.checkpoints(self.name).values()]
         return "\n".join(lines)
 
     def close(self) -> None:

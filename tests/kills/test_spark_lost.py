@@ -14,7 +14,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.fix_spark import SparkAddress
-from tests.kills.campaign import NAME, Campaign
+from tests.kills.campaign import Campaign
 from tests.kills.cells import POSTGRES_TO_REDIS
 from tests.kills.conftest import MakeCampaign
 
@@ -60,7 +60,7 @@ def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddres
     """The run makes a session of its own, stores it for the next one, and delivers on."""
     campaign = make_campaign(lease_seconds=LEASE_SECONDS)
     with going_on(campaign):
-        lease = campaign.store.lease(NAME)
+        lease = campaign.store.lease(campaign.name)
         assert lease is not None
         ended = lease.session_id
         url = f"{spark_server.remote};user_id=deltaforge;session_id={ended}"
@@ -68,6 +68,6 @@ def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddres
         session.client.release_session()
         session.client.close()
 
-    lease = campaign.store.lease(NAME)
+    lease = campaign.store.lease(campaign.name)
     assert lease is not None
     assert lease.session_id not in {None, ended}

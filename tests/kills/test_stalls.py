@@ -12,7 +12,7 @@ import pytest
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
 from deltaforge_dagster.servers.postgres import PostgresServer
-from tests.kills.campaign import NAME, Campaign, Run
+from tests.kills.campaign import Campaign, Run
 from tests.kills.cells import EVERY_CELL
 from tests.kills.conftest import MakeCampaign
 
@@ -24,24 +24,26 @@ SHORT = ("segment-file-written", "sink-sent")
 
 def stall_and_take_over(campaign: Campaign, run: Run) -> None:
     """Let another run take over from a stopped one, then let that go on to its end."""
-    lease = campaign.store.lease(NAME)
+    lease = campaign.store.lease(campaign.name)
     assert lease is not None
     assert lease.run_id == run.process.name
     other = campaign.begin_and_deliver()
-    rows = [row for row in campaign.store.segments(NAME) if row.epoch == lease.epoch]
+    rows = [row for row in campaign.store.segments(campaign.name) if row.epoch == lease.epoch]
 
     run.send(signal.SIGCONT)
 
     assert campaign.wait(run, "SIGCONT") == 0
     assert run.outcome["reason"] == "lease lost", campaign.report()
-    assert [row for row in campaign.store.segments(NAME) if row.epoch == lease.epoch] == rows
+    assert [
+        row for row in campaign.store.segments(campaign.name) if row.epoch == lease.epoch
+    ] == rows
     campaign.end(other)
 
 
 def orphans(campaign: Campaign) -> list[Path]:
     """Return the journal's files that have no row."""
     root = campaign.settings.home / "journal"
-    known = {row.path for row in campaign.store.segments(NAME)}
+    known = {row.path for row in campaign.store.segments(campaign.name)}
     return [path for path in root.rglob("*.parquet") if str(path.relative_to(root)) not in known]
 
 
