@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.servers.kafka import KafkaServer, installed_version
+from tests.started import each_closed, or_fail
 
 BROKERS_VARIABLE = "DELTAFORGE_TEST_KAFKA_BROKERS"
 
@@ -46,11 +46,7 @@ def pytest_report_header() -> str:
 def kafka_server() -> Iterator[KafkaServer]:
     """A broker with `.brokers` and `.create_topic()`; not to be stopped or changed."""
     brokers = os.environ.get(BROKERS_VARIABLE)
-    try:
-        server = KafkaServer.attach(brokers) if brokers else KafkaServer.start()
-    except DeltaforgeError as error:
-        pytest.fail(str(error), pytrace=False)
-    with server:
+    with or_fail(lambda: KafkaServer.attach(brokers) if brokers else KafkaServer.start()) as server:
         yield server
 
 
@@ -68,18 +64,8 @@ def start_kafka() -> Iterator[StartKafka]:
 
     Always a new broker, whatever `DELTAFORGE_TEST_KAFKA_BROKERS` says.
     """
-    started: list[KafkaServer] = []
-
-    def start(settings: Mapping[str, str] | None = None) -> KafkaServer:
-        try:
-            started.append(KafkaServer.start(settings=settings))
-        except DeltaforgeError as error:
-            pytest.fail(str(error), pytrace=False)
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.close()
+    with each_closed(KafkaServer.start) as start:
+        yield start
 
 
 SETTLE_SECONDS = 5.0

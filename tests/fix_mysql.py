@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.servers.mysql import MysqlServer, installed_version
+from tests.started import each_closed, or_fail
 
 DSN_VARIABLE = "DELTAFORGE_TEST_MYSQL_DSN"
 FAST = {
@@ -38,11 +38,9 @@ def pytest_report_header() -> str:
 def mysql_server() -> Iterator[MysqlServer]:
     """A server with `.dsn` (root's) and `.create_database()`; not to be stopped or changed."""
     dsn = os.environ.get(DSN_VARIABLE)
-    try:
-        server = MysqlServer.attach(dsn) if dsn else MysqlServer.start(settings=FAST)
-    except DeltaforgeError as error:
-        pytest.fail(str(error), pytrace=False)
-    with server:
+    with or_fail(
+        lambda: MysqlServer.attach(dsn) if dsn else MysqlServer.start(settings=FAST)
+    ) as server:
         yield server
 
 
@@ -58,15 +56,9 @@ def start_mysql() -> Iterator[StartMysql]:
 
     Always a new server, whatever `DELTAFORGE_TEST_MYSQL_DSN` says.
     """
-    started: list[MysqlServer] = []
 
-    def start(settings: Mapping[str, str] | None = None) -> MysqlServer:
-        try:
-            started.append(MysqlServer.start(settings={**FAST, **(settings or {})}))
-        except DeltaforgeError as error:
-            pytest.fail(str(error), pytrace=False)
-        return started[-1]
+    def start(settings: Mapping[str, str] | None) -> MysqlServer:
+        return MysqlServer.start(settings={**FAST, **(settings or {})})
 
-    yield start
-    for server in started:
-        server.close()
+    with each_closed(start) as lent:
+        yield lent

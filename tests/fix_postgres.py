@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.servers.postgres import PostgresServer, installed_version
+from tests.started import each_closed, or_fail
 
 DSN_VARIABLE = "DELTAFORGE_TEST_POSTGRES_DSN"
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -33,11 +33,9 @@ def pytest_report_header() -> str:
 def postgres_server() -> Iterator[PostgresServer]:
     """A server with `.dsn` (superuser) and `.create_database()`; not to be stopped or changed."""
     dsn = os.environ.get(DSN_VARIABLE)
-    try:
-        server = PostgresServer.attach(dsn) if dsn else PostgresServer.start(settings=FAST)
-    except DeltaforgeError as error:
-        pytest.fail(str(error), pytrace=False)
-    with server:
+    with or_fail(
+        lambda: PostgresServer.attach(dsn) if dsn else PostgresServer.start(settings=FAST)
+    ) as server:
         yield server
 
 
@@ -53,15 +51,9 @@ def start_postgres() -> Iterator[StartPostgres]:
 
     Always a new server, whatever `DELTAFORGE_TEST_POSTGRES_DSN` says.
     """
-    started: list[PostgresServer] = []
 
-    def start(settings: Mapping[str, str] | None = None) -> PostgresServer:
-        try:
-            started.append(PostgresServer.start(settings={**FAST, **(settings or {})}))
-        except DeltaforgeError as error:
-            pytest.fail(str(error), pytrace=False)
-        return started[-1]
+    def start(settings: Mapping[str, str] | None) -> PostgresServer:
+        return PostgresServer.start(settings={**FAST, **(settings or {})})
 
-    yield start
-    for server in started:
-        server.close()
+    with each_closed(start) as lent:
+        yield lent

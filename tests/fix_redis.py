@@ -7,13 +7,13 @@ Otherwise an installed redis-server is started, or the one of the extra `servers
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.servers.redis import RedisServer, installed_version
+from tests.started import each_closed, or_fail
 
 URI_VARIABLE = "DELTAFORGE_TEST_REDIS_URI"
 
@@ -31,11 +31,7 @@ def pytest_report_header() -> str:
 def redis_server() -> Iterator[RedisServer]:
     """A server with `.uri`; not to be stopped or changed."""
     uri = os.environ.get(URI_VARIABLE)
-    try:
-        server = RedisServer.attach(uri) if uri else RedisServer.start()
-    except DeltaforgeError as error:
-        pytest.fail(str(error), pytrace=False)
-    with server:
+    with or_fail(lambda: RedisServer.attach(uri) if uri else RedisServer.start()) as server:
         yield server
 
 
@@ -53,15 +49,5 @@ def start_redis() -> Iterator[StartRedis]:
 
     Always a new server, whatever `DELTAFORGE_TEST_REDIS_URI` says.
     """
-    started: list[RedisServer] = []
-
-    def start(settings: Mapping[str, str] | None = None) -> RedisServer:
-        try:
-            started.append(RedisServer.start(settings=settings))
-        except DeltaforgeError as error:
-            pytest.fail(str(error), pytrace=False)
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.close()
+    with each_closed(RedisServer.start) as start:
+        yield start
