@@ -6,7 +6,8 @@ again on the way to a sink. Every source uses the same columns:
 
 =================  ==========================================================================
 segment, ordinal   place in the journal; ordinals of a segment are 0, 1, 2 ... without gaps
-op                 `c` insert, `u` update, `d` delete, `r` snapshot read, `t` truncate
+op                 `c` insert, `u` update, `d` delete, `r` snapshot read, `t` truncate,
+                   `ddl` any other statement that changes a schema (`r` on the wire, see below)
 ts_us              event time, microseconds since 1970 UTC
 db, schema, table  names as in the event's `source` block (`schema` null where a source has none)
 before, after      row images, JSON objects as text, or null
@@ -18,10 +19,15 @@ tx_end             true on the last change of its transaction
 schema_version     fingerprint of the table version that the row was decoded with
 schema_sequence    the registry's global sequence of that version
 event_id           UUID, a function of the change's place in the log: the same whenever it is read
-ddl                payload of a DDL or truncate event, JSON text
+ddl                payload of a DDL or truncate event, a JSON object as text
 topic .. raw_payload  routing set by processors; `headers` is a JSON object as text
 tags               JSON array of strings as text
 =================  ==========================================================================
+
+A truncate is one row per table, in the statement's order, with that table's names; a DDL statement
+is one row of the table `_ddl`. Neither has images or a key. Events have no op of their own for DDL:
+they say `r`, like a snapshot row, but with their place in the log. A logical message is an insert
+into a schema that no table has (`__wal_message`), its prefix the table's name.
 """
 
 from __future__ import annotations

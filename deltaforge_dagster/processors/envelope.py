@@ -11,7 +11,7 @@ presence::
 
 Keys in brackets are absent when unset, the others are there with `null`. The position keys are
 `lsn`, `txId` for PostgreSQL and `server_id`, `gtid`, `file`, `pos` for MySQL; a snapshot row has
-none.
+none. A DDL event says `"op":"r"`, too, and is told from a snapshot row by its `ddl` and its place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
     Raises:
         UnsupportedEvent: The texts need more than 2 GiB.
     """
-    op = frame.column("op")
     ts_ms = decimals(frame.column("ts_us"), 1000)
     pieces: list[Piece] = [
         '{"before":', Optional("", values_of(frame.column("before")), "", "null"),
@@ -78,7 +77,7 @@ def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
         f',"name":{_json(origin.name)}', Optional(',"ts_ms":', ts_ms),
         *(Optional(f',"{name}":', _names(frame.column(name))) for name in ("db", "schema", "table")),
         *_place(origin, frame),
-        Optional('},"op":"', values_of(op)),
+        Optional('},"op":"', wire_op(frame)),
         Optional('","ts_ms":', ts_ms),
         Optional(',"transaction":{"id":"', values_of(frame.column("tx_id")), '"}'),
         Optional(',"event_id":"', values_of(frame.column("event_id"))),
@@ -110,6 +109,14 @@ def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
         for one in pieces
     ]
     return [Optional(',"snapshot":"', flags(snapshot), '"'), *streamed]
+
+
+def wire_op(frame: pa.RecordBatch) -> Values | None:
+    """Return the `op` of each event: the frame's, but `r` for DDL."""
+    op = frame.column("op")
+    assert isinstance(op, pa.DictionaryArray)
+    letters = ["r" if one == "ddl" else one for one in op.dictionary.to_pylist()]
+    return values_of(pa.DictionaryArray.from_arrays(op.indices, pa.array(letters, pa.string())))
 
 
 def is_snapshot(frame: pa.RecordBatch) -> Mask:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.config.templates import Template
-from deltaforge_dagster.processors.envelope import Origin, is_snapshot
+from deltaforge_dagster.processors.envelope import Origin, is_snapshot, wire_op
 from deltaforge_dagster.processors.json_fields import field_texts
 from deltaforge_dagster.processors.text import (
     Mask,
@@ -175,7 +175,7 @@ def _server_id(origin: Origin, frame: pa.RecordBatch) -> Values | None:
 
 
 _VARIABLES: Mapping[tuple[str, ...], _Variable] = {
-    ("op",): _plain("op"),
+    ("op",): lambda _, frame: wire_op(frame),
     ("ts_ms",): _number("ts_us", 1000),
     ("event_id",): _plain("event_id"),
     ("tenant_id",): lambda origin, _: constant(origin.tenant),

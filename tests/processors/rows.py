@@ -97,7 +97,7 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
         "before": None if row["before"] is None else json.loads(row["before"]),
         "after": None if row["after"] is None else json.loads(row["after"]),
         "source": source,
-        "op": row["op"],
+        "op": "r" if row["op"] == "ddl" else row["op"],
         "ts_ms": row["ts_us"] // 1000,
     }
     if row["tx_id"] is not None:
@@ -127,7 +127,7 @@ images = st.dictionaries(names, values | st.dictionaries(names, values, max_size
 image_texts = st.none() | images.map(dumps)
 rows = st.fixed_dictionaries(
     {
-        "op": st.sampled_from("cudrt"),
+        "op": st.sampled_from(["c", "u", "d", "r", "t", "ddl"]),
         "ts_us": st.integers(0, 2**52),
         "db": names,
         "schema": st.none() | names,

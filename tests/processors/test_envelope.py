@@ -77,3 +77,17 @@ def test_raw_payload_is_the_after_image() -> None:
     found = envelopes(given_rows, POSTGRES)
 
     assert found == ['{"id":1}', "null"]
+
+
+def test_ddl_has_its_place_and_is_no_snapshot() -> None:
+    """A DDL event says `r`, as the original does, with its place in the log and its statement."""
+    ddl = '{"sql":"DROP TABLE x","database":"shop"}'
+    given = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, tx_id="3e11:7")
+    given_rows = [{**given, "file": "binlog.000001", "pos": 9, "schema_version": None}]
+
+    (found,) = envelopes(given_rows, Origin("mysql", "orders-db", "acme", 7))
+
+    assert '"op":"r"' in found
+    assert '"gtid":"3e11:7","file":"binlog.000001","pos":9}' in found
+    assert '"snapshot"' not in found
+    assert f'"ddl":{ddl}' in found
