@@ -470,6 +470,12 @@ class DagsterOptions(_Block):
         return group
 
 
+class ValueOptions(_Block):
+    """How values look in events, where there is a choice (docs/types.md)."""
+
+    toast: Literal["unchanged", "omit", "reselect"] = "unchanged"
+
+
 class Engine(_Block):
     """Fields of our own: everything that the original does not have."""
 
@@ -479,6 +485,7 @@ class Engine(_Block):
     deliver: DeliverLimits = DeliverLimits()
     journal: JournalLimits = JournalLimits()
     dagster: DagsterOptions = DagsterOptions()
+    values: ValueOptions = ValueOptions()
 
 
 class Spec(_Block):
