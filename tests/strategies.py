@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.samples import UNCHANGED, Cell
 
-ENUM, ENUM_ARRAY, DOMAIN = 90_001, 90_002, 90_003
+ENUM, ENUM_ARRAY, DOMAIN, DOMAIN_ARRAY = range(90_001, 90_005)
 """Types that are not built in, as `tests.sources.postgres.reference` knows them."""
 
 _texts = st.text(
@@ -47,13 +47,20 @@ _json_texts = st.builds(
     st.booleans(),
 )
 _hex_texts = st.binary(max_size=20).map(lambda value: "\\x" + value.hex())
+_escaped_texts = st.binary(max_size=20).map(
+    lambda value: "".join(
+        "\\\\" if byte == 92 else chr(byte) if 32 <= byte <= 126 else f"\\{byte:03o}"
+        for byte in value
+    )
+)
+_byteas = _hex_texts | _escaped_texts
 _booleans = st.sampled_from("tf")
 _integers = st.integers(-(2**63), 2**63 - 1).map(str)
 _numerics = st.decimals(allow_nan=False, allow_infinity=False).map(lambda d: f"{d:f}")
 
 SCALARS = {
     16: _booleans,
-    17: _hex_texts,
+    17: _byteas,
     20: _integers,
     21: st.integers(-(2**15), 2**15 - 1).map(str),
     25: _texts,
@@ -69,7 +76,7 @@ SCALARS = {
 }
 ARRAYS = {
     1000: _booleans,
-    1001: _hex_texts,
+    1001: _byteas,
     1016: _integers,
     1009: _texts,
     1022: SCALARS[701],
@@ -77,6 +84,7 @@ ARRAYS = {
     199: _json_texts,
     3807: _json_texts,
     ENUM_ARRAY: SCALARS[ENUM],
+    DOMAIN_ARRAY: _integers,
 }
 
 
@@ -164,6 +172,14 @@ def changes(draw: st.DrawFn, table: Table) -> bytes:
 
 
 @st.composite
+def messages(draw: st.DrawFn, lsn: int, *, transactional: bool) -> bytes:
+    """Draw a logical message, whose content may be no JSON."""
+    content = draw(_json_texts.map(str.encode) | st.binary(max_size=9))
+    prefix = draw(st.sampled_from(["audit", "täble", "orders", ""]))
+    return samples.message(lsn, prefix, content, transactional=transactional)
+
+
+@st.composite
 def streams(draw: st.DrawFn) -> bytes:
     """Draw a valid stream: transactions, empty ones too, keepalives and messages to pass over."""
     parts: list[bytes] = []
@@ -182,7 +198,14 @@ def streams(draw: st.DrawFn) -> bytes:
                     described[oid] = draw(tables(oid))
                 parts.append(samples.xlog(0, described[oid].relation()))
             lsn += draw(st.sampled_from([0, 8]))
-            parts.append(samples.xlog(lsn, draw(changes(described[oid]))))
+            match draw(st.integers(0, 9)):
+                case 0:
+                    oids = draw(st.lists(st.sampled_from(sorted(described)), max_size=3))
+                    parts.append(samples.xlog(lsn, samples.truncate(oids, draw(st.integers(0, 3)))))
+                case 1:
+                    parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=True))))
+                case _:
+                    parts.append(samples.xlog(lsn, draw(changes(described[oid]))))
             if draw(st.integers(0, 4)) == 0:
                 parts.append(samples.keepalive(lsn))
         lsn = final_lsn + 8
@@ -190,6 +213,9 @@ def streams(draw: st.DrawFn) -> bytes:
         if draw(st.integers(0, 3)) == 0:
             lsn += 24
             parts.append(samples.keepalive(lsn, reply=draw(st.booleans())))
+        if draw(st.integers(0, 3)) == 0:
+            parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=False))))
+            lsn += 24
         if draw(st.integers(0, 4)) == 0:
             parts.append(b"N" + (4).to_bytes(4, "big"))
     return b"".join(parts)

@@ -12,7 +12,7 @@ kind           input text                                     JSON
 `FLOAT`        JSON number, `NaN`, `Infinity`, `-Infinity`    number as it stands; else a string
 `BOOLEAN`      `t` or `f`                                     `true` or `false`
 `JSON`         a JSON document                                the document without white space
-`HEX`          `\x` and hexadecimal digits                     `{"_base64":"..."}`
+`BYTEA`        PostgreSQL's bytea, hex or escape format       `{"_base64":"..."}`
 =============  =============================================  ==================================
 """
 
@@ -55,7 +55,7 @@ INVALID = -1
 TOO_DEEP = -2
 """Returned instead of a place: a JSON document is nested deeper than `MAX_DEPTH`."""
 
-STRING, INTEGER, FLOAT, BOOLEAN, JSON, HEX = range(6)
+STRING, INTEGER, FLOAT, BOOLEAN, JSON, BYTEA = range(6)
 """Kinds of scalar texts."""
 
 MAX_DEPTH = 1 << 16
@@ -215,34 +215,81 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 
 @kernel
-def write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
-    r"""Write the bytes that a `\x...` text stands for as `{"_base64":"..."}` (RFC 4648)."""
-    if end - start < 2 or source[start] != BACKSLASH or source[start + 1] != LOWER_X:
+def _write_group(group: int, count: int, out: Bytes, at: int) -> int:
+    """Write `count` bytes, the highest of the 24 bits of `group`, as four digits of base 64."""
+    out[at] = _BASE64[(group >> 18) & 63]
+    out[at + 1] = _BASE64[(group >> 12) & 63]
+    out[at + 2] = _BASE64[(group >> 6) & 63] if count > 1 else EQUALS
+    out[at + 3] = _BASE64[group & 63] if count > 2 else EQUALS
+    return at + 4
+
+
+@kernel
+def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write the bytes that pairs of hexadecimal digits stand for in base 64."""
+    if (end - start) & 1 != 0:
         return INVALID
-    size = (end - start - 2) >> 1
-    if size * 2 != end - start - 2:
-        return INVALID
-    at = copy(_BASE64_OPEN, 0, _BASE64_OPEN.size, out, at)
-    place = start + 2
-    for _ in range((size + 2) // 3):
-        group = 0
-        count = 0
-        for _ in range(3):
-            group <<= 8
-            if place < end:
-                high = int(_HEX_VALUES[source[place]])
-                low = int(_HEX_VALUES[source[place + 1]])
-                if high > 15 or low > 15:
+    for place in range(start, end, 6):
+        group, wrong = np.int64(0), np.uint8(0)
+        digits = min(6, end - place)
+        for i in range(digits):
+            value = _HEX_VALUES[source[place + i]]
+            wrong |= value
+            group |= np.int64(value) << (20 - 4 * i)
+        if wrong > 15:
+            return INVALID
+        at = _write_group(group, digits >> 1, out, at)
+    return at
+
+
+@kernel
+def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write the bytes of the escape format in base 64."""
+    group, count = np.int64(0), 0
+    place = start
+    while place < end:
+        byte = np.int64(source[place])
+        place += 1
+        if byte < 32 or byte > 126:
+            return INVALID
+        if byte == BACKSLASH:
+            if place < end and source[place] == BACKSLASH:
+                place += 1
+            elif end - place >= 3:
+                byte = np.int64(0)
+                for _ in range(3):
+                    digit = np.int64(source[place]) - ZERO
+                    if digit < 0 or digit > 7:
+                        return INVALID
+                    byte = byte << 3 | digit
+                    place += 1
+                if byte > 255:
                     return INVALID
-                group |= high << 4 | low
-                place += 2
-                count += 1
-        for digit in range(4):
-            if digit <= count:
-                out[at + digit] = _BASE64[(group >> (18 - 6 * digit)) & 63]
             else:
-                out[at + digit] = EQUALS
-        at += 4
+                return INVALID
+        group |= byte << (16 - 8 * count)
+        count += 1
+        if count == 3:
+            at = _write_group(group, count, out, at)
+            group, count = np.int64(0), 0
+    return at if count == 0 else _write_group(group, count, out, at)
+
+
+@kernel
+def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    r"""Write the bytes of a bytea text as `{"_base64":"..."}` (RFC 4648); at most 4/3 n + 18 bytes.
+
+    Manual, section "Binary Data Types". Hex format: `\x`, then two digits a byte. Escape format:
+    printable ASCII as it stands, a backslash as two, any other byte as `\` and three octal digits;
+    so `\x` begins no text of it.
+    """
+    at = copy(_BASE64_OPEN, 0, _BASE64_OPEN.size, out, at)
+    if end - start >= 2 and source[start] == BACKSLASH and source[start + 1] == LOWER_X:
+        at = _write_hex(source, start + 2, end, out, at)
+    else:
+        at = _write_escaped(source, start, end, out, at)
+    if at == INVALID:
+        return INVALID
     out[at] = QUOTE
     out[at + 1] = CLOSE_BRACE
     return at + 2
@@ -370,4 +417,4 @@ def write_scalar(
         return write_boolean(source, start, end, out, at)
     if kind == JSON:
         return write_document(source, start, end, out, at, stack)
-    return write_hex(source, start, end, out, at)
+    return write_bytea(source, start, end, out, at)

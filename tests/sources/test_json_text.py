@@ -88,16 +88,38 @@ def test_booleans() -> None:
 def test_hex_becomes_base64(size: int) -> None:
     """Bytes of every length come out as base64 with its padding."""
     content = bytes(range(250, 250 + size)) if size < 6 else bytes(range(6))
-    written = write(json_text.HEX, b"\\x" + content.hex().encode())
+    written = write(json_text.BYTEA, b"\\x" + content.hex().encode())
 
     assert isinstance(written, str)
     assert json.loads(written) == {"_base64": base64.b64encode(content).decode()}
 
 
-def test_bad_hex_is_refused() -> None:
+@given(st.binary(max_size=20))
+def test_escaped_bytes_become_base64(content: bytes) -> None:
+    """The escape format, as the server writes it, gives the same bytes as the hex format."""
+    escaped = "".join(
+        "\\\\" if b == 92 else chr(b) if 32 <= b <= 126 else f"\\{b:03o}" for b in content
+    )
+    written = write(json_text.BYTEA, escaped.encode())
+
+    assert isinstance(written, str)
+    assert json.loads(written) == {"_base64": base64.b64encode(content).decode()}
+
+
+def test_bad_bytea_is_refused() -> None:
     """Half bytes, other characters and other notations are refused."""
-    for text in (b"", b"\\", b"\\x0", b"\\x0g", b"abc", b"\\X00"):
-        assert write(json_text.HEX, text) == INVALID
+    for text in (
+        b"\\",
+        b"\\x0",
+        b"\\x0g",
+        b"a\nb",
+        b"\xc3\xbc",
+        b"\\X00",
+        b"\\08",
+        b"\\400",
+        b"\\18x",
+    ):
+        assert write(json_text.BYTEA, text) == INVALID
 
 
 documents = st.recursive(

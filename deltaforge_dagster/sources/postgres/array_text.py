@@ -7,7 +7,10 @@ Manual, section "Array Input and Output Syntax"; what `array_out` prints is::
                              "text" in which a backslash stands before each " and backslash
     {{...},{...}}            more dimensions nest
 
-It puts quotes around every element that is empty, looks like NULL, or holds braces, commas,
+The comma is the element type's delimiter (`pg_type.typdelim`): of all of PostgreSQL's own types
+only `box` has another, a semicolon.
+
+It puts quotes around every element that is empty, looks like NULL, or holds braces, delimiters,
 quotes, backslashes or white space; so nothing outside quotes needs escaping.
 """
 
@@ -35,8 +38,9 @@ from deltaforge_dagster.sources.characters import (
 from deltaforge_dagster.sources.json_text import INVALID, STRING_GROWTH, write_null, write_scalar
 from deltaforge_dagster.sources.kernel import Bytes, kernel
 
-ARRAY_GROWTH = STRING_GROWTH + 1
-"""An array text of n bytes needs this times n, plus `ARRAY_OVERHEAD`, as room."""
+ARRAY_GROWTH = 10
+"""An array text of n bytes needs this times n, plus `ARRAY_OVERHEAD`, as room: two bytes, `a,`, may
+become the 19 of `{"_base64":"YQ=="},`."""
 ARRAY_OVERHEAD = 128
 
 _FIRST, _NEXT, _AFTER = range(3)
@@ -77,7 +81,14 @@ def _is_null(source: Bytes, start: int, end: int) -> bool:
 
 @kernel
 def write_array(
-    element: int, source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes
+    element: int,
+    delimiter: int,
+    source: Bytes,
+    start: int,
+    end: int,
+    out: Bytes,
+    at: int,
+    stack: Bytes,
 ) -> int:
     """Write the array text `source[start:end]`, elements of the scalar kind `element`, as JSON.
 
@@ -106,7 +117,7 @@ def write_array(
             state = _AFTER
             if depth == 0:
                 return at if place == end else INVALID
-        elif byte == COMMA and state == _AFTER:
+        elif byte == delimiter and state == _AFTER:
             out[at] = COMMA
             at += 1
             place += 1
@@ -143,7 +154,7 @@ def write_array(
             state = _AFTER
         else:
             first = place
-            while place < end and source[place] != COMMA and source[place] != CLOSE_BRACE:
+            while place < end and source[place] != delimiter and source[place] != CLOSE_BRACE:
                 byte = source[place]
                 if byte == OPEN_BRACE or byte == QUOTE or byte == BACKSLASH:
                     return INVALID

@@ -240,7 +240,8 @@ class Catalog:
                 """
                 SELECT format_type(t.oid, NULL), t.typtype::text,
                        CASE WHEN e.typarray = t.oid THEN e.oid::int8 ELSE 0 END,
-                       CASE WHEN e.typarray = t.oid THEN e.typdelim ELSE t.typdelim END::text
+                       CASE WHEN e.typarray = t.oid THEN e.typdelim ELSE t.typdelim END::text,
+                       t.typbasetype::int8
                   FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
                  WHERE t.oid = %s
                 """,

@@ -34,7 +34,7 @@ SKIPPED = 2
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS = range(3)
 """Line of its first column; number of columns; number of key columns."""
 TABLE_WIDTH = 3
-COLUMN_KIND, COLUMN_ARRAY, COLUMN_KEY, COLUMN_NAME, COLUMN_NAME_END = range(5)
-"""Kind of its values (`json_text`); 1 for arrays of that kind; 1 for key columns; where
-`"name":` stands in the names."""
+COLUMN_KIND, COLUMN_DELIMITER, COLUMN_KEY, COLUMN_NAME, COLUMN_NAME_END = range(5)
+"""Kind of its values (`json_text`); the byte between the elements of an array of that kind, 0 for
+a scalar; 1 for key columns; where `"name":` stands in the names."""
 COLUMN_WIDTH = 5

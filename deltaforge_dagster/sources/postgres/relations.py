@@ -140,8 +140,9 @@ class TableVersions:
         columns = np.empty((len(labels), COLUMN_WIDTH), np.int64)
         for line, (column, type_) in enumerate(zip(schema.columns, types, strict=True)):
             end = ends[line]
-            in_key = column.name in key
-            columns[line] = (type_.kind, type_.is_array, in_key, end - len(labels[line]), end)
+            in_key = column.name in schema.primary_key
+            delimiter = ord(type_.delimiter or "\0")
+            columns[line] = (type_.kind, delimiter, in_key, end - len(labels[line]), end)
         self.tables = np.vstack(
             [self.tables, np.array([[len(self.columns), len(labels), len(key)]], np.int64)]
         )

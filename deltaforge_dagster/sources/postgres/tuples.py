@@ -42,7 +42,7 @@ from deltaforge_dagster.sources.postgres.array_text import (
     write_array,
 )
 from deltaforge_dagster.sources.postgres.layout import (
-    COLUMN_ARRAY,
+    COLUMN_DELIMITER,
     COLUMN_KEY,
     COLUMN_KIND,
     COLUMN_NAME,
@@ -83,17 +83,18 @@ _NOT_SENT = -1
 
 
 @kernel
-def _room_for(kind: int, is_array: int, source: Bytes, start: int, end: int, left: int) -> bool:
+def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, left: int) -> bool:
     """Say whether `left` bytes are room enough to write a value."""
     size = end - start
-    if is_array != 0:
+    if delimiter != 0:
         return size * ARRAY_GROWTH + ARRAY_OVERHEAD <= left
     if size * STRING_GROWTH + OVERHEAD <= left:
         return True
-    # Only a string can grow much: count, rather than ask for six times of something large.
+    # Only a string can grow much: count, rather than ask for six times of something large. Bytes
+    # in escape format may grow by a third.
     if kind == STRING:
         return string_size(source, start, end) + OVERHEAD <= left
-    return size + OVERHEAD <= left
+    return size + size // 3 + OVERHEAD <= left
 
 
 @kernel
@@ -151,12 +152,12 @@ def _write_tuple(
             at += 4
             if size > end - at:
                 return at, BAD_TUPLE
-            kind, is_array = columns[column, COLUMN_KIND], columns[column, COLUMN_ARRAY]
+            kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
             left = out.size - place - OVERHEAD
-            if not _room_for(kind, is_array, source, at, at + size, left):
+            if not _room_for(kind, delimiter, source, at, at + size, left):
                 return at, NO_ROOM
-            if is_array != 0:
-                place = write_array(kind, source, at, at + size, out, place, stack)
+            if delimiter != 0:
+                place = write_array(kind, delimiter, source, at, at + size, out, place, stack)
             else:
                 place = write_scalar(kind, source, at, at + size, out, place, stack)
             if place < 0:

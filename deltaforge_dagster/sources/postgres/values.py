@@ -1,4 +1,4 @@
-r"""Which JSON form each PostgreSQL type takes, and what must be known of a type to say so.
+r"""Which JSON form each PostgreSQL type takes: the one place where that is decided.
 
 ==============================================  ================================================
 type                                            JSON
@@ -10,23 +10,23 @@ type                                            JSON
 `json`, `jsonb`                                 the document itself, without white space
 `bytea`                                         `{"_base64":"..."}`
 array                                           array; elements as above; dimensions nest
+domain                                          as the type it is made of
 everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
-times, text, enums, domains, composites ...)
+times, text, enums, composites, ranges ...)
 ==============================================  ================================================
 
-An array is read only when its elements are separated by commas, which is true for all of
-PostgreSQL's own types but `box`; another one stops the pipeline instead of being guessed at.
-Built-in types are known by their OID (`pg_type.dat`, these never change); all others are asked
-from the catalog.
+`docs/types.md` has every type with examples. Stream, SELECT and COPY go through the same kernels
+(`tuples`), by the kinds named here. Built-in types are known by their OID (`pg_type.dat`, these
+never change); all others are asked from the catalog.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.sources.json_text import BOOLEAN, FLOAT, HEX, INTEGER, JSON, STRING
+from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,14 @@ class CatalogType:
         kind: `typtype`: b base, c composite, d domain, e enum, p pseudo, r range, m multirange.
         element: `typelem` of a true array (the element's `typarray` is this type), else 0.
         delimiter: `typdelim`; of an array, that of its element.
+        base: `typbasetype`: of a domain, the type it is made of (maybe a domain, too), else 0.
     """
 
     name: str
     kind: str
     element: int
     delimiter: str = ","
+    base: int = 0
 
 
 class Catalog(Protocol):
@@ -65,17 +67,17 @@ class ValueType:
     Attributes:
         name: SQL name without modifiers.
         kind: How a value is written (`json_text`); of an array, how its elements are.
-        is_array: Whether the text is an array's.
+        delimiter: What stands between the elements of an array; empty when it is none.
     """
 
     name: str
     kind: int
-    is_array: bool = False
+    delimiter: str = ""
 
 
 _SCALARS = {
     16: ("boolean", BOOLEAN, 1000),
-    17: ("bytea", HEX, 1001),
+    17: ("bytea", BYTEA, 1001),
     18: ('"char"', STRING, 1002),
     19: ("name", STRING, 1003),
     20: ("bigint", INTEGER, 1016),
@@ -94,7 +96,7 @@ _SCALARS = {
     600: ("point", STRING, 1017),
     601: ("lseg", STRING, 1018),
     602: ("path", STRING, 1019),
-    603: ("box", STRING, 0),
+    603: ("box", STRING, 1020),
     604: ("polygon", STRING, 1027),
     628: ("line", STRING, 629),
     650: ("cidr", STRING, 651),
@@ -105,6 +107,7 @@ _SCALARS = {
     790: ("money", STRING, 791),
     829: ("macaddr", STRING, 1040),
     869: ("inet", STRING, 1041),
+    1033: ("aclitem", STRING, 1034),
     1042: ("character", STRING, 1014),
     1043: ("character varying", STRING, 1015),
     1082: ("date", STRING, 1182),
@@ -116,10 +119,19 @@ _SCALARS = {
     1560: ("bit", STRING, 1561),
     1562: ("bit varying", STRING, 1563),
     1700: ("numeric", STRING, 1231),
+    1790: ("refcursor", STRING, 2201),
+    2202: ("regprocedure", STRING, 2207),
+    2203: ("regoper", STRING, 2208),
+    2204: ("regoperator", STRING, 2209),
+    2205: ("regclass", STRING, 2210),
+    2206: ("regtype", STRING, 2211),
     2950: ("uuid", STRING, 2951),
+    2970: ("txid_snapshot", STRING, 2949),
     3220: ("pg_lsn", STRING, 3221),
     3614: ("tsvector", STRING, 3643),
     3615: ("tsquery", STRING, 3645),
+    3734: ("regconfig", STRING, 3735),
+    3769: ("regdictionary", STRING, 3770),
     3802: ("jsonb", JSON, 3807),
     3904: ("int4range", STRING, 3905),
     3906: ("numrange", STRING, 3907),
@@ -128,19 +140,25 @@ _SCALARS = {
     3912: ("daterange", STRING, 3913),
     3926: ("int8range", STRING, 3927),
     4072: ("jsonpath", STRING, 4073),
+    4089: ("regnamespace", STRING, 4090),
+    4096: ("regrole", STRING, 4097),
+    4191: ("regcollation", STRING, 4192),
     4451: ("int4multirange", STRING, 6150),
     4532: ("nummultirange", STRING, 6151),
     4533: ("tsmultirange", STRING, 6152),
     4534: ("tstzmultirange", STRING, 6153),
     4535: ("datemultirange", STRING, 6155),
     4536: ("int8multirange", STRING, 6157),
+    5038: ("pg_snapshot", STRING, 5039),
+    5069: ("xid8", STRING, 271),
 }
-"""OID -> name, kind, OID of its array type (0: none that is read)."""
+"""OID -> name, kind, OID of its array type."""
+
+_BOX = 603
 
 BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
-    array: ValueType(f"{name}[]", kind, is_array=True)
-    for name, kind, array in _SCALARS.values()
-    if array
+    array: ValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")
+    for oid, (name, kind, array) in _SCALARS.items()
 }
 """Types that every PostgreSQL server has under the same OID."""
 
@@ -148,9 +166,11 @@ BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.item
 def value_type(oid: int, catalog: Catalog) -> ValueType:
     """Return how values of the type are written.
 
+    A domain's values look like those of the type it is made of, as they do for every client of the
+    server. Elements that are arrays themselves (of a domain over an array) stay text.
+
     Raises:
-        UnsupportedEvent: An array whose elements are not separated by commas, or a type that is
-            no longer in the catalog; the message names the type, the caller adds the table.
+        UnsupportedEvent: The type is no longer in the catalog; the caller adds the table.
     """
     built_in = BUILT_IN.get(oid)
     if built_in is not None:
@@ -158,12 +178,13 @@ def value_type(oid: int, catalog: Catalog) -> ValueType:
     found = catalog.type(oid)
     if found is None:
         raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
-    if not found.element:
-        return ValueType(found.name, STRING)
-    if found.delimiter != ",":
-        raise UnsupportedEvent(f"arrays of type {found.name} are not decoded")
-    element = BUILT_IN.get(found.element)
-    return ValueType(found.name, STRING if element is None else element.kind, is_array=True)
+    if found.base:
+        return replace(value_type(found.base, catalog), name=found.name)
+    if found.element:
+        element = value_type(found.element, catalog)
+        kind = STRING if element.delimiter else element.kind
+        return ValueType(found.name, kind, found.delimiter)
+    return ValueType(found.name, STRING)
 
 
 _PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}

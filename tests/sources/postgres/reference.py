@@ -21,12 +21,12 @@ from typing import Any
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.values import CatalogType
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
-from tests.strategies import DOMAIN, ENUM, ENUM_ARRAY
+from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 
-JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26}, {700, 701}
+JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26, DOMAIN}, {700, 701}
 ELEMENTS = {
     1000: 16, 1001: 17, 1016: 20, 1009: 25, 1022: 701, 1231: 1700, 199: 114, 3807: 3802,
-    ENUM_ARRAY: ENUM,
+    ENUM_ARRAY: ENUM, DOMAIN_ARRAY: DOMAIN, 1020: 603,
 }  # fmt: skip
 FORWARD = (1 << 64) - 1
 
@@ -56,12 +56,12 @@ class Catalog:
         return self.keys.get(relation, ())
 
     def type(self, oid: int) -> CatalogType | None:
-        """Know an enum, its array, a domain and an array that is not separated by commas."""
+        """Know an enum, a domain, and their arrays."""
         return {
             ENUM: CatalogType("mood", "e", 0),
             ENUM_ARRAY: CatalogType("mood[]", "b", ENUM),
-            DOMAIN: CatalogType("positive", "d", 0),
-            1020: CatalogType("box[]", "b", 603, ";"),
+            DOMAIN: CatalogType("positive", "d", 0, base=23),
+            DOMAIN_ARRAY: CatalogType("positive[]", "b", DOMAIN),
         }.get(oid)
 
 
@@ -138,6 +138,10 @@ class Reference:
                 self._relation(body)
             case "I" | "U" | "D":
                 self._change(kind, body, lsn)
+            case "T":
+                self._truncate(body, lsn)
+            case "M":
+                self._message(body, struct.unpack_from(">q", content, 17)[0])
             case "O" | "Y":
                 pass
             case _:
@@ -192,23 +196,77 @@ class Reference:
                 if value == UNCHANGED_JSON:
                     raise BadStreamError
                 keys[name] = value
-        self._open.append(
-            {
-                "op": {"I": "c", "U": "u", "D": "d"}[kind],
-                "ts_us": self._ts_us,
-                "schema": table.split(".", 1)[0],
-                "table": table.split(".", 1)[1],
-                "before": _object(old),
-                "after": _object(new),
-                "key": _object(keys) if keys else None,
-                "pos": lsn,
-                "row": self._index,
-                "tx_id": str(self._xid),
-                "tx_end": False,
-                "event_id": self._event_id(),
-            }
-        )
+        images = {
+            "before": _object(old),
+            "after": _object(new),
+            "key": _object(keys) if keys else None,
+        }
+        op = {"I": "c", "U": "u", "D": "d"}[kind]
+        self._open.append(self._row(op, table, lsn) | images)
         self._index += 1
+
+    def _truncate(self, body: bytes, lsn: int) -> None:
+        count, flags = struct.unpack_from(">IB", body)
+        oids = [oid for (oid,) in struct.iter_unpack(">I", body[5:])]
+        if self._open is None or len(oids) != count or any(o not in self._relations for o in oids):
+            raise BadStreamError
+        ddl = {
+            "sql": "TRUNCATE",
+            "cascade": bool(flags & 1),
+            "restart_identity": bool(flags & 2),
+        }
+        for oid in oids:
+            table = self._relations[oid][0]
+            self._open.append(
+                self._row("t", table, lsn) | {"ddl": json.dumps(ddl, separators=(",", ":"))}
+            )
+            self._index += 1
+
+    def _message(self, body: bytes, clock: int) -> None:
+        flags, lsn = struct.unpack_from(">Bq", body)
+        prefix, zero, rest = body[9:].partition(b"\0")
+        (size,) = struct.unpack_from(">I", rest)
+        content = rest[4:]
+        if flags > 1 or lsn < 0 or not zero or len(content) != size:
+            raise BadStreamError
+        table = f"__wal_message.{prefix.decode()}"
+        if bool(flags) != (self._open is not None):
+            raise BadStreamError
+        try:
+            after = to_json(114, content.decode())
+        except (ValueError, BadStreamError):
+            after = None
+        if self._open is not None:
+            if after is not None:
+                self._open.append(self._row("c", table, lsn) | {"after": after})
+            self._index += 1
+            return
+        self.end = max(self.end, lsn + 1)
+        if after is not None:
+            self._final, self._xid, self._index, self._ts_us = lsn, 0, 0, 0
+            wrapped = (clock + 946_684_800_000_000 + 2**63) % 2**64 - 2**63
+            self.rows.append(
+                self._row("c", table, lsn)
+                | {"after": after, "tx_id": None, "tx_end": True, "ts_us": wrapped}
+            )
+
+    def _row(self, op: str, table: str, lsn: int) -> dict[str, Any]:
+        """Return a row without images."""
+        return {
+            "op": op,
+            "ts_us": self._ts_us,
+            "schema": table.split(".", 1)[0],
+            "table": table.split(".", 1)[1],
+            "before": None,
+            "after": None,
+            "key": None,
+            "ddl": None,
+            "pos": lsn,
+            "row": self._index,
+            "tx_id": str(self._xid),
+            "tx_end": False,
+            "event_id": self._event_id(),
+        }
 
     def _tuple(
         self, rest: bytes, columns: list[tuple[str, int, bool]]
@@ -253,7 +311,7 @@ def known_scalar(oid: int) -> bool:
     """Say whether this decoder and the catalog above know the type."""
     from deltaforge_dagster.sources.postgres.values import BUILT_IN  # noqa: PLC0415
 
-    return oid in (ENUM, DOMAIN) or (oid in BUILT_IN and not BUILT_IN[oid].is_array)
+    return oid in (ENUM, DOMAIN) or (oid in BUILT_IN and not BUILT_IN[oid].delimiter)
 
 
 def _mix(h: int, s1: int, m1: int, s2: int, m2: int, s3: int) -> int:
@@ -286,11 +344,18 @@ def to_json(type_oid: int, text: str) -> str:
         json.loads(text, parse_constant=lambda _: _refuse(), parse_int=str, parse_float=str)
         return re.sub(r'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', lambda match: match[1] or "", text)
     if type_oid == 17:
-        if not re.fullmatch(r"\\x([0-9a-fA-F]{2})*", text):
-            _refuse()
-        encoded = base64.b64encode(bytes.fromhex(text[2:])).decode()
+        encoded = base64.b64encode(_bytea(text)).decode()
         return f'{{"_base64":"{encoded}"}}'
     return json.dumps(text, ensure_ascii=False)
+
+
+def _bytea(text: str) -> bytes:
+    if re.fullmatch(r"\\x([0-9a-fA-F]{2})*", text):
+        return bytes.fromhex(text[2:])
+    if not re.fullmatch(r"([ -\[\]-~]|\\\\|\\[0-3][0-7]{2})*", text):
+        _refuse()
+    octal = re.sub(r"\\(\\|[0-7]{3})", lambda m: "\\" if m[1] == "\\" else chr(int(m[1], 8)), text)
+    return octal.encode("latin-1")
 
 
 def _refuse() -> str:
@@ -300,7 +365,8 @@ def _refuse() -> str:
 def _array(element: int, text: str) -> str:
     """Return a JSON array, reading the array text token by token."""
     text = re.sub(r"^\[[0-9:\[\]-]*\]=", "", text) if text.startswith("[") else text
-    token = re.compile(r'[{},]|"(?:[^"\\]|\\.)*"|[^{},"\\]+', re.DOTALL)
+    d = ";" if element == 603 else ","
+    token = re.compile(rf'[{{}}{d}]|"(?:[^"\\]|\\.)*"|[^{{}}{d}"\\]+', re.DOTALL)
     out = []
     at, depth, before = 0, 0, ""
     while at < len(text):
@@ -309,16 +375,16 @@ def _array(element: int, text: str) -> str:
             raise BadStreamError
         part, at = match[0], match.end()
         if part == "{":
-            allowed, depth = before in ("", "{", ","), depth + 1
+            allowed, depth = before in ("", "{", d), depth + 1
             out.append("[")
         elif part == "}":
             allowed, depth = before in ("{", "}", "value"), depth - 1
             out.append("]")
-        elif part == ",":
+        elif part == d:
             allowed = before in ("}", "value")
             out.append(",")
         else:
-            allowed = before in ("{", ",") and depth > 0
+            allowed = before in ("{", d) and depth > 0
             if part == "NULL":
                 out.append("null")
             else:
@@ -326,7 +392,7 @@ def _array(element: int, text: str) -> str:
                 out.append(to_json(element, plain if part[0] == '"' else part))
         if not allowed:
             raise BadStreamError
-        before = part if part in ("{", "}", ",") else "value"
+        before = part if part in ("{", "}", d) else "value"
     if depth or before != "}":
         raise BadStreamError
     return "".join(out)

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.json_text import HEX, INTEGER, INVALID, JSON, MAX_DEPTH, STRING
+from deltaforge_dagster.sources.json_text import BYTEA, INTEGER, INVALID, JSON, MAX_DEPTH, STRING
 from deltaforge_dagster.sources.postgres.array_text import ARRAY_GROWTH, ARRAY_OVERHEAD, write_array
 from tests.strategies import array_element
 
 GUARD = 0xEE
 
 
-def write(element: int, text: str) -> object:
+def write(element: int, text: str, delimiter: str = ",") -> object:
     """Write an array with exactly the room it may ask for; return its value, or the code."""
     raw = text.encode()
     bound = len(raw) * ARRAY_GROWTH + ARRAY_OVERHEAD
     out = np.full(bound + 16, GUARD, np.uint8)
     stack = np.empty(MAX_DEPTH, np.uint8)
     source = np.frombuffer(b"{" + raw + b"}", np.uint8)
-    end = write_array(element, source, 1, 1 + len(raw), out, 0, stack)
+    end = write_array(element, ord(delimiter), source, 1, 1 + len(raw), out, 0, stack)
     assert set(out[bound:].tolist()) == {GUARD}
     return end if end < 0 else json.loads(out[:end].tobytes())
 
@@ -44,12 +44,22 @@ def test_text_arrays(elements: list[str | None]) -> None:
         (INTEGER, "[0:1][-2:-1]={{1,2},{3,4}}", [[1, 2], [3, 4]]),
         (STRING, '{42,null,"NULL",""}', ["42", "null", "NULL", ""]),
         (JSON, '{"{\\"a\\": [1, \\"x\\\\ty\\"]}",5}', [{"a": [1, "x\ty"]}, 5]),
-        (HEX, '{"\\\\x00ff"}', [{"_base64": "AP8="}]),
+        (BYTEA, '{"\\\\x00ff"}', [{"_base64": "AP8="}]),
+        (BYTEA, "{" + ",".join("a" * 99) + "}", [{"_base64": "YQ=="}] * 99),
+        (BYTEA, '{"","\\\\000"}', [{"_base64": ""}, {"_base64": "AA=="}]),
     ],
 )
 def test_arrays(element: int, text: str, value: object) -> None:
     """Elements take their own type's form; dimensions nest; bounds go."""
     assert write(element, text) == value
+
+
+def test_other_delimiters() -> None:
+    """Between boxes stands a semicolon; then commas are part of an element."""
+    boxes = "{(3,4),(1,2);(5,6),(0,0);NULL}"
+
+    assert write(STRING, boxes, ";") == ["(3,4),(1,2)", "(5,6),(0,0)", None]
+    assert write(INTEGER, "{1;2}") == INVALID
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_types_are_described_as_the_decoder_needs_them(
 
     assert described("mood") == CatalogType("public.mood", "e", 0, ",")
     assert described("mood[]") == CatalogType("public.mood[]", "b", mood, ",")
-    assert described("small") == CatalogType("public.small", "d", 0, ",")
+    assert described("small") == CatalogType("public.small", "d", 0, ",", base=23)
     assert described("box[]") == CatalogType("box[]", "b", box, ";")
     assert described("point") == CatalogType("point", "b", 0, ",")
     assert asked.type(1) is None

@@ -208,7 +208,7 @@ def test_transactions_before_the_start_are_skipped() -> None:
 
 def test_tables_not_captured_are_passed_over() -> None:
     """Rows of other tables are counted but not read; alone in a transaction they are idle progress."""
-    other = samples.relation(99, "public", "other", [("odd", 1020, -1, True)])
+    other = samples.relation(99, "public", "other", [("odd", 77_777, -1, True)])
     odd = samples.insert(99, [b"(1,2);(3,4)"])
     registry = Registry()
     stream = transaction(RELATION, other, odd, insert(1), odd, samples.truncate([99]))
@@ -285,7 +285,7 @@ def test_unsupported_messages_stop() -> None:
         (("id", 20), b"twelve", "a value that is not of its type's form: column id (bigint)"),
         (("doc", 3802), b"{", "column doc (jsonb)"),
         (("doc", 114), b"[" * 70_000 + b"]" * 70_000, "nested deeper than 65536 levels"),
-        (("data", 17), b"abc", "column data (bytea)"),
+        (("data", 17), b"\\xabc", "column data (bytea)"),
         (("name", 25), b"\xff\xfe", "text that is not UTF-8: table public.t"),
         (("tags", 1009), b"{a,b", "column tags (text[])"),
     ],
@@ -340,18 +340,13 @@ def test_full_identity_asks_the_catalog_for_the_key() -> None:
     assert "today's primary key (renamed)" in str(error)
 
 
-def test_arrays_of_unknown_form_are_refused() -> None:
-    """An array whose elements are not separated by commas stops with its column and type."""
-    boxes = samples.relation(5, "public", "t", [("boxes", 1020, -1, False)])
+def test_types_that_are_gone_are_refused() -> None:
+    """A type of which nothing is known stops with its column and number."""
     gone = samples.relation(5, "public", "t", [("gone", 77_777, -1, False)])
+    _, error = decode(transaction(gone))
 
-    for described, words in [
-        (boxes, "table public.t, column boxes, at 0/0000041A: arrays of type box[]"),
-        (gone, "type 77777 is no longer in the catalog"),
-    ]:
-        _, error = decode(transaction(described))
-        assert isinstance(error, UnsupportedEvent)
-        assert words in str(error)
+    assert isinstance(error, UnsupportedEvent)
+    assert "table public.t, column gone, at 0/0000041A: type 77777 is no longer" in str(error)
 
 
 def test_versions_are_registered_once_with_their_position() -> None:
