@@ -180,6 +180,18 @@ def messages(draw: st.DrawFn, lsn: int, *, transactional: bool) -> bytes:
 
 
 @st.composite
+def events(draw: st.DrawFn, lsn: int, described: dict[int, Table], oid: int) -> bytes:
+    """Draw what a transaction may hold: mostly a change of the table, also truncates and messages."""
+    match draw(st.integers(0, 9)):
+        case 0:
+            oids = draw(st.lists(st.sampled_from(sorted(described)), max_size=3))
+            return samples.truncate(oids, draw(st.integers(0, 3)))
+        case 1:
+            return draw(messages(lsn, transactional=True))
+    return draw(changes(described[oid]))
+
+
+@st.composite
 def streams(draw: st.DrawFn) -> bytes:
     """Draw a valid stream: transactions, empty ones too, keepalives and messages to pass over."""
     parts: list[bytes] = []
@@ -198,14 +210,7 @@ def streams(draw: st.DrawFn) -> bytes:
                     described[oid] = draw(tables(oid))
                 parts.append(samples.xlog(0, described[oid].relation()))
             lsn += draw(st.sampled_from([0, 8]))
-            match draw(st.integers(0, 9)):
-                case 0:
-                    oids = draw(st.lists(st.sampled_from(sorted(described)), max_size=3))
-                    parts.append(samples.xlog(lsn, samples.truncate(oids, draw(st.integers(0, 3)))))
-                case 1:
-                    parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=True))))
-                case _:
-                    parts.append(samples.xlog(lsn, draw(changes(described[oid]))))
+            parts.append(samples.xlog(lsn, draw(events(lsn, described, oid))))
             if draw(st.integers(0, 4)) == 0:
                 parts.append(samples.keepalive(lsn))
         lsn = final_lsn + 8

@@ -41,9 +41,11 @@ def id_column(data: Bytes) -> pa.StringArray:
     return pa.StringArray.from_buffers(data.size // ID_SIZE, _buffer(ends), _buffer(data))
 
 
-def coded(codes: npt.NDArray[Any], dictionary: pa.Array[Any]) -> pa.DictionaryArray[Any, Any]:
-    """Return the entries of `dictionary` that `codes` name."""
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), dictionary)
+def coded(
+    codes: npt.NDArray[Any], dictionary: pa.Array[Any], nulls: npt.NDArray[np.bool_] | None = None
+) -> pa.DictionaryArray[Any, Any]:
+    """Return the entries of `dictionary` that `codes` name, and null where `nulls` is true."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=nulls), dictionary)
 
 
 def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordBatch:

@@ -22,17 +22,22 @@ from deltaforge_dagster.sources.json_text import MAX_DEPTH
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
 from deltaforge_dagster.sources.postgres.layout import (
+    OP_INSERT,
     OP_LETTERS,
+    OP_MESSAGE,
+    OP_TRUNCATE,
     ROW_INDEX,
     ROW_LAST,
     ROW_LSN,
     ROW_OP,
+    ROW_START,
     ROW_TABLE,
     ROW_TX,
     TABLE_FIRST,
     TX_TS_US,
     TX_XID,
 )
+from deltaforge_dagster.sources.postgres.pgoutput import truncate_payload
 from deltaforge_dagster.sources.postgres.relations import TableVersions
 from deltaforge_dagster.sources.postgres.tuples import (
     AFTER,
@@ -128,7 +133,7 @@ class BatchWriter:
             self._texts = _texts(min(room * 2, _MAX_ROOM))
         if stop == first:
             return None, stop, error
-        batch = self._batch(rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
+        batch = self._batch(source, rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
         if self._texts[0].size > _ROOM:
             self._texts = _texts(_ROOM)
         if not _is_text(batch):
@@ -166,16 +171,20 @@ class BatchWriter:
         """Copy one of the three texts out of the scratch memory."""
         return text_column(self._texts[text], self._ends[text, :count], self._valid[text, :count])
 
-    def _batch(self, rows: Longs, txs: Longs, event_ids: pa.StringArray) -> pa.RecordBatch:
+    def _batch(
+        self, source: Bytes, rows: Longs, txs: Longs, event_ids: pa.StringArray
+    ) -> pa.RecordBatch:
         count = len(rows)
         names = self._names
         names.update(self._versions.schemas, self._versions.stamps)
         table = rows[:, ROW_TABLE]
         tx = rows[:, ROW_TX]
         first_tx = int(tx[0])
+        outside = txs[tx, TX_XID] == 0  # messages outside of transactions
+        messages = rows[:, ROW_OP] == OP_MESSAGE  # these have no table version
         xids = pa.array(txs[first_tx : int(tx[-1]) + 1, TX_XID]).cast(pa.string())
         columns = {
-            "op": coded(rows[:, ROW_OP], self._ops),
+            "op": coded(np.where(messages, OP_INSERT, rows[:, ROW_OP]), self._ops),
             "ts_us": pa.array(txs[tx, TX_TS_US]),
             "db": coded(np.zeros(count), self._db),
             "schema": coded(names.schema_codes[table], names.schemas),
@@ -185,14 +194,31 @@ class BatchWriter:
             "key": self._image(KEY, count),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
-            "tx_id": coded(tx - first_tx, xids),
+            "tx_id": coded(tx - first_tx, xids, _if_any(outside)),
             "tx_end": pa.array(rows[:, ROW_LAST] == 1),
-            "schema_version": coded(names.version_codes[table], names.versions),
-            "schema_sequence": pa.array(names.sequences[table]),
+            "schema_version": coded(names.version_codes[table], names.versions, _if_any(messages)),
+            "schema_sequence": pa.array(names.sequences[table], mask=_if_any(messages)),
             "event_id": event_ids,
+            **_payloads(source, rows),
             "raw_payload": pa.array(np.zeros(count, np.bool_)),
         }
         return record_batch(columns, count)
+
+
+def _payloads(source: Bytes, rows: Longs) -> dict[str, pa.Array[Any]]:
+    """Return the column `ddl`, if a truncate is among the rows."""
+    truncates = np.flatnonzero(rows[:, ROW_OP] == OP_TRUNCATE)
+    if not truncates.size:
+        return {}
+    payloads: list[str | None] = [None] * len(rows)
+    for row in truncates:
+        payloads[row] = truncate_payload(int(source[rows[row, ROW_START]]))
+    return {"ddl": pa.array(payloads, pa.string())}
+
+
+def _if_any(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_] | None:
+    """Return the mask, or None when it masks nothing."""
+    return mask if mask.any() else None
 
 
 def _is_text(batch: pa.RecordBatch) -> bool:

@@ -26,7 +26,9 @@ from deltaforge_dagster.sources.postgres.layout import (
     END,
     IDLE_LSN,
     IDLE_XID,
+    INDEX,
     OFFSET,
+    OP_MESSAGE,
     OPEN,
     REPLY,
     ROW_END,
@@ -34,6 +36,7 @@ from deltaforge_dagster.sources.postgres.layout import (
     ROW_TX,
     ROW_WIDTH,
     ROWS,
+    SKIPPED,
     START_LSN,
     STATE_WIDTH,
     TX_END_LSN,
@@ -42,13 +45,16 @@ from deltaforge_dagster.sources.postgres.layout import (
     TX_XID,
     TXS,
 )
+from deltaforge_dagster.sources.postgres.messages import MessageFilter
 from deltaforge_dagster.sources.postgres.pgoutput import (
+    EPOCH_US,
     MESSAGE_NAMES,
     XLOG_HEADER,
-    truncated_relations,
+    LogicalMessage,
+    parse_message,
 )
 from deltaforge_dagster.sources.postgres.relations import TableVersions
-from deltaforge_dagster.sources.postgres.samples import orders
+from deltaforge_dagster.sources.postgres.samples import message, orders, xlog
 from deltaforge_dagster.sources.postgres.scan import (
     BAD_COMMIT,
     BAD_MESSAGE,
@@ -56,10 +62,12 @@ from deltaforge_dagster.sources.postgres.scan import (
     BAD_SIZE,
     FOREIGN,
     FULL,
+    MESSAGE,
     NEED_MORE,
     RELATION,
     UNKNOWN_TABLE,
     UNSUPPORTED,
+    read_64,
     scan,
 )
 from deltaforge_dagster.sources.postgres.values import Catalog, CatalogType
@@ -117,6 +125,7 @@ class Decoder:
     ) -> None:
         self._versions = TableVersions(db=db, registry=registry, catalog=catalog, captures=captures)
         self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS)
+        self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
         self._state[START_LSN] = start.lsn
         self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
@@ -171,25 +180,49 @@ class Decoder:
         """Do what `scan` stopped for; it goes on after the message when this returns."""
         state = self._state
         at, end = int(state[OFFSET]), int(state[END])
-        if stop not in (RELATION, UNSUPPORTED):
+        if stop not in (RELATION, MESSAGE, UNSUPPORTED):
             raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
-        message = source[at + 5 + XLOG_HEADER : end].tobytes()
-        content = message[1:]
+        begun = at + 5 + XLOG_HEADER
         if stop == RELATION:
-            self._versions.describe(content, self._position())
+            self._versions.describe(source[begun + 1 : end].tobytes(), self._position())
+        elif stop == MESSAGE:
+            sent_us = EPOCH_US + int(read_64(source, begun - 8))
+            parsed = parse_message(source[begun + 1 : end].tobytes())
+            self._take_message(parsed, source[end - parsed.size : end], end, sent_us)
+        else:
+            kind, lsn = chr(source[begun]), format_lsn(int(read_64(source, at + 6)))
+            raise UnsupportedEvent(
+                f"the log holds a {MESSAGE_NAMES.get(kind, repr(kind))} message (byte"
+                f" 0x{ord(kind):02X}) at {lsn}, which this version does not decode,"
+                f" {self._where()}"
+            )
+
+    def _take_message(
+        self, message: LogicalMessage, content: Bytes, end: int, sent_us: int
+    ) -> None:
+        """Note a logical message as a change: of the open transaction, or as one of its own."""
+        state, rows, txs = self._state, self._rows, self._txs
+        if message.transactional != bool(state[OPEN]):
+            raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
+        index = int(state[INDEX]) if message.transactional else 0
+        state[INDEX] += message.transactional
+        old = message.lsn < state[START_LSN] and not message.transactional
+        if old or state[OPEN] == SKIPPED:
             return
-        kind = chr(message[0])
-        tables = ""
-        if kind == "T":
-            relations = truncated_relations(content)
-            captured = [r for r in relations if self._versions.is_captured(r)]
-            if not captured:
-                return
-            tables = " of " + ", ".join(self._versions.table_name(r) for r in captured)
-        raise UnsupportedEvent(
-            f"the log holds a {MESSAGE_NAMES.get(kind, repr(kind))} message{tables}, which this"
-            f" version does not decode, {self._where()}"
-        )
+        taken = self._messages.takes(message, content)
+        if not message.transactional:
+            state[IDLE_LSN], state[IDLE_XID] = message.lsn + 1, -1
+        if not taken:
+            return
+        if not message.transactional:
+            txs[state[TXS]] = (0, message.lsn, sent_us, message.lsn + 1, 0)
+            state[TXS] += 1
+        version = self._versions.of_messages(message.prefix)
+        last = not message.transactional
+        rows[state[ROWS]] = (
+            OP_MESSAGE, state[TXS] - 1, version, message.lsn, index, end - message.size, end, last
+        )  # fmt: skip
+        state[ROWS] += 1
 
     def _position(self) -> LsnPosition:
         """Return the commit that what is read now belongs to; between commits, the last one."""
@@ -264,7 +297,8 @@ class Decoder:
             if cut:
                 tx = txs[rows[first + cut - 1, ROW_TX]]
                 whole = batch.slice(0, cut)
-                batches.append(self._until(whole, int(tx[TX_END_LSN]), int(tx[TX_XID]), log_bytes))
+                xid = int(tx[TX_XID]) or None
+                batches.append(self._until(whole, int(tx[TX_END_LSN]), xid, log_bytes))
                 log_bytes = 0
             if cut < stop - first:
                 batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
@@ -281,7 +315,7 @@ class Decoder:
 
 def warm() -> None:
     """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
-    stream = orders(2)
+    stream = xlog(1, message(1, "warm", b"{}", transactional=False)) + orders(2)
     make_up().feed(stream, len(stream))
 
 

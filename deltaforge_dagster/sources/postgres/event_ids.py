@@ -13,7 +13,7 @@ from deltaforge_dagster.sources.postgres.layout import (
     ROW_INDEX,
     ROW_TX,
     TX_FINAL_LSN,
-    TX_TS_US,
+    TX_ID_US,
     TX_XID,
 )
 
@@ -31,4 +31,4 @@ def write_event_ids(
         index = np.uint64(rows[row, ROW_INDEX])
         a = mix_a(mix_a(mix_a(a ^ lsn) ^ xid) ^ index)
         b = mix_b(mix_b(mix_b(b ^ lsn) ^ xid) ^ index)
-        at = write_event_id(txs[tx, TX_TS_US], a, b, out, at)
+        at = write_event_id(txs[tx, TX_ID_US], a, b, out, at)

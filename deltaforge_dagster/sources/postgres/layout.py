@@ -12,14 +12,19 @@ transaction from 0; where its message's tuples start and end in the buffer; 1 on
 of a committed transaction."""
 ROW_WIDTH = 8
 
-OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
-OP_LETTERS = ("c", "u", "d")
+OP_INSERT, OP_UPDATE, OP_DELETE, OP_TRUNCATE, OP_MESSAGE = range(5)
+OP_LETTERS = ("c", "u", "d", "t")
+"""Of the first four; a logical message is an insert. Its row holds its content, that of a truncate
+its flags."""
 
 # One line per transaction.
-TX_XID, TX_FINAL_LSN, TX_TS_US, TX_END_LSN = range(4)
+TX_XID, TX_FINAL_LSN, TX_TS_US, TX_END_LSN, TX_ID_US = range(5)
 """xid; LSN of its commit; commit time, microseconds since 1970; LSN after its commit, 0 while the
-transaction is open."""
-TX_WIDTH = 4
+transaction is open; the time that event ids begin with.
+
+A message outside of transactions has a line, too: xid 0, its own LSN, the time when the server sent
+it, the first position after it, and 0, since its log record has no time."""
+TX_WIDTH = 5
 
 # State of `scan`, carried from call to call.
 OFFSET, ROWS, TXS, OPEN, INDEX, IDLE_LSN, IDLE_XID, REPLY, END, START_LSN = range(10)

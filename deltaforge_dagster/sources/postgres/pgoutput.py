@@ -22,18 +22,19 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
       'I' Insert       Int32 relation | 'N' | tuple
       'U' Update       Int32 relation | ('K' | 'O') tuple, or nothing | 'N' | tuple
       'D' Delete       Int32 relation | ('K' | 'O') | tuple
-      'T' Truncate     Int32 relations | Int8 flags | Int32 relation ...
-      'M' Message      Int8 flags | LSN | String prefix | Int32 size | content
+      'T' Truncate     Int32 relations | Int8 1: CASCADE, 2: RESTART IDENTITY | Int32 relation ...
+      'M' Message      Int8 1: transactional | LSN | String prefix | Int32 size | content
 
     tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
                        (not sent), or 't' | Int32 size | text
 
 Frequent messages are read by the kernels (`scan`, `tuples`). Here are Relation, which needs the
-catalog and the registry, and the words for errors.
+catalog and the registry, logical messages, and the words for errors.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
 
@@ -83,34 +84,55 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """What `pg_logical_emit_message` wrote; its content is the last `size` bytes.
+
+    Attributes:
+        transactional: It is part of its transaction; otherwise it stands in the log by itself, also
+            when its transaction is rolled back.
+        lsn: Where its log record begins.
+    """
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    size: int
+
+
 class _Reader:
     """Reads fields off a message, and never beyond it."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, what: str) -> None:
         self._content = content
+        self._what = what
         self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._content) - self._at
 
     def number(self, fmt: str) -> int:
         try:
             (value,) = struct.unpack_from(fmt, self._content, self._at)
         except struct.error as error:
-            raise CorruptLog("a Relation message ends too early") from error
+            raise CorruptLog(f"{self._what} ends too early") from error
         self._at += struct.calcsize(fmt)
         return int(value)
 
     def string(self) -> str:
         end = self._content.find(b"\0", self._at)
         if end < 0:
-            raise CorruptLog("a name in a Relation message does not end")
+            raise CorruptLog(f"a name in {self._what} does not end")
         raw, self._at = self._content[self._at : end], end + 1
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise CorruptLog("a name in a Relation message is not UTF-8") from error
+            raise CorruptLog(f"a name in {self._what} is not UTF-8") from error
 
     def finish(self) -> None:
-        if self._at != len(self._content):
-            raise CorruptLog("a Relation message goes on after its last column")
+        if self.left:
+            raise CorruptLog(f"{self._what} goes on after its last column")
 
 
 def parse_relation(content: bytes) -> Relation:
@@ -119,7 +141,7 @@ def parse_relation(content: bytes) -> Relation:
     Raises:
         CorruptLog: The bytes are not a Relation message, or name a column twice.
     """
-    reader = _Reader(content)
+    reader = _Reader(content, "a Relation message")
     oid = reader.number(">I")
     schema = reader.string() or "pg_catalog"  # sent empty for system tables
     table = reader.string()
@@ -139,9 +161,23 @@ def parse_relation(content: bytes) -> Relation:
     return Relation(oid, schema, table, identity, tuple(columns))
 
 
-def truncated_relations(content: bytes) -> tuple[int, ...]:
-    """Return the relations named by a Truncate message, without its leading type byte."""
-    reader = _Reader(content)
-    count = reader.number(">I")
-    reader.number(">B")
-    return tuple(reader.number(">I") for _ in range(min(count, len(content) // 4)))
+def parse_message(content: bytes) -> LogicalMessage:
+    """Read a logical message, without its leading type byte.
+
+    Raises:
+        CorruptLog: The bytes are not a logical message.
+    """
+    reader = _Reader(content, "a logical message")
+    flags = reader.number(">B")
+    lsn = reader.number(">q")
+    prefix = reader.string()
+    size = reader.number(">I")
+    if flags > 1 or lsn < 0 or size != reader.left:
+        raise CorruptLog("a logical message does not follow its format")
+    return LogicalMessage(bool(flags), lsn, prefix, size)
+
+
+def truncate_payload(flags: int) -> str:
+    """Return what a truncate's event says of it; `flags` are those of the message."""
+    cascade, restart = json.dumps(bool(flags & 1)), json.dumps(bool(flags & 2))
+    return f'{{"sql":"TRUNCATE","cascade":{cascade},"restart_identity":{restart}}}'

@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.postgres.layout import COLUMN_WIDTH, TABLE_WIDTH
+from deltaforge_dagster.sources.postgres.messages import SCHEMA as MESSAGES
 from deltaforge_dagster.sources.postgres.pgoutput import Relation, parse_relation
 from deltaforge_dagster.sources.postgres.scan import IGNORED
 from deltaforge_dagster.sources.postgres.values import (
@@ -52,6 +53,7 @@ class TableVersions:
         self._captures = captures
         self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
         self._by_relation: dict[int, int] = {}
+        self._by_prefix: dict[str, int] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
@@ -80,14 +82,14 @@ class TableVersions:
             self._by_relation[relation.oid] = version
             self._index()
 
-    def is_captured(self, relation: int) -> bool:
-        """Say whether changes of the relation are wanted, so far as it was described."""
-        return self._by_relation.get(relation) != IGNORED
-
-    def table_name(self, relation: int) -> str:
-        """Return `schema.table` of a relation, for error messages."""
-        version = self._by_relation.get(relation, IGNORED)
-        return f"relation {relation}" if version == IGNORED else self.version_name(version)
+    def of_messages(self, prefix: str) -> int:
+        """Return the version that stands for logical messages of a prefix: no columns, no stamp."""
+        version = self._by_prefix.get(prefix)
+        if version is None:
+            schema = TableSchema(self._db, MESSAGES, prefix, (), ())
+            version = self._lay_out(schema, [], SchemaStamp("", 0, 0))
+            self._by_prefix[prefix] = version
+        return version
 
     def version_name(self, version: int) -> str:
         """Return `schema.table` of a version, for error messages."""
@@ -133,7 +135,11 @@ class TableVersions:
             ),
             primary_key=key,
         )
-        self.stamps.append(self._registry.register(schema, position))
+        return self._lay_out(schema, types, self._registry.register(schema, position))
+
+    def _lay_out(self, schema: TableSchema, types: list[ValueType], stamp: SchemaStamp) -> int:
+        """Add a version to the arrays that the kernels read, and return its number."""
+        self.stamps.append(stamp)
         self.schemas.append(schema)
         labels = [f"{json.dumps(c.name, ensure_ascii=False)}:".encode() for c in schema.columns]
         ends = len(self.names) + np.cumsum([len(label) for label in labels], dtype=np.int64)
@@ -144,7 +150,10 @@ class TableVersions:
             delimiter = ord(type_.delimiter or "\0")
             columns[line] = (type_.kind, delimiter, in_key, end - len(labels[line]), end)
         self.tables = np.vstack(
-            [self.tables, np.array([[len(self.columns), len(labels), len(key)]], np.int64)]
+            [
+                self.tables,
+                np.array([[len(self.columns), len(labels), len(schema.primary_key)]], np.int64),
+            ]
         )
         self.columns = np.vstack([self.columns, columns])
         self.names = np.concatenate([self.names, np.frombuffer(b"".join(labels), np.uint8)])

@@ -89,9 +89,16 @@ def delete(oid: int, old: Sequence[Cell], old_part: bytes = b"K") -> bytes:
     return b"D" + struct.pack(">I", oid) + old_part + row(old)
 
 
-def truncate(oids: Sequence[int]) -> bytes:
-    """Return a Truncate message."""
-    return b"T" + struct.pack(">IB", len(oids), 0) + b"".join(struct.pack(">I", o) for o in oids)
+def truncate(oids: Sequence[int], flags: int = 0) -> bytes:
+    """Return a Truncate message; flag 1 is CASCADE, 2 RESTART IDENTITY."""
+    relations = b"".join(struct.pack(">I", oid) for oid in oids)
+    return b"T" + struct.pack(">IB", len(oids), flags) + relations
+
+
+def message(lsn: int, prefix: str, content: bytes, *, transactional: bool = True) -> bytes:
+    """Return a logical message."""
+    head = b"M" + struct.pack(">Bq", transactional, lsn) + prefix.encode() + b"\0"
+    return head + struct.pack(">I", len(content)) + content
 
 
 ORDERS_OID = 16385

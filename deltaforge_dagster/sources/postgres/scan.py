@@ -1,8 +1,8 @@
 """First kernel: split the stream into messages and note every change, without reading its values.
 
 The byte layouts are drawn in `pgoutput`. `scan` reads what steers the stream (Begin, Commit,
-keepalives) into its state, writes one line per change and per transaction (`layout`), and stops
-where Python has to act. The values are read by `tuples` afterwards.
+keepalives) into its state, writes one line per change (a truncate is one of each table) and per
+transaction (`layout`), and stops where Python has to act. The values are read by `tuples` afterwards.
 """
 
 # ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
@@ -20,6 +20,7 @@ from deltaforge_dagster.sources.postgres.layout import (
     OFFSET,
     OP_DELETE,
     OP_INSERT,
+    OP_TRUNCATE,
     OP_UPDATE,
     OPEN,
     REPLY,
@@ -36,15 +37,16 @@ from deltaforge_dagster.sources.postgres.layout import (
     START_LSN,
     TX_END_LSN,
     TX_FINAL_LSN,
+    TX_ID_US,
     TX_TS_US,
     TX_XID,
     TXS,
 )
 from deltaforge_dagster.sources.postgres.pgoutput import EPOCH_US, MAX_MESSAGE, XLOG_HEADER
 
-NEED_MORE, FULL, RELATION, FOREIGN, UNSUPPORTED = range(5)
+NEED_MORE, FULL, RELATION, MESSAGE, FOREIGN, UNSUPPORTED = range(6)
 """Why `scan` stops: the rest is not whole; no line left in rows or txs; a Relation message; a
-message that ends the copy; a pgoutput message that is not decoded."""
+logical message; a message that ends the copy; a pgoutput message that is not decoded."""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
 """Damage: an impossible size; a message of another length than its kind, or with a negative LSN; a
 change or Commit outside a transaction or a Begin inside one; a Commit of another transaction; a
@@ -53,7 +55,8 @@ table never described."""
 _COPY_DATA, _NOTICE, _PARAMETER = ord("d"), ord("N"), ord("S")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
 _BEGIN, _COMMIT, _ORIGIN, _TYPE, _RELATION = ord("B"), ord("C"), ord("O"), ord("Y"), ord("R")
-_INSERT, _UPDATE, _DELETE = ord("I"), ord("U"), ord("D")
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
+_MESSAGE = ord("M")
 
 IGNORED, UNKNOWN = -2, -1
 """In place of a table version: changes of this relation are not captured; it was never described."""
@@ -181,6 +184,7 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
             txs[tx, TX_TS_US] = read_64(source, at + 9) + EPOCH_US
             txs[tx, TX_XID] = read_32(source, at + 17)
             txs[tx, TX_END_LSN] = 0
+            txs[tx, TX_ID_US] = txs[tx, TX_TS_US]
             state[TXS] = tx + 1
             state[OPEN] = SKIPPED if txs[tx, TX_FINAL_LSN] < state[START_LSN] else 1
             state[INDEX] = 0
@@ -202,6 +206,36 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
             state[OPEN] = 0
         elif message == _RELATION:
             return RELATION
+        elif message == _TRUNCATE:
+            if end - at < 6 or end - at - 6 != 4 * read_32(source, at + 1):
+                return BAD_MESSAGE
+            if state[OPEN] == 0:
+                return BAD_ORDER
+            relations = read_32(source, at + 1)
+            if relations > rows.shape[0]:
+                return UNSUPPORTED
+            if relations > rows.shape[0] - state[ROWS]:
+                return FULL
+            for relation in range(relations):
+                version = find_version(versions, read_32(source, at + 6 + 4 * relation))
+                if version == UNKNOWN:
+                    return UNKNOWN_TABLE
+                if version != IGNORED and state[OPEN] != SKIPPED:
+                    row = state[ROWS]
+                    rows[row, ROW_OP] = OP_TRUNCATE
+                    rows[row, ROW_TX] = state[TXS] - 1
+                    rows[row, ROW_TABLE] = version
+                    rows[row, ROW_LSN] = lsn
+                    rows[row, ROW_INDEX] = state[INDEX]
+                    rows[row, ROW_START] = at + 5
+                    rows[row, ROW_END] = end
+                    rows[row, ROW_LAST] = 0
+                    state[ROWS] = row + 1
+                state[INDEX] += 1
+        elif message == _MESSAGE:
+            if state[ROWS] == rows.shape[0] or state[TXS] == txs.shape[0]:
+                return FULL
+            return MESSAGE
         elif message != _ORIGIN and message != _TYPE:
             return UNSUPPORTED
         state[OFFSET] = end

@@ -9,6 +9,8 @@ white space. `write_changes` fills three texts at once, each in the form of an A
     update   N                  null              N            N
     update   K, N or O, N       K or O            N            N; from K or O where N says unchanged
     delete   K or O             K or O            null         K or O
+    truncate none               null              null         null
+    message  its content        null              the content  null
 
 K holds the key columns and null for all others, O the whole old row. In N, a large value that the
 update did not touch is not sent: `{"_unchanged":true}`.
@@ -27,6 +29,7 @@ from deltaforge_dagster.sources.characters import (
 )
 from deltaforge_dagster.sources.json_text import (
     INVALID,
+    JSON,
     OVERHEAD,
     STRING,
     STRING_GROWTH,
@@ -49,6 +52,8 @@ from deltaforge_dagster.sources.postgres.layout import (
     COLUMN_NAME_END,
     OP_DELETE,
     OP_INSERT,
+    OP_MESSAGE,
+    OP_TRUNCATE,
     ROW_END,
     ROW_OP,
     ROW_START,
@@ -247,6 +252,21 @@ def write_changes(
         op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
         before_to, after_to, key_to = before_at, after_at, key_at
         line = row - first
+        if op == OP_TRUNCATE or op == OP_MESSAGE:
+            if op == OP_MESSAGE:
+                report[COLUMN], report[PLACE] = -1, at
+                if end - at + OVERHEAD > after.size - after_at:
+                    report[CODE] = NO_ROOM
+                    return row
+                after_to = write_scalar(JSON, source, at, end, after, after_at, stack)
+                if after_to < 0:
+                    report[CODE] = after_to
+                    return row
+                after_at = after_to
+            ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+            valid[BEFORE, line], valid[KEY, line] = 0, 0
+            valid[AFTER, line] = op == OP_MESSAGE
+            continue
         part = np.int64(source[at])
         has_old = op != OP_INSERT and (part == _OLD_KEY or part == _OLD_ROW)
         report[CODE], report[COLUMN], report[PLACE] = BAD_TUPLE, -1, at

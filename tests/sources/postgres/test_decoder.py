@@ -17,6 +17,7 @@ from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.decoder import Decoder
+from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
 from deltaforge_dagster.sources.postgres.samples import Cell
 from tests.sources.postgres.reference import Catalog, Reference, Registry
 from tests.strategies import ENUM, streams
@@ -99,7 +100,8 @@ def test_decodes_like_the_reference(stream: bytes, data: st.DataObject) -> None:
     for row in rows:
         assert row["db"] == "shop"
         for image in ("before", "after", "key"):
-            assert row[image] is None or isinstance(json.loads(row[image]), dict)
+            image_ = None if row[image] is None else json.loads(row[image])
+            assert image_ is None or isinstance(image_, dict) or row["schema"] == "__wal_message"
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -261,15 +263,11 @@ def test_batches_have_the_frame_s_columns() -> None:
     pa.Table.from_batches([b.rows for b in batches if b.rows]).to_pandas()
 
 
-def test_unsupported_messages_stop() -> None:
-    """A Truncate names its tables; logical messages and unknown ones stop as well, after the rows."""
+def test_unknown_messages_stop() -> None:
+    """A message of a kind that is not known stops after the rows, named with its byte and place."""
     before = transaction(RELATION, insert(1))
     begin = samples.xlog(2000, samples.begin(2500, 0, 8))
-    for message, words in [
-        (samples.truncate([TABLE]), "Truncate message of public.users"),
-        (b"M" + bytes(13) + b"prefix\0", "Message message"),
-        (b"?", "'?' message"),
-    ]:
+    for message, words in [(b"?", "a '?' message (byte 0x3F) at 0/000007D1"), (b"\xff", "0xFF")]:
         batches, error = decode(before + begin + samples.xlog(2001, message))
 
         assert isinstance(error, UnsupportedEvent)
@@ -277,6 +275,112 @@ def test_unsupported_messages_stop() -> None:
         assert "in transaction 8, committed at 0/000009C4" in str(error)
         assert len(rows_of(batches)) == 1
         assert batches[-1].end == LsnPosition(1060, 7)
+
+
+def test_a_truncate_is_one_row_of_each_captured_table() -> None:
+    """In the statement's order, with its flags, between the changes around it."""
+    second = samples.relation(99, "public", "second", COLUMNS)
+    ignored = samples.relation(98, "public", "ignored", COLUMNS)
+    stream = transaction(
+        RELATION, second, ignored, insert(1), samples.truncate([99, 98, TABLE], 3), insert(2)
+    )
+    stream += transaction(samples.truncate([TABLE]), lsn=2000, xid=8)
+    batches, error = decode(stream, captures=lambda _, table: table != "ignored")
+
+    rows = rows_of(batches)
+    assert error is None
+    assert [(row["op"], row["table"], row["row"], row["tx_end"]) for row in rows] == [
+        ("c", "users", 0, False),
+        ("t", "second", 1, False),
+        ("t", "users", 3, False),
+        ("c", "users", 4, True),
+        ("t", "users", 0, True),
+    ]
+    assert [row["ddl"] for row in rows] == [
+        None,
+        '{"sql":"TRUNCATE","cascade":true,"restart_identity":true}',
+        '{"sql":"TRUNCATE","cascade":true,"restart_identity":true}',
+        None,
+        '{"sql":"TRUNCATE","cascade":false,"restart_identity":false}',
+    ]
+    assert {(row["before"], row["after"], row["key"]) for row in rows if row["op"] == "t"} == {
+        (None, None, None)
+    }
+    assert rows[1]["schema_version"] == "sha256:2"
+
+
+def test_a_truncate_of_more_tables_than_fit_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither cut nor tried for ever."""
+    monkeypatch.setattr("deltaforge_dagster.sources.postgres.decoder.MAX_ROWS", 4)
+    _, error = decode(transaction(RELATION, insert(1), samples.truncate([TABLE] * 4)))
+    assert error is None
+    _, error = decode(transaction(RELATION, samples.truncate([TABLE] * 5)))
+
+    assert isinstance(error, UnsupportedEvent)
+    assert "a Truncate message" in str(error)
+
+
+def message(lsn: int, content: bytes, prefix: str = "audit", *, inside: bool = False) -> bytes:
+    """Return a logical message in the stream."""
+    made = samples.message(lsn, prefix, content, transactional=inside)
+    return samples.xlog(lsn, made)
+
+
+def test_messages_of_a_transaction_stand_among_its_changes() -> None:
+    """A transactional message is an insert of its content, in its place, without a table version."""
+    inside = samples.message(1002, "audit", b'{"by" : 1}')
+    batches, _ = decode(transaction(RELATION, inside, insert(1)))
+
+    row, after = rows_of(batches)
+    assert (row["op"], row["schema"], row["table"]) == ("c", "__wal_message", "audit")
+    assert (row["before"], row["after"], row["key"]) == (None, '{"by":1}', None)
+    assert (row["pos"], row["row"], row["tx_id"], row["tx_end"]) == (1002, 0, "7", False)
+    assert (row["schema_version"], row["schema_sequence"]) == (None, None)
+    assert (after["row"], after["tx_end"], after["schema_sequence"]) == (1, True, 1)
+
+
+def test_other_messages_are_transactions_of_their_own() -> None:
+    """A message between transactions ends where the next log record may begin, and has no xid."""
+    batches, _ = decode(transaction(RELATION, insert(1)) + message(1060, b"[1, 2]"))
+
+    row = rows_of(batches)[1]
+    assert (row["after"], row["tx_id"], row["tx_end"], row["row"]) == ("[1,2]", None, True, 0)
+    assert batches[-1].end == LsnPosition(1061)
+    again, _ = decode(message(1060, b"[1, 2]"), start=LsnPosition(1060))
+    assert rows_of(again) == [row]
+    assert rows_of(decode(message(1060, b"[1, 2]"), start=LsnPosition(1061))[0]) == []
+
+
+def test_messages_that_are_no_json_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """They are left out with a warning; the position passes them, and `tx_end` is right."""
+    inside = samples.message(1002, "audit", b"secret text")
+    stream = transaction(RELATION, insert(1), inside) + message(2000, b'"\xff"')
+    batches, error = decode(stream + message(3000, b""))
+
+    assert error is None
+    assert [(row["after"], row["tx_end"]) for row in rows_of(batches)] == [
+        ('{"id":1,"name":"x"}', True)
+    ]
+    assert batches[-1].end == LsnPosition(3001)
+    assert "prefix 'audit' at 0/000007D0" in caplog.text
+    assert "(3 such messages since reading began)" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_our_heartbeats_move_the_position_only() -> None:
+    """Messages with our own prefix are progress and no change."""
+    batches, _ = decode(transaction(samples.message(1001, HEARTBEAT, b"")))
+
+    assert [(batch.rows, batch.end) for batch in batches] == [(None, LsnPosition(1060, 7))]
+
+
+def test_a_message_outside_its_transaction_is_damage() -> None:
+    """A transactional message stands in a transaction, any other one does not."""
+    for stream in (
+        message(1, b"{}", inside=True),
+        transaction(samples.message(1, "audit", b"{}", transactional=False)),
+    ):
+        assert isinstance(decode(stream)[1], CorruptLog)
 
 
 @pytest.mark.parametrize(

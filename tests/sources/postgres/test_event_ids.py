@@ -6,7 +6,15 @@ import numpy as np
 
 from deltaforge_dagster.sources.event_ids import ID_SIZE, id_seed
 from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
-from deltaforge_dagster.sources.postgres.layout import ROW_INDEX, ROW_TX, ROW_WIDTH, TX_WIDTH
+from deltaforge_dagster.sources.postgres.layout import (
+    ROW_INDEX,
+    ROW_TX,
+    ROW_WIDTH,
+    TX_FINAL_LSN,
+    TX_ID_US,
+    TX_WIDTH,
+    TX_XID,
+)
 
 
 def write_ids(source_id: str, txs: list[tuple[int, int, int]], rows: int) -> list[str]:
@@ -15,7 +23,7 @@ def write_ids(source_id: str, txs: list[tuple[int, int, int]], rows: int) -> lis
     lines[:, ROW_TX] = np.repeat(np.arange(len(txs)), rows)
     lines[:, ROW_INDEX] = np.tile(np.arange(rows), len(txs))
     table = np.zeros((len(txs), TX_WIDTH), np.int64)
-    table[:, :3] = txs
+    table[:, [TX_XID, TX_FINAL_LSN, TX_ID_US]] = txs
     out = np.zeros(len(lines) * ID_SIZE, np.uint8)
     with np.errstate(over="ignore"):
         write_event_ids(lines, 0, len(lines), table, id_seed(source_id), out)

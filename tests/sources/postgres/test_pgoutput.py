@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.pgoutput import (
+    LogicalMessage,
     Relation,
     RelationColumn,
+    parse_message,
     parse_relation,
-    truncated_relations,
+    truncate_payload,
 )
 
 COLUMNS = (("id", 20, -1, True), ("näme", 1043, 68, False))
@@ -52,10 +54,30 @@ def test_bad_relations(message: bytes, words: str) -> None:
         parse_relation(message)
 
 
+def test_logical_messages() -> None:
+    """A message says where it stands and whether it belongs to a transaction; any cut is damage."""
+    message = samples.message(7, "aüdit", b"{}", transactional=False)[1:]
+
+    assert parse_message(message) == LogicalMessage(False, 7, "aüdit", 2)
+    for bad in (
+        *(message[:end] for end in range(len(message))),
+        message + b"x",
+        b"\2" + message[1:],
+    ):
+        with pytest.raises(CorruptLog):
+            parse_message(bad)
+
+
+def test_truncate_flags() -> None:
+    """The flags of a truncate, as its event says them."""
+    assert truncate_payload(2) == '{"sql":"TRUNCATE","cascade":false,"restart_identity":true}'
+    assert truncate_payload(1) == '{"sql":"TRUNCATE","cascade":true,"restart_identity":false}'
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_are_answered(content: bytes) -> None:
-    """Random bytes are a relation or an error of the tree."""
-    for read in (parse_relation, truncated_relations):
+    """Random bytes are what they are read as, or an error of the tree."""
+    for read in (parse_relation, parse_message):
         try:
             read(content)
         except CorruptLog as error:
