@@ -15,9 +15,9 @@ from deltaforge_dagster.positions import BinlogPosition, parse_position
 from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sources.mysql.server_ids import server_id
-from tests.e2e.conftest import Shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
+from tests.pipeline.ends import MysqlShop
 from tests.pipeline.live import Feed, opened_feed
 from tests.sources.mysql.bench import MysqlBench
 
@@ -31,18 +31,6 @@ spec:
     - {{type: redis, config: {{id: redis, uri: "{redis}", stream: "feed.${{source.table}}"}}}}
   engine: {{run: {{idle_seconds: 60, lease_seconds: 20, renew_seconds: 1}}}}
 """
-
-
-class MysqlShop(Shop):
-    """A shop whose database is MySQL's."""
-
-    def execute(self, *statements: str) -> None:
-        """Run statements in one transaction."""
-        with connect(self.dsn) as connection, connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-            for statement in statements:
-                cursor.execute(statement)
-            connection.commit()
 
 
 @pytest.fixture
