@@ -1,4 +1,8 @@
-"""PostgreSQL for tests: one server per session, databases of their own for each test.
+"""PostgreSQL for tests: one server per session and version, databases of their own for each test.
+
+Most tests use one version, that of `postgres_server`: 15 or 16 mostly. What differs between versions is tried on the
+oldest and the newest as well, and on all of them behind the mark `soak`:
+`@pytest.mark.parametrize("version", POSTGRES_VERSIONS)` and the fixture `postgres_version`.
 
 `DELTAFORGE_TEST_POSTGRES_DSN` names a running server to use instead (a superuser's DSN; it needs
 `wal_level=logical`). Otherwise an installed PostgreSQL is started, or the one of the extra
@@ -7,8 +11,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 import pytest
 
@@ -19,7 +25,15 @@ DSN_VARIABLE = "DELTAFORGE_TEST_POSTGRES_DSN"
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 """Settings of servers whose data nobody keeps."""
 
+POSTGRES_VERSIONS = [
+    12,
+    *(pytest.param(version, marks=pytest.mark.soak) for version in range(13, 18)),
+    18,
+]
+"""Every major version that is supported, for `pytest.mark.parametrize`."""
+
 StartPostgres = Callable[..., PostgresServer]
+PostgresVersion = Callable[[int], PostgresServer]
 
 
 def pytest_report_header() -> str:
@@ -39,6 +53,22 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres_version() -> Iterator[PostgresVersion]:
+    """Servers by major version, started when first asked for; not to be stopped or changed."""
+    with ExitStack() as stack:
+
+        @functools.cache
+        def server(version: int) -> PostgresServer:
+            if version == 16:
+                usual: PostgresServer = request.getfixturevalue("postgres_server")
+                return usual
+            started = or_fail(lambda: PostgresServer.start(settings=FAST, version=version))
+            return stack.enter_context(started)
+
+        yield server
+
+
 @pytest.fixture
 def postgres_dsn(postgres_server: PostgresServer) -> str:
     """DSN of an empty database, its superuser's."""
@@ -49,11 +79,11 @@ def postgres_dsn(postgres_server: PostgresServer) -> str:
 def start_postgres() -> Iterator[StartPostgres]:
     """Start a server of the test's own, to stop, restart and configure: `start_postgres(settings)`.
 
-    Always a new server, whatever `DELTAFORGE_TEST_POSTGRES_DSN` says.
+    Always a new server, whatever `DELTAFORGE_TEST_POSTGRES_DSN` says; `version=12` for another one.
     """
 
-    def start(settings: Mapping[str, str] | None) -> PostgresServer:
-        return PostgresServer.start(settings={**FAST, **(settings or {})})
+    def start(settings: Mapping[str, str] | None, version: int | None = None) -> PostgresServer:
+        return PostgresServer.start(settings={**FAST, **(settings or {})}, version=version)
 
     with each_closed(start) as lent:
         yield lent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,11 +24,11 @@ def or_fail(start: Callable[[], S]) -> S:
 
 @contextmanager
 def each_closed(start: Callable[..., S]) -> Iterator[Callable[..., S]]:
-    """Lend `start`, taking settings, and close every server that it has started."""
+    """Lend `start`, taking settings and options, and close every server that it has started."""
     with ExitStack() as stack:
 
-        def lent(settings: Mapping[str, str] | None = None) -> S:
-            server = or_fail(lambda: start(settings=settings))
+        def lent(settings: Mapping[str, str] | None = None, **options: Any) -> S:
+            server = or_fail(lambda: start(settings=settings, **options))
             stack.callback(server.close)
             return server
 

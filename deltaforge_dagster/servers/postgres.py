@@ -1,8 +1,8 @@
 """A real PostgreSQL server of our own, in a temporary directory, ready for logical replication.
 
-The programs come from an installation (`PATH`, Debian's `/usr/lib/postgresql/<version>/bin`, the
-newest) or from the package `pgserver` of the extra `servers`, PostgreSQL 16. The server listens on a
-free port of 127.0.0.1, with passwords (SCRAM), and its superuser is `postgres`.
+The programs come from this machine, or from builds of each major version (see `postgres_programs`).
+The server listens on a free port of 127.0.0.1, with passwords (SCRAM), and its superuser is
+`postgres`.
 
 PostgreSQL refuses to run as root: then it runs as an ordinary account, and the package is copied
 when that account cannot read it (a virtual environment below `/root`).
@@ -11,7 +11,6 @@ when that account cannot read it (a virtual environment below `/root`).
 from __future__ import annotations
 
 import functools
-import re
 import secrets
 import shutil
 import signal
@@ -24,19 +23,14 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers import postgres_programs
 from deltaforge_dagster.servers.base import Origin, Server
 from deltaforge_dagster.servers.process import (
     Account,
     ServerProcess,
-    package_directory,
     remove_directory,
     run_as,
     temporary_directory,
-)
-
-HOW_TO_GET = (
-    "PostgreSQL is missing: pip install 'deltaforge-dagster[servers]', "
-    "or as root: apt-get install postgresql"
 )
 
 _USER = "postgres"
@@ -69,6 +63,7 @@ class PostgresServer(Server):
         data_dir: Path | None = None,
         settings: Mapping[str, str] | None = None,
         *,
+        version: int | None = None,
         origins: Sequence[Origin] = ("installed", "package"),
     ) -> Self:
         """Make a database cluster and start it.
@@ -78,7 +73,9 @@ class PostgresServer(Server):
                 a temporary one.
             settings: Server settings over ours (`wal_level=logical`, 20 slots and senders), by
                 their names in postgresql.conf. Tests turn `fsync` off.
-            origins: Where to look for the programs, in this order.
+            version: A major version, 12 to 18, whose pinned build is fetched; None for what this
+                machine or the package has.
+            origins: Where to look for the programs without a `version`, in this order.
 
         Raises:
             SettingsError: There are no programs, or the server did not start.
@@ -87,7 +84,11 @@ class PostgresServer(Server):
         server._account = Account.ordinary()
         server._temporary = temporary_directory("postgres", server._account)
         try:
-            server._programs = _find_programs(origins, server._account, server._temporary)
+            server._programs = (
+                postgres_programs.find(origins, server._account, server._temporary)
+                if version is None
+                else postgres_programs.of_version(version, server._temporary)
+            )
             server._data = (data_dir or server._temporary / "data").absolute()
             server._settings = {**_SETTINGS, **(settings or {})}
             password = server._initialize()
@@ -155,7 +156,7 @@ class PostgresServer(Server):
         password_file.write_text(password)
         if self._account:
             for path in (self._data, password_file):
-                _give(path, self._account)
+                shutil.chown(path, self._account.uid, self._account.gid)
         outcome = run_as(
             [
                 str(self._programs / "initdb"), "--pgdata", str(self._data), "--no-sync",
@@ -215,62 +216,12 @@ def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> s
     account = Account.ordinary()
     scratch = temporary_directory("postgres", account)
     try:
-        programs = _find_programs(origins, account, scratch)
+        programs = postgres_programs.find(origins, account, scratch)
         return run_as([str(programs / "postgres"), "--version"], account, scratch).stdout.strip()
     except SettingsError as error:
         return str(error)
     finally:
         remove_directory(scratch)
-
-
-def _find_programs(origins: Sequence[Origin], account: Account | None, scratch: Path) -> Path:
-    """Return the directory with `initdb` and `postgres` that `account` can run."""
-    for origin in origins:
-        directory = _installed() if origin == "installed" else _packaged(account, scratch)
-        if directory:
-            return directory
-    raise SettingsError(HOW_TO_GET)
-
-
-def _installed() -> Path | None:
-    """Return where the newest installed server's programs are, None without one."""
-    on_path = shutil.which("postgres")
-    candidates = [Path(on_path).resolve().parent] if on_path else []
-    candidates += Path("/usr/lib/postgresql").glob("*/bin")
-    complete = [
-        directory
-        for directory in candidates
-        if (directory / "initdb").exists() and (directory / "postgres").exists()
-    ]
-    return max(complete, key=_major_version, default=None)
-
-
-def _major_version(directory: Path) -> int:
-    version = run_as([str(directory / "postgres"), "--version"], None, directory).stdout
-    found = re.search(r"\) (\d+)", version)
-    return int(found[1]) if found else 0
-
-
-def _packaged(account: Account | None, scratch: Path) -> Path | None:
-    """Return where the package's programs are, copied to `scratch` if `account` needs that."""
-    package = package_directory("pgserver")
-    if package is None:
-        return None
-    programs = Path("pginstall", "bin")
-    if run_as([str(package / programs / "initdb"), "--version"], account, scratch).returncode == 0:
-        return package / programs
-    # The programs find their libraries and files relative to themselves.
-    for part in ("pgserver/pginstall", "pgserver.libs"):
-        shutil.copytree(package.parent / part, scratch / part, symlinks=True)
-    for directory in (scratch / "pgserver", scratch / "pgserver.libs"):
-        for path in (directory, *directory.rglob("*")):
-            if account and not path.is_symlink():
-                _give(path, account)
-    return scratch / "pgserver" / programs
-
-
-def _give(path: Path, account: Account) -> None:
-    shutil.chown(path, account.uid, account.gid)
 
 
 def _one_line(text: str) -> str:

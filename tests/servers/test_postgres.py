@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
-from deltaforge_dagster.servers import postgres
+from deltaforge_dagster.servers import postgres_programs
 from deltaforge_dagster.servers.base import Origin
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.servers.process import (
@@ -17,7 +17,7 @@ from deltaforge_dagster.servers.process import (
     remove_directory,
     temporary_directory,
 )
-from tests.fix_postgres import FAST, StartPostgres
+from tests.fix_postgres import FAST, POSTGRES_VERSIONS, PostgresVersion, StartPostgres
 from tests.servers.test_process import gone
 
 pytestmark = pytest.mark.postgres
@@ -37,7 +37,7 @@ def test_each_origin_serves_logical_replication(origin: Origin) -> None:
     try:
         server = PostgresServer.start(settings=FAST, origins=[origin])
     except SettingsError as error:
-        assert str(error) == postgres.HOW_TO_GET  # noqa: PT017
+        assert str(error) == postgres_programs.HOW_TO_GET  # noqa: PT017
         assert origin == "installed"
         return  # this machine has none; the package is always there
     with server, psycopg.connect(server.create_database("app"), autocommit=True) as connection:
@@ -128,7 +128,28 @@ def test_a_package_in_a_closed_directory_can_be_run(
     closed.mkdir(mode=0o700)
     for part in ("pgserver", "pgserver.libs"):
         (closed / part).symlink_to(package.parent / part)
-    monkeypatch.setattr(postgres, "package_directory", lambda _name: closed / "pgserver")
+    monkeypatch.setattr(postgres_programs, "package_directory", lambda _name: closed / "pgserver")
 
     with PostgresServer.start(settings=FAST, origins=["package"]) as server:
         assert server.version.startswith("16.")
+
+
+@pytest.mark.parametrize("version", POSTGRES_VERSIONS)
+def test_each_version_serves_logical_replication(
+    version: int, postgres_version: PostgresVersion
+) -> None:
+    """Every supported major version can be had, with pgoutput and its extensions."""
+    server = postgres_version(version)
+    with psycopg.connect(server.create_database(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION hstore")
+        connection.execute("SELECT pg_create_logical_replication_slot('v', 'pgoutput')")
+        connection.execute("SELECT pg_drop_replication_slot('v')")
+
+    assert server.version.startswith(f"{version}.")
+    assert postgres_version(version) is server
+
+
+def test_a_version_that_is_not_pinned_is_refused() -> None:
+    """Only what was tried is fetched."""
+    with pytest.raises(SettingsError, match="no pinned PostgreSQL 11: only 12, 13"):
+        PostgresServer.start(version=11)

