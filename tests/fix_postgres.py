@@ -60,9 +60,6 @@ def postgres_version() -> Iterator[PostgresVersion]:
 
         @functools.cache
         def server(version: int) -> PostgresServer:
-            if version == 16:
-                usual: PostgresServer = request.getfixturevalue("postgres_server")
-                return usual
             started = or_fail(lambda: PostgresServer.start(settings=FAST, version=version))
             return stack.enter_context(started)
 
