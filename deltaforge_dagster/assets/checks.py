@@ -1,5 +1,6 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
+- `preflight`: the source's server is as capture needs it; errors fail, the rest are warnings.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
 - `delivered`, one per sink: the sink is attached and has everything that was captured. A sink that
@@ -11,6 +12,7 @@ step of its own is skipped when an asset yields nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -21,6 +23,7 @@ from deltaforge_dagster.assets.publish import recorded
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import attach_command, segments_behind
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.records import RangeRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -42,6 +45,9 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
             "agreement", asset=changes, description="Dagster's metadata is what the store says."
         ),
         dg.AssetCheckSpec(SOURCE_CHECK, asset=changes, description="The source can be read."),
+        dg.AssetCheckSpec(
+            "preflight", asset=changes, description="The source's server is as capture needs it."
+        ),
         *(
             dg.AssetCheckSpec(
                 "delivered",
@@ -58,20 +64,46 @@ def evaluate(
     store: StateStore,
     loaded: LoadedPipeline,
     source_error: str | None,
+    findings: Sequence[Finding],
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of every check of a pipeline as it is now."""
+    """Yield the outcome of every check of a pipeline as it is now.
+
+    Args:
+        instance: Where the metadata is.
+        store: Where the truth is.
+        loaded: The pipeline.
+        source_error: Why the source could not be read.
+        findings: What a look at the source's server found.
+    """
     changes = asset_key(loaded.name, CHANGES)
     ranges = store.ranges(loaded.name)
     gap = _gap(ranges)
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
     yield _evaluation(changes, SOURCE_CHECK, source_error, {})
+    yield _preflight(changes, findings)
     yield from _delivered(store, loaded, ranges)
 
 
 def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check `source`; `problem` is None when it can be read."""
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, problem, {})
+
+
+def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
+    problems = [finding for finding in findings if finding.level != "ok"]
+    failed = any(finding.level == "error" for finding in problems)
+    lines = [
+        f"{one.subject}: {one.text}" + (f"; run: {one.mend}" if one.mend else "")
+        for one in sorted(problems, key=lambda finding: finding.level)
+    ]
+    return _evaluation(
+        key,
+        "preflight",
+        "\n".join(lines) or None,
+        dict(Counter(f"{finding.level}s" for finding in problems)),
+        dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
+    )
 
 
 def _delivered(

@@ -22,6 +22,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
@@ -108,7 +109,12 @@ def _evaluate(
     context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, problem: str | None
 ) -> None:
     """Log the outcome of every check that this Dagster run was asked for."""
-    for evaluation in evaluate(context.instance, tools.store, loaded, problem):
+    source = tools.build_source()
+    try:
+        findings = preflight(source, tools.store, loaded.name)
+    finally:
+        source.close()
+    for evaluation in evaluate(context.instance, tools.store, loaded, problem, findings):
         if evaluation.asset_check_key in context.selected_asset_check_keys:
             context.log_event(evaluation)
 

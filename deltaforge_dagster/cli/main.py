@@ -21,6 +21,7 @@ from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError
 COMMANDS = {
     "demo": ("demo:demo", "Start everything, write live changes, and prove that each arrived."),
     "validate": ("validate:validate", "Check pipeline files; print every problem and warning."),
+    "check": ("check:check", "Look at a pipeline's source: grants, settings, log, tables, keys."),
     "dev": ("dev:dev", "Run every pipeline here, with Dagster's UI, until Ctrl-C."),
     "run": ("run:run", "Capture and deliver with one run, without a daemon."),
     "replay": ("run:replay", "Deliver closed ranges to one sink again, marked as a replay."),

@@ -14,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
@@ -95,6 +96,18 @@ class Source(Protocol):
         """Say whether reading from `after` is worth a run; called while no run reads.
 
         True also when the answer takes too long, or much log has to be passed.
+        """
+        ...
+
+    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+
+        Args:
+            position: Up to where the log was captured; None before the first run.
+            as_of: When the newest captured change was made, in seconds since 1970; None before.
+
+        Raises:
+            DeltaforgeError: The server cannot be asked.
         """
         ...
 

@@ -8,6 +8,7 @@ import dagster as dg
 
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, held
 
@@ -30,7 +31,7 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
     capture(sqlite_store, lease, 1, 2)
 
     def delivered() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
-        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None)
+        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
         (one,) = [check for check in checks if check.check_name == "delivered"]
         return one.passed, one.severity, one.description
 
@@ -44,3 +45,26 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
         writer.set_notice("redis", None)
     assert delivered()[0] is True
     assert loaded.name == NAME
+
+
+def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """Errors fail, warnings warn, each with its statement; a server as needed passes."""
+    (tmp_path / "orders.yaml").write_text(FILE)
+    loaded = load_pipeline(tmp_path / "orders.yaml")
+    fine = Finding("slot", "ok", "there")
+    odd = Finding("keys", "warning", "none: t", "ALTER TABLE t")
+    wrong = Finding("wal_level", "error", "replica")
+
+    def outcome(*found: Finding) -> tuple[bool, dg.AssetCheckSeverity, str | None]:
+        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, found)
+        (one,) = [check for check in checks if check.check_name == "preflight"]
+        return one.passed, one.severity, one.description
+
+    error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+    assert outcome(fine)[0] is True
+    assert outcome(fine, odd) == (False, warning, "keys: none: t; run: ALTER TABLE t")
+    assert outcome(odd, wrong) == (
+        False,
+        error,
+        "wal_level: replica\nkeys: none: t; run: ALTER TABLE t",
+    )

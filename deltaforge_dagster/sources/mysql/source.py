@@ -15,6 +15,7 @@ from deltaforge_dagster.config.model import MysqlConfig
 from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql import binlog, server_log
 from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES, Catalog, captured_tables
 from deltaforge_dagster.sources.mysql.connection import Server
@@ -26,6 +27,7 @@ from deltaforge_dagster.sources.mysql.dump import (
     refusal,
 )
 from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, table_of
+from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.progress import Progress
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.pieces import PieceBuffer
@@ -106,6 +108,15 @@ class MysqlSource:
                 if self._patterns.matches(*table_of(event.body)):
                     return True
         return False
+
+    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+
+        Raises:
+            DeltaforgeError: The server cannot be asked.
+        """
+        captured = None if position is None else _binlog(position)
+        return preflight(self._server, self._patterns, self._config.id, captured, as_of)
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SchemaRegistry

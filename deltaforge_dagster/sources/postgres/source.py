@@ -23,11 +23,13 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import catalog, publications, slots
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
 from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
+from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate, translate
 from deltaforge_dagster.sources.postgres.stream import STATUS_SECONDS, ReplicationStream
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -136,6 +138,23 @@ class PostgresSource:
                 )
             except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
                 return True
+
+    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by age
+        """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
+
+        Raises:
+            DeltaforgeError: The server cannot be asked.
+        """
+        assert position is None or isinstance(position, LsnPosition)
+        with self._server.query(_OPEN_SECONDS) as connection:
+            return preflight(
+                connection,
+                self._server,
+                self._patterns,
+                slot=self._config.slot,
+                publication=self._config.publication,
+                position=position,
+            )
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SchemaRegistry

@@ -1,0 +1,57 @@
+"""`deltaforge check`: whether a pipeline's source has everything that capture needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deltaforge_dagster.cli.run import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.state import store_if_any
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.preflight import preflight
+from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.sources.findings import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
+    """Look at the source's settings, grants, log, tables and keys; say what is missing.
+
+    Each finding comes with the statement that mends it. Nothing is changed. The exit code is 1
+    when something keeps changes from being captured, or will soon lose them.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    source = build_source(loaded.spec)
+    try:
+        with store_if_any(settings) as store:
+            found = preflight(source, store, loaded.name)
+    finally:
+        source.close()
+    failed = any(finding.level == "error" for finding in found)
+    if json_output:
+        findings = [dataclasses.asdict(finding) for finding in found]
+        typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
+    else:
+        _print(loaded.name, found)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _print(pipeline: str, found: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in found:
+        level = (f"{finding.level:<8}", _STYLES[finding.level])
+        console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
+        if finding.mend is not None:
+            console.print(Text.assemble(" " * 8, ("mend: ", "dim"), finding.mend))
+    levels = Counter(finding.level for finding in found)
+    console.print(
+        f"{pipeline}: {levels['ok']} as needed, {levels['warning']} to know, "
+        f"{levels['error']} to mend"
+    )

@@ -1,0 +1,62 @@
+"""What a look at a source's server found: one line per point, and the statement that mends it.
+
+`deltaforge check` shows them before the first run, the check `preflight` after each. A finding is an
+error when changes cannot be captured, or will soon be lost; a warning when capture works, but
+not as most people expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from deltaforge_dagster.errors import DeltaforgeError
+
+Level = Literal["ok", "warning", "error"]
+
+RISK = 0.8
+"""Share of the log's retention that is used up, from which changes are about to be lost."""
+
+CAUTION = 0.5
+"""The share from which somebody should look."""
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One point that was looked at.
+
+    Attributes:
+        subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
+        level: Whether it is as needed.
+        text: What was found; names, no secret and no value of a row.
+        mend: A statement for the source's server, or a command, that changes it.
+    """
+
+    subject: str
+    level: Level
+    text: str
+    mend: str | None = None
+
+
+@contextmanager
+def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:
+    """Turn an error of ours in the block into a finding; its message names the remedy."""
+    try:
+        yield
+    except DeltaforgeError as error:
+        found.append(Finding(subject, "error", str(error)))
+
+
+def retention_level(used: float) -> Level:
+    """Return how bad it is that this share of the retention is used up."""
+    return "error" if used >= RISK else "warning" if used >= CAUTION else "ok"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names with commas; of very many, the first and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,194 @@
+"""A look at a MySQL server before, and between, runs: is everything there that capture needs?
+
+Asks and changes nothing. Errors that would stop a run come from the same functions as the run's
+own; what is added here are the points that a run takes in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import pymysql
+
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.findings import Finding, finding_errors, listed, retention_level
+from deltaforge_dagster.sources.mysql import server_log
+from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
+from deltaforge_dagster.sources.mysql.connection import Server, Session
+from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.tables import TablePatterns
+
+_SECONDS = 30.0
+_WISHES = {
+    "binlog_row_image": ("FULL", "updates and deletes carry only a part of the old row"),
+    "binlog_row_metadata": ("FULL", "tables get their columns' names from the catalog, and from the statements in the log that change them"),
+    "gtid_mode": ("ON", 'after a failover the position means nothing on the new server; see "Enabling GTID Transactions Online"'),
+}  # fmt: skip
+"""Variables that should, but need not, have a value, and what it means that they do not."""
+
+_RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
+_DAY = 86_400
+
+
+def preflight(
+    server: Server,
+    patterns: TablePatterns,
+    source_id: str,
+    position: BinlogPosition | None,
+    as_of: float | None,
+) -> list[Finding]:
+    """Return what was found, in the order in which things have to be mended.
+
+    Args:
+        server: Where.
+        patterns: The tables to capture.
+        source_id: Id of the source, from which our replication server id is made.
+        position: Up to where the log was captured; None before the first run.
+        as_of: When the newest captured change was made, in seconds since 1970.
+
+    Raises:
+        DeltaforgeError: The server cannot be asked.
+    """
+    with server.query(_SECONDS) as session:
+        version = session.server_version
+    found = [Finding("connection", "ok", f"{server.where}, version {version}")]
+    # A session for each: whatever the server refuses ends it.
+    with finding_errors("log settings", found), server.query(_SECONDS) as session:
+        found += _settings(session, server, source_id)
+    with finding_errors("grants", found), server.query(_SECONDS) as session:
+        server_log.check_grants(session)
+        found.append(Finding("grants", "ok", f"user {server.user!r} may read the binary log"))
+    with finding_errors("position", found), server.query(_SECONDS) as session:
+        found += _position(session, server, position, as_of)
+    with finding_errors("tables", found), server.query(_SECONDS) as session:
+        found += _tables(session, server, patterns)
+    return found
+
+
+def _settings(session: Session, server: Server, source_id: str) -> list[Finding]:
+    server_log.facts(session, server.where)
+    found = [Finding("log settings", "ok", "the binary log can be read")]
+    settings = _variables(session, (*_WISHES, "server_id"))
+    for name, (wanted, meaning) in _WISHES.items():
+        value = settings.get(name)
+        if value is None or value.upper() == wanted:
+            continue
+        mend = f"SET PERSIST {name} = {wanted}" if name != "gtid_mode" else None
+        found.append(Finding(name, "warning", f"{name} is {value}: {meaning}", mend))
+    if settings.get("server_id") == str(server_id(source_id)):
+        found.append(
+            Finding(
+                "server id",
+                "error",
+                f"the server has the id {server_id(source_id)}, which is made from source id "
+                f"{source_id!r}: give the source another id, or the server another server_id",
+            )
+        )
+    return found
+
+
+def _position(
+    session: Session, server: Server, position: BinlogPosition | None, as_of: float | None
+) -> list[Finding]:
+    facts = server_log.facts(session, server.where)
+    head = server_log.tail(session, server.where, gtids=facts.gtids)
+    if position is None:
+        text = f"capture would begin at {head.file}, {head.pos}"
+    else:
+        server_log.check_held(session, server.where, position, facts)
+        text = "the log still has what follows the position"
+    behind = position is not None and position < head
+    lag = time.time() - as_of if behind and as_of else 0.0
+    return [Finding("position", "ok", text), _retention(session, lag)]
+
+
+def _retention(session: Session, lag: float) -> Finding:
+    settings = _variables(session, _RETENTION)
+    seconds = int(settings.get("binlog_expire_logs_seconds", 0))
+    seconds = seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
+    if not seconds:
+        return Finding("retention", "ok", "the server never removes log files by age")
+    used = lag / seconds
+    text = f"log files are removed after {seconds / 3600:g} hours"
+    if lag:
+        text += f"; the newest captured change is {lag / 3600:.1f} hours old ({used:.0%} of that)"
+    mend = f"SET PERSIST binlog_expire_logs_seconds = {max(7 * _DAY, 2 * seconds)}"
+    level = retention_level(used)
+    return Finding("retention", level, text, None if level == "ok" else mend)
+
+
+def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
+    rows = session.rows(
+        "SELECT t.TABLE_SCHEMA AS db, t.TABLE_NAME AS name,"
+        " EXISTS (SELECT 1 FROM information_schema.STATISTICS s WHERE s.TABLE_SCHEMA = t.TABLE_SCHEMA"
+        " AND s.TABLE_NAME = t.TABLE_NAME AND s.INDEX_NAME = 'PRIMARY') AS has_key"
+        " FROM information_schema.TABLES t WHERE t.TABLE_TYPE = 'BASE TABLE'"
+        " AND t.TABLE_SCHEMA NOT IN (%s, %s, %s, %s) ORDER BY 1, 2",
+        *SYSTEM_DATABASES,
+    )
+    captured = {
+        (row["db"], row["name"]): bool(row["has_key"])
+        for row in rows
+        if patterns.matches(row["db"], row["name"])
+    }
+    absent = [name for name in patterns.exact if name not in captured]
+    found: list[Finding] = []
+    if absent:
+        found.append(
+            Finding(
+                "tables",
+                "warning",
+                f"not there, or not for user {server.user!r} to see: {listed(_full(absent))}",
+                f"GRANT SELECT ON *.* TO '{server.user}'@'...'",
+            )
+        )
+    count = Finding("tables", "ok", f"{len(captured)} match source.config.tables")
+    found.append(count if captured else Finding("tables", "warning", "none is captured"))
+    unreadable = [name for name in captured if not _readable(session, *name)]
+    if unreadable:
+        db, table = unreadable[0]
+        found.append(
+            Finding(
+                "grants",
+                "warning",
+                f"user {server.user!r} may not read {listed(_full(unreadable))}: the stream works,"
+                " names of columns (without binlog_row_metadata = FULL) and snapshots do not",
+                f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'",
+            )
+        )
+    without = [name for name, has_key in captured.items() if not has_key]
+    if without:
+        db, table = without[0]
+        found.append(
+            Finding(
+                "keys",
+                "warning",
+                f"no primary key: {listed(_full(without))}; their messages have no key of the row, so"
+                " sinks cannot keep one row's changes in order or compact them",
+                f"ALTER TABLE {_quoted(db)}.{_quoted(table)} ADD PRIMARY KEY (...)",
+            )
+        )
+    return found
+
+
+def _readable(session: Session, db: str, table: str) -> bool:
+    try:
+        session.rows(f"SELECT 1 FROM {_quoted(db)}.{_quoted(table)} LIMIT 0")  # noqa: S608 - quoted
+    except pymysql.MySQLError:
+        return False
+    return True
+
+
+def _variables(session: Session, names: Sequence[str]) -> Mapping[str, str]:
+    wanted = ", ".join(f"'{name}'" for name in names)
+    rows = session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})")
+    return {row["Variable_name"]: str(row["Value"]) for row in rows}
+
+
+def _full(names: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{db}.{table}" for db, table in names]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

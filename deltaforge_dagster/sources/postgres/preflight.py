@@ -1,0 +1,262 @@
+"""A look at a PostgreSQL server before, and between, runs: is everything there that capture needs?
+
+Asks and changes nothing. Errors that would stop a run come from the same functions as the run's
+own; what is added here are the points that a run takes in silence.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.findings import Finding, finding_errors, listed, retention_level
+from deltaforge_dagster.sources.postgres import catalog, publications, slots
+from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.tables import TablePatterns
+
+_MIB = 1 << 20
+
+
+def preflight(
+    connection: psycopg.Connection,
+    server: Server,
+    patterns: TablePatterns,
+    *,
+    slot: str,
+    publication: str,
+    position: LsnPosition | None,
+) -> list[Finding]:
+    """Return what was found, in the order in which things have to be mended.
+
+    Args:
+        connection: Where to ask; a few seconds suffice.
+        server: Its names.
+        patterns: The tables to capture.
+        slot: Name of the replication slot.
+        publication: Name of the publication.
+        position: Up to where the log was captured; None before the first run.
+
+    Raises:
+        DeltaforgeError: The server cannot be asked.
+    """
+    version = connection.info.parameter_status("server_version") or "unknown"
+    existing = catalog.slot(connection, slot)
+    return [
+        Finding("connection", "ok", f"{server.where}, version {version}"),
+        *_log(connection, server),
+        *_slot(connection, server, slot, existing, position),
+        *_publication(connection, server, patterns, publication, slot_exists=existing is not None),
+        *_tables(connection, server, patterns),
+    ]
+
+
+def _log(connection: psycopg.Connection, server: Server) -> list[Finding]:
+    found: list[Finding] = []
+    facts = catalog.facts(connection)
+    if facts.standby:
+        found.append(
+            Finding("server", "error", "this is a standby; changes are read from the primary")
+        )
+    if facts.wal_level == "logical":
+        found.append(Finding("wal_level", "ok", "wal_level is logical"))
+    else:
+        found.append(
+            Finding(
+                "wal_level",
+                "error",
+                f"wal_level is {facts.wal_level}; the server must be restarted after the change",
+                "ALTER SYSTEM SET wal_level = logical",
+            )
+        )
+    row = connection.execute(
+        "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
+    ).fetchone()
+    if row is not None and row[0]:
+        found.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
+    else:
+        name = sql.Identifier(server.user).as_string(connection)
+        mend = f"ALTER ROLE {name} REPLICATION"
+        found.append(Finding("grants", "error", f"role {server.user!r} may not replicate", mend))
+    return found
+
+
+def _slot(
+    connection: psycopg.Connection,
+    server: Server,
+    name: str,
+    existing: catalog.Slot | None,
+    position: LsnPosition | None,
+) -> list[Finding]:
+    found: list[Finding] = []
+    if existing is None and position is None:
+        return [_room(connection, name)]
+    with finding_errors("slot", found):
+        held = slots.check(existing, server, name)
+        if position is not None:
+            slots.check_start(held, server, name, position.lsn)
+        found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
+        found.append(_retention(connection, name))
+    return found
+
+
+def _room(connection: psycopg.Connection, name: str) -> Finding:
+    """Say whether the server can make the slot, which the first run does."""
+    row = connection.execute(
+        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+    ).fetchone()
+    if row is not None and row[0] > 0:
+        return Finding("slot", "ok", f"replication slot {name!r} will be created")
+    return Finding(
+        "slot",
+        "error",
+        "all replication slots are in use; drop one, or raise the number and restart the server",
+        "ALTER SYSTEM SET max_replication_slots = 20",
+    )
+
+
+def _retention(connection: psycopg.Connection, name: str) -> Finding:
+    """Compare the log that the slot keeps with what it may keep (`max_slot_wal_keep_size`)."""
+    row = connection.execute(
+        """
+        SELECT pg_wal_lsn_diff(
+                   CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
+                        ELSE pg_current_wal_lsn() END, s.restart_lsn)::int8,
+               to_jsonb(s) ->> 'wal_status',
+               (SELECT setting::int8 * 1048576 FROM pg_settings
+                 WHERE name = 'max_slot_wal_keep_size')
+          FROM pg_replication_slots s WHERE slot_name = %s
+        """,
+        (name,),
+    ).fetchone()
+    kept, status, limit = row if row is not None else (0, None, None)
+    text = f"the slot keeps {(kept or 0) / _MIB:,.0f} MiB of log"
+    if limit is None or limit < 0:
+        return Finding("retention", "ok", f"{text}, and may keep any amount")
+    used = (kept or 0) / limit if limit else 1.0
+    level = "error" if status == "unreserved" else retention_level(used)
+    text += f" of {limit / _MIB:,.0f} (max_slot_wal_keep_size)"
+    if status == "unreserved":
+        text += "; it is more than that, and lost at the next checkpoint"
+    return Finding(
+        "retention",
+        level,
+        text,
+        None if level == "ok" else "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+    )
+
+
+def _publication(
+    connection: psycopg.Connection,
+    server: Server,
+    patterns: TablePatterns,
+    name: str,
+    *,
+    slot_exists: bool,
+) -> list[Finding]:
+    row = connection.execute(
+        "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    if row is None and not slot_exists:
+        return [Finding("publication", "ok", f"publication {name!r} will be created")]
+    found: list[Finding] = []
+    with finding_errors("publication", found):
+        publications.check(connection, server, name, patterns)
+        found.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
+    kinds = ("insert", "update", "delete", "truncate")
+    silent = [kind for kind, sent in zip(kinds, row or (), strict=False) if not sent]
+    if silent:
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish = {})").format(
+            sql.Identifier(name), sql.Literal(", ".join(kinds))
+        )
+        found.append(
+            Finding(
+                "publication",
+                "warning",
+                f"publication {name!r} does not send every {', '.join(silent)}",
+                statement.as_string(connection),
+            )
+        )
+    return found
+
+
+def _tables(
+    connection: psycopg.Connection, server: Server, patterns: TablePatterns
+) -> list[Finding]:
+    chosen = catalog.captured(catalog.tables(connection), patterns)
+    if not chosen:
+        return [Finding("tables", "error", "no table matches source.config.tables")]
+    found = [Finding("tables", "ok", f"{len(chosen)} match source.config.tables")]
+    rows = connection.execute(
+        """
+        SELECT c.oid::int8, c.relreplident::text, has_table_privilege(c.oid, 'SELECT'),
+               EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
+          FROM unnest(%s::oid[]) WITH ORDINALITY AS chosen(oid, place)
+          JOIN pg_class c ON c.oid = chosen.oid ORDER BY place
+        """,
+        ([table.oid for table in chosen],),
+    ).fetchall()
+    by_oid = {table.oid: table for table in chosen}
+    bare = catalog.without_identity(connection, chosen)
+    if bare:
+        schema, table = bare[0].split(".", 1)
+        found.append(
+            Finding(
+                "replica identity",
+                "error",
+                f"none: {listed(bare)}; once published, their UPDATEs and DELETEs fail",
+                _identity(connection, schema, table),
+            )
+        )
+    partial = [
+        by_oid[oid]
+        for oid, identity, _, _ in rows
+        if identity != "f" and by_oid[oid].full_name not in bare
+    ]
+    if partial:
+        found.append(
+            Finding(
+                "replica identity",
+                "warning",
+                f"not FULL: {listed([table.full_name for table in partial])}; the old row of an"
+                " update is not sent, of a delete only its key",
+                _identity(connection, partial[0].schema, partial[0].name),
+            )
+        )
+    without = [by_oid[oid] for oid, _, _, has_key in rows if not has_key]
+    if without:
+        statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (...)").format(without[0].identifier)
+        found.append(
+            Finding(
+                "keys",
+                "warning",
+                f"no primary key: {listed([table.full_name for table in without])}; their messages"
+                " have no key of the row, so sinks cannot keep one row's changes in order or compact"
+                " them",
+                statement.as_string(connection),
+            )
+        )
+    unreadable = [by_oid[oid] for oid, _, readable, _ in rows if not readable]
+    if unreadable:
+        statement = sql.SQL("GRANT SELECT ON {} TO {}").format(
+            unreadable[0].identifier, sql.Identifier(server.user)
+        )
+        found.append(
+            Finding(
+                "grants",
+                "warning",
+                f"role {server.user!r} may not read"
+                f" {listed([table.full_name for table in unreadable])}: the stream works, snapshots"
+                " do not",
+                statement.as_string(connection),
+            )
+        )
+    return found
+
+
+def _identity(connection: psycopg.Connection, schema: str, table: str) -> str:
+    statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(
+        sql.Identifier(schema, table)
+    )
+    return statement.as_string(connection)

@@ -1,0 +1,121 @@
+"""What a look at a MySQL server finds; a real server for each point that can be tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.findings import Finding
+from tests.sources.mysql.bench import MysqlBench
+from tests.sources.mysql.test_source import PASSWORD, as_user
+
+pytestmark = pytest.mark.mysql
+
+
+@pytest.fixture
+def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
+    """A database with `orders`, `items` and `other`."""
+    with MysqlBench(mysql_dsn) as made:
+        yield made
+
+
+def look(
+    bench: MysqlBench,
+    position: BinlogPosition | None = None,
+    as_of: float | None = None,
+    **config: object,
+) -> dict[str, Finding]:
+    """Return the worst finding per subject."""
+    source = bench.source(**config)
+    try:
+        found = source.preflight(position, as_of)
+    finally:
+        source.close()
+    assert PASSWORD not in str(found)
+    levels = ["ok", "warning", "error"]
+    return {one.subject: one for one in sorted(found, key=lambda one: levels.index(one.level))}
+
+
+def levels(found: dict[str, Finding]) -> dict[str, str]:
+    """Return the level per subject."""
+    return {subject: one.level for subject, one in found.items()}
+
+
+def test_a_server_that_is_as_needed(bench: MysqlBench) -> None:
+    """The server of the tests can be captured, before and after the first run; nothing is changed."""
+    start = bench.source().ensure_start()
+
+    for found in (look(bench), look(bench, start, time.time())):
+        assert "error" not in levels(found).values()
+        assert found["tables"].text == "2 match source.config.tables"
+    assert bench.source().head() == start
+
+
+def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> None:
+    """Both are named, each with a statement."""
+    bench.run("CREATE TABLE keyless (a INT)")
+    database = bench.database
+
+    found = look(bench, tables=(f"{database}.keyless", f"{database}.gone"))
+
+    assert found["keys"].level == "warning"
+    assert f"{database}.keyless" in found["keys"].text
+    assert found["keys"].mend == f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
+    assert f"{database}.gone" in found["tables"].text
+
+
+def test_grants_that_are_missing(bench: MysqlBench) -> None:
+    """What the user may not do is an error with the statement that grants it."""
+    found = look(bench, dsn=as_user(bench, "SELECT"))
+
+    assert found["grants"].level == "error"
+    assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in found["grants"].text
+
+
+def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
+    """A table that the user sees and may not read is a warning with the GRANT."""
+    dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
+
+    found = look(bench, dsn=dsn)
+
+    assert found["grants"].level == "warning"
+    assert str(found["grants"].mend).startswith(f"GRANT SELECT ON `{bench.database}`.")
+
+
+def test_a_position_that_the_log_no_longer_has(bench: MysqlBench) -> None:
+    """A position of another server is an error, and says so before a run does."""
+    start = bench.source().ensure_start()
+    foreign = dataclasses.replace(start, gtid_set="3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5")
+
+    found = look(bench, foreign, time.time())
+
+    assert found["position"].level == "error"
+    assert "Re-snapshot required" in found["position"].text
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.3, "ok"), (0.6, "warning"), (0.9, "error")])
+def test_retention_against_lag(bench: MysqlBench, share: float, level: str) -> None:
+    """The older the newest captured change when more follows, the closer it is to be lost."""
+    start = bench.source().ensure_start()
+    bench.run("INSERT INTO orders VALUES (1, 'x')")
+    (seconds,) = bench.rows("SELECT @@GLOBAL.binlog_expire_logs_seconds")[0]
+
+    found = look(bench, start, time.time() - share * int(seconds))
+
+    assert found["retention"].level == level
+    assert (found["retention"].mend is None) == (level == "ok")
+    assert look(bench, bench.source().head(), 0.0)["retention"].level == "ok", "nothing behind"
+
+
+def test_the_server_has_our_id(bench: MysqlBench) -> None:
+    """A server whose id is ours would send us nothing of what it wrote itself."""
+    (before,) = bench.rows("SELECT @@GLOBAL.server_id")[0]
+    try:
+        bench.run(f"SET GLOBAL server_id = {bench.server_id}")
+        assert look(bench)["server id"].level == "error"
+    finally:
+        bench.run(f"SET GLOBAL server_id = {before}")
