@@ -12,7 +12,7 @@ from deltaforge_dagster.sources.characters import BACKSLASH, CLOSE_BRACE, EQUALS
 from deltaforge_dagster.sources.json_text import INVALID, write_string
 from deltaforge_dagster.sources.kernel import Bytes, copy, kernel
 
-_BASE64 = np.frombuffer(
+BASE64 = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
 ).copy()
 _BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
@@ -80,7 +80,7 @@ def write_base64(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
                 group |= np.int64(source[place + i])
         for digit in range(4):
             if digit <= count:
-                out[at + digit] = _BASE64[(group >> (18 - 6 * digit)) & 63]
+                out[at + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
             else:
                 out[at + digit] = EQUALS
         place += 3

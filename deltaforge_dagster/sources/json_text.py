@@ -61,13 +61,13 @@ STRING, INTEGER, FLOAT, BOOLEAN, JSON, BYTEA = range(6)
 MAX_DEPTH = 1 << 16
 """Size of the `stack` that `write_document` needs: how deep a JSON document may be nested."""
 
-_ESCAPES = np.zeros(256, np.uint8)
+ESCAPES = np.zeros(256, np.uint8)
 """The letter after the backslash for each byte that must be escaped, 0 for all others."""
-_ESCAPES[:32] = LOWER_U
+ESCAPES[:32] = LOWER_U
 for _plain, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
-    _ESCAPES[_plain] = _letter
+    ESCAPES[_plain] = _letter
 
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 _HEX_VALUES = np.full(256, 255, np.uint8)
 for _value, _digit in enumerate(b"0123456789abcdef"):
     _HEX_VALUES[_digit] = _value
@@ -108,11 +108,23 @@ def write_null(out: Bytes, at: int) -> int:
 
 
 @kernel
+def write_true(out: Bytes, at: int) -> int:
+    """Write `true`."""
+    return copy(_TRUE, 0, 4, out, at)
+
+
+@kernel
+def write_false(out: Bytes, at: int) -> int:
+    """Write `false`."""
+    return copy(_FALSE, 0, 5, out, at)
+
+
+@kernel
 def string_size(source: Bytes, start: int, end: int) -> int:
     """Return the exact size of `write_string` for the same text."""
     size = end - start + 2
     for i in range(start, end):
-        letter = _ESCAPES[source[i]]
+        letter = ESCAPES[source[i]]
         if letter != 0:
             size += 5 if letter == LOWER_U else 1
     return size
@@ -125,7 +137,7 @@ def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
     at += 1
     for i in range(start, end):
         byte = source[i]
-        letter = _ESCAPES[byte]
+        letter = ESCAPES[byte]
         if letter == 0:
             out[at] = byte
             at += 1
@@ -136,8 +148,8 @@ def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> in
             if letter == LOWER_U:
                 out[at] = ZERO
                 out[at + 1] = ZERO
-                out[at + 2] = _HEX_DIGITS[byte >> 4]
-                out[at + 3] = _HEX_DIGITS[byte & 15]
+                out[at + 2] = HEX_DIGITS[byte >> 4]
+                out[at + 3] = HEX_DIGITS[byte & 15]
                 at += 4
     out[at] = QUOTE
     return at + 1
@@ -208,9 +220,9 @@ def write_float(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int
 def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
     """Write `true` for `t` and `false` for `f`."""
     if end - start == 1 and source[start] == LOWER_T:
-        return copy(_TRUE, 0, 4, out, at)
+        return write_true(out, at)
     if end - start == 1 and source[start] == LOWER_F:
-        return copy(_FALSE, 0, 5, out, at)
+        return write_false(out, at)
     return INVALID
 
 

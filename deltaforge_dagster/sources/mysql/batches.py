@@ -21,6 +21,7 @@ from deltaforge_dagster.sources.arrays import (
 from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
+from deltaforge_dagster.sources.mysql.json_binary import FRAME_WIDTH, MAX_DEPTH
 from deltaforge_dagster.sources.mysql.layout import (
     OP_LETTERS,
     ROW_INDEX,
@@ -70,6 +71,7 @@ class BatchWriter:
         self._ends = np.empty((3, max_rows), np.int64)
         self._valid = np.empty((3, max_rows), np.uint8)
         self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
+        self._stack = np.empty((MAX_DEPTH, FRAME_WIDTH), np.int64)
         self._report = np.empty(REPORT_WIDTH, np.int64)
         self._names = StampNames()
 
@@ -80,7 +82,6 @@ class BatchWriter:
         first: int,
         last: int,
         txs: Longs,
-        helps: tuple[Longs, Bytes],
         file: str,
     ) -> tuple[pa.RecordBatch | None, int, DeltaforgeError | None]:
         """Write `rows[first:last]`, or as many as fit, at least one.
@@ -99,11 +100,12 @@ class BatchWriter:
                 versions.columns,
                 versions.labels,
                 versions.names,
-                *helps,
+                versions.characters,
                 *self._texts,
                 self._ends,
                 self._valid,
                 self._spans,
+                self._stack,
                 self._report,
             )
             if stop == last:
@@ -113,7 +115,7 @@ class BatchWriter:
                 break
             if stop > first:
                 break
-            self._texts = _texts(int(self._needs(rows[first], helps)))
+            self._texts = _texts(int(rows[first, ROW_SIZE]))
         if stop == first:
             return None, stop, error
         if self._ends[:, stop - first - 1].max() > _MAX_TEXT:
@@ -127,10 +129,6 @@ class BatchWriter:
         if self._texts[0].size > _ROOM:
             self._texts = _texts(_ROOM)
         return batch, stop, error
-
-    def _needs(self, row: Longs, helps: tuple[Longs, Bytes]) -> int:
-        """Return the room that a row may need: memory that it does not write costs nothing."""
-        return int(row[ROW_SIZE]) + helps[1].size
 
     def _stopped_at(self, row: Longs, file: str) -> DeltaforgeError:
         """Return the error for what `write_changes` reported of `row`."""

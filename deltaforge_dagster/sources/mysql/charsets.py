@@ -1,14 +1,32 @@
-"""MySQL's character sets: which collation numbers mean which, and how Python reads them.
+"""MySQL's character sets: which collation numbers mean which, and what their bytes stand for.
 
 The log names a column's character set by the number of its collation
-(`information_schema.collations.id`; these numbers never change). UTF-8, ASCII and Latin 1 are read
-by the kernels, most others by Python's codecs. A character set that Python has no codec for stops
-the pipeline instead of being guessed at.
+(`information_schema.collations.id`; these numbers never change). A few of MySQL's tables differ from
+Python's codecs of the same name, and some have no codec. So a character set is a codec and what
+MySQL's own conversion to `utf8mb4` says otherwise: every code of every set was compared on a server.
+
+Codes that MySQL cannot convert stand for nothing here either, where a client would see `?`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+
+class Form(Enum):
+    """How a text in a character set is divided into characters."""
+
+    BINARY = auto()
+    """It has none: bytes."""
+    UTF_8 = auto()
+    SINGLE = auto()
+    """One byte each."""
+    MULTI = auto()
+    """One to four bytes each, ASCII as it stands."""
+    UTF_16 = auto()
+    UTF_32 = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,68 +35,202 @@ class Charset:
 
     Attributes:
         name: As MySQL calls it.
-        codec: As Python calls it, "" when it has none.
+        form: How it divides a text into characters.
         width: Bytes of its longest character.
+        codec: The Python codec that is nearest to it.
+        changes: Codes that are not what the codec says, and the character of each, "" for none.
     """
 
     name: str
-    codec: str
+    form: Form
     width: int
+    codec: str
+    changes: Mapping[bytes, str] = field(default_factory=dict, compare=False)
+
+    def character(self, code: bytes) -> str | None:
+        """Return the character that a code stands for, None for no character."""
+        if code in self.changes:
+            return self.changes[code] or None
+        try:
+            text = code.decode(self.codec)
+        except UnicodeDecodeError:
+            return None
+        return text if len(text) == 1 else None
+
+    def decode(self, content: bytes) -> str:
+        """Return a short text, such as a label.
+
+        Raises:
+            ValueError: The bytes are no text in this character set.
+        """
+        if not self.changes:
+            return content.decode(self.codec)
+        text = ""
+        while content:
+            sizes = range(1, min(self.width, len(content)) + 1)
+            size = next((n for n in sizes if self.character(content[:n])), 0)
+            if not size:
+                raise ValueError
+            text += self.character(content[:size]) or ""
+            content = content[size:]
+        return text
 
 
-BINARY = Charset("binary", "", 1)
-LATIN_1 = Charset("latin1", "", 1)
-"""MySQL's `latin1` is cp1252, whose five free places are the control characters of ISO 8859-1; no
-codec of Python's is that."""
-UTF_8 = (
-    Charset("ascii", "ascii", 1),
-    Charset("utf8mb3", "utf-8", 3),
-    Charset("utf8mb4", "utf-8", 4),
+def _upper(characters: str, first: int = 0x80) -> dict[bytes, str]:
+    """Return changes for the codes from `first` on; U+FFFD stands for no character."""
+    return {
+        bytes([code]): "" if character == "\ufffd" else character
+        for code, character in enumerate(characters, start=first)
+    }
+
+
+def _none(codes: str) -> dict[bytes, str]:
+    """Return changes for codes without a character, given in hexadecimal."""
+    return {bytes.fromhex(code): "" for code in codes.split()}
+
+
+def _user_defined(prefix: bytes, first: int) -> dict[bytes, str]:
+    """Return the ten rows that EUC leaves to its users: a private use area of Unicode."""
+    cells = [(row, cell) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)]
+    return {prefix + bytes(at): chr(first + place) for place, at in enumerate(cells)}
+
+
+def _nec_row_13() -> dict[bytes, str]:
+    """Return the special characters that `cp932` has in its row 13."""
+    found = {}
+    for cell in range(1, 95):
+        code = bytes([0x87, cell + 0x3F if cell < 64 else cell + 0x40])
+        try:
+            found[bytes([0xAD, 0xA0 + cell])] = code.decode("cp932")
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+def _ibm_extensions() -> dict[bytes, str]:
+    """Return the characters that IBM added to `cp932`, so far as EUC does not have them yet."""
+    cells = [bytes([row, cell]) for row in (0xFA, 0xFB, 0xFC) for cell in range(0x40, 0xFD)]
+    characters = [cell.decode("cp932", errors="replace") for cell in cells]
+    added = [c for c in characters if len(c) == 1 and _is_new(c)]
+    places = range(0x52, 0x52 + len(added))
+    return {
+        bytes([0x8F, 0xF3 + place // 94, 0xA1 + place % 94]): character
+        for place, character in zip(places, added, strict=True)
+    }
+
+
+def _is_new(character: str) -> bool:
+    if character in "\ufffd\uffe2\uffe4\u2235\u2116":
+        return character == "\u2116"  # the one that it has twice
+    try:
+        character.encode("euc_jp")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+_EUC_USER_DEFINED = {**_user_defined(b"", 0xE000), **_user_defined(b"\x8f", 0xE3AC)}
+_EUCJPMS = {
+    **_EUC_USER_DEFINED,
+    **_nec_row_13(),
+    **_ibm_extensions(),
+    b"\xa1\xc1": "\uff5e",
+    b"\xa1\xc2": "\u2225",
+    b"\xa1\xdd": "\uff0d",
+    b"\xa1\xf1": "\uffe0",
+    b"\xa1\xf2": "\uffe1",
+    b"\xa2\xcc": "\uffe2",
+    b"\x8f\xa2\xb7": "\uff5e",
+    b"\x8f\xa2\xc3": "\uffe4",
+}
+_BIG5 = {
+    **_none("a15a a1c3 a1c5 a1fe a240 a2cc a2ce"),
+    **{bytes([0xF9, 0xD6 + place]): c for place, c in enumerate("碁銹裏墻恒粧嫺")},
+}
+_ARMSCII8 = _upper(
+    "❁§։)(»«—.՝,-՟…՜՛՞ԱաԲբԳգԴդԵեԶզԷէԸըԹթԺժԻիԼլԽխԾծԿկՀհՁձՂղՃճՄմՅյՆնՇշՈոՉչՊպՋջՌռՍսՎվՏտՐրՑցՒւՓփՔքՕօՖֆ\u2019'",  # noqa: RUF001 - as the server has them
+    0xA1,
 )
+_DEC8 = {
+    **_none("a4 a6 ac ad ae af b4 b8 be d0 de f0 fe ff"),
+    b"\xa8": "¤",
+    b"\xd7": "Œ",
+    b"\xdd": "Ÿ",
+    b"\xf7": "œ",
+    b"\xfd": "ÿ",
+}
+_GEOSTD8 = {
+    **_none("81 83 88 8a 8c 8d 8e 8f 90 98 99 9a 9c 9d 9e 9f fe ff"),
+    **_none("e6 e7 e8 e9 ea eb ec ed ee ef f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc"),
+    **_upper("აბგდევზჱთიკლმნჲოპჟრსტჳუფქღყშჩცძწჭხჴჯჰჵ", 0xC0),
+    b"\xfd": "№",
+}
+_KEYBCS2 = _upper(
+    "ČüéďäĎŤčěĚĹÍľĺÄÁÉžŽôöÓůÚýÖÜŠĽÝŘťáíóúňŇŮÔšřŕŔ¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀"
+    "αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\xa0"
+)
+_SWE7 = dict(zip(map(bytes, zip(b"@[\\]^`{|}~\x7f")), (*"ÉÄÖÅÜéäöåü", "")))  # noqa: B905
+
+BINARY = Charset("binary", Form.BINARY, 1, "ascii")
+
+
+def _single(name: str, codec: str = "", changes: Mapping[bytes, str] | None = None) -> Charset:
+    return Charset(name, Form.SINGLE, 1, codec or name, changes or {})
+
+
+def _multi(
+    name: str, width: int, codec: str = "", changes: Mapping[bytes, str] | None = None
+) -> Charset:
+    return Charset(name, Form.MULTI, width, codec or name, changes or {})
+
 
 _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
     BINARY: (63,),
-    LATIN_1: (5, 8, 15, 31, 47, 48, 49, 94),
-    UTF_8[0]: (11, 65),
-    UTF_8[1]: (33, 76, 83, (192, 215), 223),
-    UTF_8[2]: (45, 46, (224, 247), (255, 323)),
-    Charset("big5", "big5", 2): (1, 84),
-    Charset("cp1250", "cp1250", 1): (26, 34, 44, 66, 99),
-    Charset("cp1251", "cp1251", 1): (14, 23, 50, 51, 52),
-    Charset("cp1256", "cp1256", 1): (57, 67),
-    Charset("cp1257", "cp1257", 1): (29, 58, 59),
-    Charset("cp850", "cp850", 1): (4, 80),
-    Charset("cp852", "cp852", 1): (40, 81),
-    Charset("cp866", "cp866", 1): (36, 68),
-    Charset("cp932", "cp932", 2): (95, 96),
-    Charset("eucjpms", "euc_jp", 3): (97, 98),
-    Charset("euckr", "euc_kr", 2): (19, 85),
-    Charset("gb18030", "gb18030", 4): ((248, 250),),
-    Charset("gb2312", "gb2312", 2): (24, 86),
-    Charset("gbk", "gbk", 2): (28, 87),
-    Charset("greek", "iso8859_7", 1): (25, 70),
-    Charset("hebrew", "iso8859_8", 1): (16, 71),
-    Charset("koi8r", "koi8_r", 1): (7, 74),
-    Charset("koi8u", "koi8_u", 1): (22, 75),
-    Charset("latin2", "iso8859_2", 1): (2, 9, 21, 27, 77),
-    Charset("latin5", "iso8859_9", 1): (30, 78),
-    Charset("latin7", "iso8859_13", 1): (20, 41, 42, 79),
-    Charset("macce", "mac_latin2", 1): (38, 43),
-    Charset("macroman", "mac_roman", 1): (39, 53),
-    Charset("sjis", "shift_jis", 2): (13, 88),
-    Charset("tis620", "tis_620", 1): (18, 89),
-    Charset("ucs2", "utf_16_be", 2): (35, 90, (128, 151), 159),
-    Charset("ujis", "euc_jp", 3): (12, 91),
-    Charset("utf16", "utf_16_be", 4): (54, 55, (101, 124)),
-    Charset("utf16le", "utf_16_le", 4): (56, 62),
-    Charset("utf32", "utf_32_be", 4): (60, 61, (160, 183)),
-    Charset("armscii8", "", 1): (32, 64),
-    Charset("dec8", "", 1): (3, 69),
-    Charset("geostd8", "", 1): (92, 93),
-    Charset("hp8", "hp_roman8", 1): (6, 72),
-    Charset("keybcs2", "", 1): (37, 73),
-    Charset("swe7", "", 1): (10, 82),
-}
+    Charset("ascii", Form.UTF_8, 1, "ascii"): (11, 65),
+    Charset("utf8mb3", Form.UTF_8, 3, "utf-8"): (33, 76, 83, (192, 215), 223),
+    Charset("utf8mb4", Form.UTF_8, 4, "utf-8"): (45, 46, (224, 247), (255, 323)),
+    Charset("ucs2", Form.UTF_16, 2, "utf_16_be"): (35, 90, (128, 151), 159),
+    Charset("utf16", Form.UTF_16, 4, "utf_16_be"): (54, 55, (101, 124)),
+    Charset("utf16le", Form.UTF_16, 4, "utf_16_le"): (56, 62),
+    Charset("utf32", Form.UTF_32, 4, "utf_32_be"): (60, 61, (160, 183)),
+    _single("armscii8", "latin_1", _ARMSCII8): (32, 64),
+    _single("cp1250"): (26, 34, 44, 66, 99),
+    _single("cp1251"): (14, 23, 50, 51, 52),
+    _single("cp1256", changes=_none("8a 8f 98 9a 9f aa c0 ff")): (57, 67),
+    _single("cp1257"): (29, 58, 59),
+    _single("cp850"): (4, 80),
+    _single("cp852"): (40, 81),
+    _single("cp866", changes={b"\xfc": "ⁿ", b"\xfd": "²"}): (36, 68),
+    _single("dec8", "latin_1", _DEC8): (3, 69),
+    _single("geostd8", "cp1252", {**_upper("".join(map(chr, range(0xA0, 0xC0))), 0xA0), **_GEOSTD8}): (92, 93),
+    _single("greek", "iso8859_7", {**_upper("\u02bd\u02bc", 0xA1), **_none("a4 a5 aa")}): (25, 70),
+    _single("hebrew", "iso8859_8", {b"\xaf": "‾"}): (16, 71),
+    _single("hp8", "hp_roman8"): (6, 72),
+    _single("keybcs2", "latin_1", _KEYBCS2): (37, 73),
+    _single("koi8r", "koi8_r"): (7, 74),
+    _single("koi8u", "koi8_u", {b"\x95": "•"}): (22, 75),
+    _single("latin1", "cp1252", {bytes([c]): chr(c) for c in b"\x81\x8d\x8f\x90\x9d"}): (
+        5, 8, 15, 31, 47, 48, 49, 94,
+    ),
+    _single("latin2", "iso8859_2"): (2, 9, 21, 27, 77),
+    _single("latin5", "iso8859_9"): (30, 78),
+    _single("latin7", "iso8859_13"): (20, 41, 42, 79),
+    _single("macce", "mac_latin2"): (38, 43),
+    _single("macroman", "mac_roman"): (39, 53),
+    _single("swe7", "ascii", _SWE7): (10, 82),
+    _single("tis620", "tis_620"): (18, 89),
+    _multi("big5", 2, changes=_BIG5): (1, 84),
+    _multi("cp932", 2, changes=_none("80 a0 fd fe ff")): (95, 96),
+    _multi("eucjpms", 3, "euc_jp", _EUCJPMS): (97, 98),
+    _multi("euckr", 2, "cp949"): (19, 85),
+    _multi("gb18030", 4, changes={b"\xa8\xbc": "\u1e3f", b"\x81\x35\xf4\x37": "\ue7c7"}): (
+        (248, 250),
+    ),
+    _multi("gb2312", 2): (24, 86),
+    _multi("gbk", 2): (28, 87),
+    _multi("sjis", 2, "shift_jis", {b"\x81\x5f": "\\"}): (13, 88),
+    _multi("ujis", 3, "euc_jp", {**_EUC_USER_DEFINED, b"\xa1\xc0": "\\"}): (12, 91),
+}  # fmt: skip
 
 CHARSETS = {
     collation: charset

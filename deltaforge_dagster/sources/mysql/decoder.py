@@ -23,7 +23,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
-from deltaforge_dagster.sources.kernel import Bytes, Longs, read_only
+from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.batches import BatchWriter
 from deltaforge_dagster.sources.mysql.binlog import (
     EVENT_NAMES,
@@ -34,7 +34,6 @@ from deltaforge_dagster.sources.mysql.binlog import (
     parse_query,
     parse_rotate,
 )
-from deltaforge_dagster.sources.mysql.helps import help_texts
 from deltaforge_dagster.sources.mysql.layout import (
     BEGUN,
     CHECKSUM,
@@ -43,8 +42,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     EVENT_POS,
     FILE_A,
     FILE_B,
-    HELP_WIDTH,
-    HELPS,
     INDEX,
     JOINED,
     OFFSET,
@@ -89,7 +86,7 @@ from deltaforge_dagster.sources.mysql.scan import (
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
 
 MAX_ROWS = 1 << 17
-"""Changes, transactions, and values that need help, per round of the kernels."""
+"""Changes, and transactions, per round of the kernels."""
 
 _DAMAGE = {
     BAD_EVENT: "an event that is shorter or longer than its kind",
@@ -171,7 +168,6 @@ class Decoder:
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
         self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
         self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
-        self._helps = np.empty((MAX_ROWS, HELP_WIDTH), np.int64)
         self._file = ""
         self._told = 0  # lines of txs that progress knows
         # The last change of the open transaction; what follows tells whether it is its last.
@@ -218,7 +214,7 @@ class Decoder:
     def _round(self, source: Bytes) -> int:
         """Scan once, hand on what was found, act where Python has to; return why it stopped."""
         state, versions = self._state, self._versions
-        state[ROWS] = state[HELPS] = 0
+        state[ROWS] = 0
         # The open transaction, the last line so far, is the first line now.
         self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
@@ -235,7 +231,6 @@ class Decoder:
                 versions.columns,
                 self._rows,
                 self._txs,
-                self._helps,
             )
         )
         try:
@@ -349,24 +344,23 @@ class Decoder:
         """
         rows, state = self._rows, self._state
         count = int(state[ROWS])
-        helps = help_texts(source, self._helps[: state[HELPS]])
         self._release_held(count)
         committed = np.flatnonzero(rows[:count, ROW_LAST])
         whole = int(committed[-1]) + 1 if committed.size else 0
-        cursor = self._write(source, 0, whole, begun, helps)
+        cursor = self._write(source, 0, whole, begun)
         ended = int(state[TXS]) - (1 if state[OPEN] else 0)
         if ended > self._told:
             self._batches.append(ChangeBatch(None, self._committed(ended)))
         if count > whole:
-            cursor = self._write(source, whole, count - 1, cursor, helps)
+            cursor = self._write(source, whole, count - 1, cursor)
             held, _, error = self._writer.write(
-                source, rows, count - 1, count, self._txs, helps, self._file
+                source, rows, count - 1, count, self._txs, self._file
             )
             if error is not None:
                 raise error
             self._held = held
         self._unclaimed += max(int(state[OFFSET]) - cursor, 0)
-        state[ROWS] = state[HELPS] = 0
+        state[ROWS] = 0
 
     def _release_held(self, count: int) -> None:
         """Hand on the held change, once it is known whether it is its transaction's last."""
@@ -380,14 +374,12 @@ class Decoder:
             self._held = None
             self._batches.append(ChangeBatch(with_tx_end(held), self._committed(1)))
 
-    def _write(
-        self, source: Bytes, first: int, last: int, cursor: int, helps: tuple[Longs, Bytes]
-    ) -> int:
+    def _write(self, source: Bytes, first: int, last: int, cursor: int) -> int:
         """Write `rows[first:last]`; return where in the piece the last one ends."""
         rows = self._rows
         while first < last:
             batch, stop, error = self._writer.write(
-                source, rows, first, last, self._txs, helps, self._file
+                source, rows, first, last, self._txs, self._file
             )
             if batch is not None:
                 committed = np.flatnonzero(rows[first:stop, ROW_LAST])

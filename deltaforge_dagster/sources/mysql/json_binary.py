@@ -13,139 +13,288 @@ The layout is that of `json_binary.h` in the server's sources; numbers are littl
                   offsets also 32-bit numbers) stand in place of their offset.
     string      size, 7 bits a byte, lowest first, 0x80: more follow | UTF-8
     15          Byte1 column type | size as a string's | bytes
+                  NEWDECIMAL 246: its digits, its scale, and as in a row. DATE 10, TIME 11,
+                  DATETIME 12, TIMESTAMP 7: Int64, 24 bits of it microseconds, above them 6 bits s,
+                  6 min, 10 (5) h, 5 day, and year * 13 + month; TIME negative as a whole
 
-Values are written as MySQL prints them: DECIMAL as a number with its digits, dates and times as
-strings, other column types as `"base64:typeN:..."`. Documents are shorter and rarer than other
-values, so this is ordinary Python.
+Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but for the white space: DECIMAL
+as a number with its digits, dates and times as strings, other column types as
+`"base64:typeN:..."`, with a line break after 76 characters.
 """
+
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
 
 from __future__ import annotations
 
-import base64
-import json
-import math
-import struct
+import numpy as np
 
-from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    EQUALS,
+    LOWER_N,
+    MINUS,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    SPACE,
+)
+from deltaforge_dagster.sources.json_bytes import BASE64, write_utf_8
+from deltaforge_dagster.sources.json_text import (
+    INVALID,
+    STRING_GROWTH,
+    write_false,
+    write_null,
+    write_true,
+)
+from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.floats import write_float
+from deltaforge_dagster.sources.mysql.numbers import read_8, read_64, read_size, read_unsigned
+from deltaforge_dagster.sources.mysql.scalars import (
+    decimal_size,
+    write_clock,
+    write_day,
+    write_number,
+    write_signed,
+    write_unsigned,
+)
 
-_MAX_DEPTH = 128
-"""MySQL allows 100 levels."""
+DOCUMENT_ROOM = 512
+"""Room that a document needs besides `STRING_GROWTH` for each of its bytes."""
+_MARGIN = 256
+"""Room that is left before every write, so that no number, and no bracket of 128, can exceed it."""
 
-_LITERALS = {0: "null", 1: "true", 2: "false"}
-_NUMBERS = {5: "<h", 6: "<H", 7: "<i", 8: "<I", 9: "<q", 10: "<Q", 11: "<d"}
-_DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+MAX_DEPTH = 128
+"""How deep documents are followed; MySQL allows 100 levels."""
+FRAME_WIDTH = 6
+"""Numbers that `stack` holds per level."""
+
+_START, _END, _COUNT, _INDEX, _IS_OBJECT, _WIDTH = range(6)
+"""Of a container: where it starts and ends, members, the next one's number, 1 for an object; bytes of
+its offsets."""
+
+_LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _COLUMN = (
+    4, 5, 6, 7, 8, 9, 10, 11, 12, 15,
+)  # fmt: skip
 _TIMESTAMP, _DATE, _TIME, _DATETIME, _NEWDECIMAL = 7, 10, 11, 12, 246
+_LINE = 57
+"""Bytes that stand in one line of Base64."""
+
+_PREFIX = np.frombuffer(b'"base64:type', np.uint8).copy()
 
 
-def json_text(content: bytes) -> str:
-    """Return a document as JSON text without white space; an empty one is `null`, as MySQL reads it.
-
-    Raises:
-        CorruptLog: The bytes are not a document.
-    """
-    if not content:
-        return "null"
-    try:
-        return _value(content[0], content[1:], 0)
-    except (struct.error, IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
-        raise CorruptLog("a JSON value that does not follow its format") from error
-
-
-def _value(kind: int, data: bytes, depth: int) -> str:
-    if depth > _MAX_DEPTH:
-        raise ValueError
-    if kind <= 3:
-        return _container(kind, data, depth)
-    if kind == 4:
-        return _LITERALS[data[0]]
-    if kind == 12:
-        return json.dumps(_sized(data).decode(), ensure_ascii=False)
-    if kind == 15:
-        return _column_value(data[0], _sized(data[1:]))
-    (number,) = struct.unpack_from(_NUMBERS[kind], data)
-    if not math.isfinite(number):
-        raise ValueError
-    return repr(number)
-
-
-def _container(kind: int, data: bytes, depth: int) -> str:
-    large, is_object = kind & 1, kind < 2
-    width, number = (4, "<I") if large else (2, "<H")
-    count, size = (struct.unpack_from(number, data, at)[0] for at in (0, width))
-    if size > len(data):
-        raise ValueError
-    data = data[:size]
-    keys = 2 * width
-    values = keys + (count * (width + 2) if is_object else 0)
-    inlined = (4, 5, 6, 7, 8) if large else (4, 5, 6)
-    parts = []
-    for place in range(count):
-        entry = values + place * (1 + width)
-        value_kind = data[entry]
-        if value_kind in inlined:
-            start = entry + 1
-        else:
-            (start,) = struct.unpack_from(number, data, entry + 1)
-        text = _value(value_kind, data[start:], depth + 1)
-        if is_object:
-            at = keys + place * (width + 2)
-            (start,) = struct.unpack_from(number, data, at)
-            (length,) = struct.unpack_from("<H", data, at + width)
-            if start + length > size:
-                raise ValueError
-            key = data[start : start + length].decode()
-            text = f"{json.dumps(key, ensure_ascii=False)}:{text}"
-        parts.append(text)
-    return ("{%s}" if is_object else "[%s]") % ",".join(parts)
-
-
-def _sized(data: bytes) -> bytes:
-    """Return the bytes after the size that `data` starts with."""
+@kernel
+def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Return where the bytes behind the size at `at` start, and their size; negative if too short."""
     size = 0
     for place in range(5):
-        size |= (data[place] & 0x7F) << (7 * place)
-        if data[place] < 0x80:
-            content = data[place + 1 : place + 1 + size]
-            if len(content) < size:
-                raise ValueError
-            return content
-    raise ValueError
+        if at + place >= end:
+            return INVALID, 0
+        byte = read_8(source, at + place)
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            start = at + place + 1
+            return (start, size) if size <= end - start else (INVALID, 0)
+    return INVALID, 0
 
 
-def _column_value(kind: int, data: bytes) -> str:
+@kernel
+def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
+    at = start
+    while at < end:
+        if at > start and (at - start) % _LINE == 0:
+            out[place] = BACKSLASH
+            out[place + 1] = LOWER_N
+            place += 2
+        count = min(3, end - at)
+        group = 0
+        for i in range(3):
+            group = group << 8 | (read_8(source, at + i) if i < count else 0)
+        for digit in range(4):
+            if digit <= count:
+                out[place + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
+            else:
+                out[place + digit] = EQUALS
+        at += 3
+        place += 4
+    return place
+
+
+@kernel
+def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
+    """Write a date, a time or both."""
+    out[place] = QUOTE
+    place += 1
+    if packed < 0:
+        if kind != _TIME:
+            return INVALID
+        out[place] = MINUS
+        place += 1
+        packed = -packed
+    micros, whole = packed & 0xFFFFFF, packed >> 24
+    if micros > 999_999 or whole < 0:
+        return INVALID
+    hour = whole >> 12 & 0x3FF
+    if kind != _TIME:
+        months = whole >> 22
+        if months // 13 > 9999:
+            return INVALID
+        place = write_day(months // 13, months % 13, whole >> 17 & 31, out, place)
+        hour &= 31
+        if kind != _DATE:
+            out[place] = SPACE
+            place += 1
+    if kind != _DATE:
+        place = write_clock(hour, whole >> 6 & 63, whole & 63, micros, out, place)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_column_value(
+    source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+) -> int:
+    """Write the value of a column type whose type stands at `at`."""
+    if at >= end:
+        return INVALID
+    kind = read_8(source, at)
+    start, size = _sized(source, at + 1, end)
+    if start < 0:
+        return INVALID
     if kind == _NEWDECIMAL:
-        return _decimal(data[2:], data[0], data[1])
-    if kind not in (_DATE, _TIME, _DATETIME, _TIMESTAMP):
-        return f'"base64:type{kind}:{base64.b64encode(data).decode()}"'
-    (packed,) = struct.unpack("<q", data)
-    sign = "-" if packed < 0 else ""
-    whole, micros = divmod(abs(packed), 1 << 24)
-    hour, minute, second = whole >> 12 & 0x3FF, whole >> 6 & 63, whole & 63
-    if kind == _TIME:
-        return f'"{sign}{hour:02}:{minute:02}:{second:02}.{micros:06}"'
-    year, month = divmod(whole >> 22, 13)
-    day = f"{year:04}-{month:02}-{whole >> 17 & 31:02}"
-    if kind == _DATE:
-        return f'"{day}"'
-    return f'"{day} {hour & 31:02}:{minute:02}:{second:02}.{micros:06}"'
+        if size < 3:
+            return INVALID
+        digits, scale = read_8(source, start), read_8(source, start + 1)
+        if scale > digits or digits > 65 or decimal_size(digits, scale) != size - 2:
+            return INVALID
+        return write_number(source, start + 2, digits, scale, out, place)
+    if kind == _DATE or kind == _TIME or kind == _DATETIME or kind == _TIMESTAMP:
+        if size != 8:
+            return INVALID
+        return _write_moment(kind, read_64(source, start), out, place)
+    if 2 * size + _MARGIN > limit - place:
+        return INVALID
+    place = copy(_PREFIX, 0, _PREFIX.size, out, place)
+    place = write_unsigned(np.uint64(kind), out, place)
+    out[place] = COLON
+    place = _write_lines(source, start, start + size, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
 
 
-def _decimal(data: bytes, digits: int, scale: int) -> str:
-    """Return a NEWDECIMAL, whose layout `scalars` draws."""
-    negative = data[0] & 0x80 == 0
-    raw = bytes([data[0] ^ 0x80]) + data[1:]
-    if negative:
-        raw = bytes(byte ^ 0xFF for byte in raw)
-    whole = digits - scale
-    groups = [whole % 9] + [9] * (whole // 9) + [9] * (scale // 9) + [scale % 9]
-    text = ""
-    at = 0
-    for group in groups:
-        size = _DECIMAL_BYTES[group]
-        if group:
-            text += str(int.from_bytes(raw[at : at + size])).zfill(group)
-        at += size
-    if at != len(data):
-        raise ValueError
-    shown = text[:whole].lstrip("0") or "0"
-    return ("-" if negative else "") + shown + ("." + text[whole:] if scale else "")
+@kernel
+def _write_scalar(
+    kind: int, source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+) -> int:
+    """Write a value that is no container."""
+    if kind == _STRING:
+        start, size = _sized(source, at, end)
+        if start < 0 or STRING_GROWTH * size + _MARGIN > limit - place:
+            return INVALID
+        return write_utf_8(source, start, start + size, out, place)
+    if kind == _COLUMN:
+        return _write_column_value(source, at, end, out, place, limit)
+    size = 8
+    if kind == _LITERAL:
+        size = 1
+    elif kind == _INT16 or kind == _UINT16:
+        size = 2
+    elif kind == _INT32 or kind == _UINT32:
+        size = 4
+    elif not (kind == _INT64 or kind == _UINT64 or kind == _DOUBLE):
+        return INVALID
+    if end - at < size:
+        return INVALID
+    if kind == _LITERAL:
+        literal = read_8(source, at)
+        if literal == 0:
+            return write_null(out, place)
+        if literal == 1:
+            return write_true(out, place)
+        return write_false(out, place) if literal == 2 else INVALID
+    if kind == _DOUBLE:
+        return write_float(source, at, 8, out, place)
+    if kind == _INT16 or kind == _INT32 or kind == _INT64:
+        return write_signed(source, at, size, out, place)
+    return write_unsigned(read_unsigned(source, at, size), out, place)
+
+
+@kernel
+def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
+    """Note the container at `at`; say whether it is one."""
+    width = 4 if kind & 1 != 0 else 2
+    if end - at < 2 * width:
+        return False
+    count, size = read_size(source, at, width), read_size(source, at + width, width)
+    is_object = 1 if kind < 2 else 0
+    entries = count * (1 + width + is_object * (width + 2))
+    if size > end - at or 2 * width + entries > size:
+        return False
+    frame[_START], frame[_END], frame[_COUNT] = at, at + size, count
+    frame[_INDEX], frame[_IS_OBJECT], frame[_WIDTH] = 0, is_object, width
+    return True
+
+
+@kernel
+def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stack: Longs) -> int:
+    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it.
+
+    At most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes: more could only come of values that stand in
+    several places, which is no document that a server makes. `stack` is scratch of shape (`MAX_DEPTH`, `FRAME_WIDTH`). `INVALID` if the bytes
+    are not a document.
+    """
+    if start == end:
+        return write_null(out, place)
+    limit = place + STRING_GROWTH * (end - start) + DOCUMENT_ROOM
+    kind, at = read_8(source, start), start + 1
+    depth = 0
+    while True:
+        if limit - place < _MARGIN:
+            return INVALID
+        if kind > 3:
+            place = _write_scalar(kind, source, at, end, out, place, limit)
+            if place == INVALID:
+                return INVALID
+        elif depth == MAX_DEPTH or not _open(kind, source, at, end, stack[depth]):
+            return INVALID
+        else:
+            out[place] = OPEN_BRACE if stack[depth, _IS_OBJECT] != 0 else OPEN_BRACKET
+            place += 1
+            depth += 1
+        while depth > 0 and stack[depth - 1, _INDEX] == stack[depth - 1, _COUNT]:
+            depth -= 1
+            out[place] = CLOSE_BRACE if stack[depth, _IS_OBJECT] != 0 else CLOSE_BRACKET
+            place += 1
+        if depth == 0:
+            return place
+        frame = stack[depth - 1]
+        base, width, index = frame[_START], frame[_WIDTH], frame[_INDEX]
+        end = frame[_END]
+        frame[_INDEX] = index + 1
+        if index > 0:
+            out[place] = COMMA
+            place += 1
+        entry = base + 2 * width + index * (1 + width)
+        if frame[_IS_OBJECT] != 0:
+            entry += frame[_COUNT] * (width + 2)
+            key = base + 2 * width + index * (width + 2)
+            key_start = base + read_size(source, key, width)
+            size = read_size(source, key + width, 2)
+            if size > end - key_start or STRING_GROWTH * size + _MARGIN > limit - place:
+                return INVALID
+            place = write_utf_8(source, key_start, key_start + size, out, place)
+            if place == INVALID:
+                return INVALID
+            out[place] = COLON
+            place += 1
+        kind = read_8(source, entry)
+        if (_LITERAL <= kind <= _UINT16) or (width == 4 and (kind == _INT32 or kind == _UINT32)):
+            at = entry + 1
+        else:
+            at = base + read_size(source, entry + 1, width)
+            if at > end:
+                return INVALID

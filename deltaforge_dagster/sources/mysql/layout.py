@@ -20,16 +20,14 @@ from __future__ import annotations
     ROW_OLD_COUNT,
     ROW_NEW_COUNT,
     ROW_SIZE,
-    ROW_HELP,
-    ROW_HELP_END,
     ROW_LAST,
-) = range(16)
+) = range(14)
 """op (`OP_*`); line of its transaction; number of its table version; end of its event in the log;
 place in the transaction from 0; where its images start (the old one, the new one; equal to the
 end where there is none) and end in the buffer; where the bitmaps of the columns in each image
-stand, and how many columns that are; bytes its JSON texts may need, without helped values; lines of its first helped value and
-after its last; 1 on the last change of a committed transaction."""
-ROW_WIDTH = 16
+stand, and how many columns that are; bytes its JSON texts may need; 1 on the last change of a
+committed transaction."""
+ROW_WIDTH = 14
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OP_LETTERS = ("c", "u", "d")
@@ -46,7 +44,6 @@ TX_WIDTH = 6
     OFFSET,
     ROWS,
     TXS,
-    HELPS,
     OPEN,
     INDEX,
     POS,
@@ -59,13 +56,13 @@ TX_WIDTH = 6
     FILE_A,
     FILE_B,
     JOINED,
-) = range(16)
-"""Where to go on in the buffer; lines used of rows, txs and helps; `GROUP` or `BEGUN` while
+) = range(15)
+"""Where to go on in the buffer; lines used of rows and txs; `GROUP` or `BEGUN` while
 a transaction is open (the last line of txs); changes seen in it, captured or not; how far the file
 is read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none;
 start and end of the event that `scan` stopped at, its packet's end, and where it ends in the file;
 hashes of the file's name; 1 when the buffer is one event without packet headers."""
-STATE_WIDTH = 16
+STATE_WIDTH = 15
 GROUP, BEGUN = 1, 2
 """After a GTID event; after BEGIN."""
 
@@ -79,22 +76,16 @@ TABLE_WIDTH = 5
     COLUMN_KIND,
     COLUMN_SIZE,
     COLUMN_PREFIX,
-    COLUMN_HELP,
     COLUMN_KEY,
     COLUMN_NAME,
     COLUMN_NAME_END,
     COLUMN_FIRST,
     COLUMN_SECOND,
-) = range(9)
+) = range(8)
 """Kind of its values (`values`); bytes of a value, where the type fixes that; else bytes of the
-length that stands before it; how Python helps with its values (`values`), 0 if it need not; 1 for
-key columns; where `"name":` stands in the names; two numbers whose meaning depends on the kind."""
-COLUMN_WIDTH = 9
-
-# One line per value that a kernel cannot write.
-HELP_KIND, HELP_START, HELP_END = range(3)
-"""How to help (`values`); where the value stands in the buffer."""
-HELP_WIDTH = 3
+length that stands before it; 1 for key columns; where `"name":` stands in the names; two numbers
+whose meaning depends on the kind."""
+COLUMN_WIDTH = 8
 
 # One line per table that a TABLE_MAP event described, in a hash table.
 MAP_ID, MAP_VERSION, MAP_START, MAP_END = range(4)

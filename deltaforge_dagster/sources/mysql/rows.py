@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.sources.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE, ZERO
+from deltaforge_dagster.sources.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE
 from deltaforge_dagster.sources.json_bytes import write_base64, write_utf_8
 from deltaforge_dagster.sources.json_text import INVALID, write_null
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.floats import write_float
+from deltaforge_dagster.sources.mysql.json_binary import write_json
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_FIRST,
     COLUMN_KEY,
@@ -34,8 +36,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_SIZE,
     OP_DELETE,
     OP_INSERT,
-    ROW_HELP,
-    ROW_HELP_END,
     ROW_NEW,
     ROW_NEW_BITS,
     ROW_NEW_COUNT,
@@ -54,21 +54,27 @@ from deltaforge_dagster.sources.mysql.scalars import (
     write_date,
     write_datetime,
     write_decimal,
+    write_micros,
     write_signed,
     write_time,
     write_timestamp,
     write_unsigned,
 )
+from deltaforge_dagster.sources.mysql.texts import (
+    CodePoints,
+    write_padded,
+    write_set,
+    write_text,
+)
 from deltaforge_dagster.sources.mysql.values import (
     BIT,
-    BLOB,
-    BYTES,
     DATE,
     DATETIME,
     DECIMAL,
     ENUM,
-    HELPED,
-    LATIN_1_TEXT,
+    FLOAT,
+    JSON,
+    MICROS,
     PADDED_BYTES,
     SET,
     SIGNED,
@@ -92,88 +98,6 @@ CODE, COLUMN = range(2)
 REPORT_WIDTH = 2
 
 _ABSENT = -1
-_ESCAPED = np.frombuffer(b"\\u00", np.uint8).copy()
-
-
-def _latin_1() -> Bytes:
-    """Return each byte of MySQL's `latin1` as a JSON string's bytes: how many, then they."""
-    table = np.zeros((256, 7), np.uint8)
-    for byte in range(256):
-        try:
-            character = bytes([byte]).decode("cp1252")
-        except UnicodeDecodeError:
-            character = chr(byte)
-        text = character.encode()
-        if byte < 32:
-            letter = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r"}.get(byte)
-            text = b"\\u%04x" % byte if letter is None else b"\\" + letter
-        elif character in '"\\':
-            text = b"\\" + text
-        table[byte, 0] = len(text)
-        table[byte, 1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
-    return table
-
-
-_LATIN_1 = _latin_1()
-
-
-@kernel
-def _write_latin_1(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
-    """Write a string that is `latin1` in the log; at most 6 n + 2 bytes."""
-    out[place] = QUOTE
-    place += 1
-    for at in range(start, end):
-        byte = source[at]
-        for i in range(_LATIN_1[byte, 0]):
-            out[place + i] = _LATIN_1[byte, 1 + i]
-        place += read_8(_LATIN_1[byte], 0)
-    out[place] = QUOTE
-    return place + 1
-
-
-@kernel
-def _write_padded(source: Bytes, start: int, end: int, size: int, out: Bytes, place: int) -> int:
-    """Write `BINARY(size)`: the log has lost the zero bytes at its end."""
-    missing = size - (end - start)
-    if missing < 0:
-        return INVALID
-    after = write_utf_8(source, start, end, out, place)
-    if after != INVALID:
-        place = after - 1
-        for _ in range(missing):
-            place = copy(_ESCAPED, 0, 4, out, place)
-            out[place] = ZERO
-            out[place + 1] = ZERO
-            place += 2
-        out[place] = QUOTE
-        return place + 1
-    # Base64 needs them beside the others; the room for the text is large enough for both.
-    bare = out.size - size
-    copy(source, start, end, out, bare)
-    for i in range(missing):
-        out[bare + end - start + i] = 0
-    return write_base64(out, bare, bare + size, out, place)
-
-
-@kernel
-def _write_set(
-    bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, place: int
-) -> int:
-    """Write the labels of a SET, separated by commas."""
-    if count < 64 and bits >> np.uint64(count) != 0:
-        return INVALID
-    out[place] = QUOTE
-    place += 1
-    shown = False
-    for label in range(count):
-        if (bits >> np.uint64(label)) & np.uint64(1) != 0:
-            if shown:
-                out[place] = COMMA
-                place += 1
-            place = copy(names, labels[first + label, 0], labels[first + label, 1], out, place)
-            shown = True
-    out[place] = QUOTE
-    return place + 1
 
 
 @kernel
@@ -187,19 +111,18 @@ def _write_image(
     columns: Longs,
     labels: Longs,
     names: Bytes,
-    helped: int,
-    help_ends: Longs,
-    help_text: Bytes,
+    characters: CodePoints,
     out: Bytes,
     place: int,
     spans: Longs,
+    stack: Longs,
     report: Longs,
-) -> tuple[int, int]:
+) -> int:
     """Write the image at `at` into `out` from `place` on.
 
-    Returns the place after it in `out`, or a negative code, and the next helped value. `spans` gets
-    where each key column's value stands in `out`, `_ABSENT` for one that is not in the image.
-    `bits` is where the bitmap of its columns stands, `present` how many are in it.
+    Returns the place after it in `out`, or a negative code. `spans` gets where each key column's
+    value stands in `out`, `_ABSENT` for one that is not in the image. `bits` is where the bitmap of
+    its columns stands, `present` how many are in it.
     """
     first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
     nulls = at
@@ -250,9 +173,12 @@ def _write_image(
                 place = write_date(source, at, out, place)
             elif kind == TIME:
                 place = write_time(source, at, columns[column, COLUMN_FIRST], out, place)
-            elif kind == HELPED:
-                place = copy(help_text, help_ends[helped], help_ends[helped + 1], out, place)
-                helped += 1
+            elif kind == FLOAT:
+                place = write_float(source, at, size, out, place)
+            elif kind == JSON:
+                place = write_json(source, at, end, out, place, stack)
+            elif kind == MICROS:
+                place = write_micros(source, at, columns[column, COLUMN_FIRST], out, place)
             elif kind == YEAR:
                 year = read_8(source, at)
                 place = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, place)
@@ -271,25 +197,20 @@ def _write_image(
                     out[place] = QUOTE
                     place += 1
             elif kind == SET:
-                place = _write_set(
+                place = write_set(
                     read_unsigned(source, at, size), columns[column, COLUMN_FIRST],
                     columns[column, COLUMN_SECOND], labels, names, out, place,
                 )  # fmt: skip
-            elif kind == LATIN_1_TEXT:
-                place = _write_latin_1(source, at, end, out, place)
-            elif kind == BYTES:
-                place = write_utf_8(source, at, end, out, place)
-                if place == INVALID:
-                    place = write_base64(source, at, end, out, started)
             elif kind == PADDED_BYTES:
-                place = _write_padded(source, at, end, columns[column, COLUMN_FIRST], out, place)
-            elif kind == BLOB:
-                place = write_base64(source, at, end, out, place)
+                place = write_padded(source, at, end, columns[column, COLUMN_FIRST], out, place)
             else:
-                place = INVALID
+                place = write_text(
+                    kind, source, at, end, columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], characters, out, place,
+                )  # fmt: skip
             if place == INVALID:
                 report[COLUMN] = column
-                return BAD_VALUE, helped
+                return BAD_VALUE
             at = end
         if columns[column, COLUMN_KEY] != 0:
             spans[index, 0] = started
@@ -298,7 +219,7 @@ def _write_image(
         out[place] = OPEN_BRACE
         place += 1
     out[place] = CLOSE_BRACE
-    return place + 1, helped
+    return place + 1
 
 
 @kernel
@@ -347,14 +268,14 @@ def write_changes(
     columns: Longs,
     labels: Longs,
     names: Bytes,
-    help_ends: Longs,
-    help_text: Bytes,
+    characters: CodePoints,
     before: Bytes,
     after: Bytes,
     key: Bytes,
     ends: Longs,
     valid: Bytes,
     spans: Longs,
+    stack: Longs,
     report: Longs,
 ) -> int:
     """Write the texts of `rows[first:last]`, and return the row where it stopped.
@@ -362,14 +283,13 @@ def write_changes(
     `before`, `after` and `key` (of one size) are filled from their start; `ends[text, i]` is where
     the text of row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it
     stopped before `last`; nothing of that row counts. `spans` is scratch of shape
-    (2, `MAX_COLUMNS`, 2).
+    (2, `MAX_COLUMNS`, 2), `stack` that of `json_binary`.
     """
     before_at, after_at, key_at = 0, 0, 0
     new_spans, old_spans = spans[0], spans[1]
     for row in range(first, last):
         op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
-        helped = rows[row, ROW_HELP]
-        need = rows[row, ROW_SIZE] + help_ends[rows[row, ROW_HELP_END]] - help_ends[helped]
+        need = rows[row, ROW_SIZE]
         line = row - first
         before_to, after_to, key_to = before_at, after_at, key_at
         report[CODE], report[COLUMN] = NO_ROOM, -1
@@ -377,10 +297,10 @@ def write_changes(
             return row
         has_key = tables[table, TABLE_KEYS] > 0
         if op != OP_INSERT:
-            before_to, helped = _write_image(
+            before_to = _write_image(
                 source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], rows[row, ROW_OLD_COUNT],
-                table, tables, columns, labels, names, helped, help_ends, help_text,
-                before, before_at, old_spans, report,
+                table, tables, columns, labels, names, characters,
+                before, before_at, old_spans, stack, report,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -389,10 +309,10 @@ def write_changes(
             for index in range(tables[table, TABLE_KEYS]):
                 old_spans[index, 0] = _ABSENT
         if op != OP_DELETE:
-            after_to, helped = _write_image(
+            after_to = _write_image(
                 source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], rows[row, ROW_NEW_COUNT],
-                table, tables, columns, labels, names, helped, help_ends, help_text,
-                after, after_at, new_spans, report,
+                table, tables, columns, labels, names, characters,
+                after, after_at, new_spans, stack, report,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.sources.characters import COLON, DOT, MINUS, QUOTE, ZERO
+from deltaforge_dagster.sources.characters import (
+    COLON,
+    DOT,
+    MINUS,
+    QUOTE,
+    SPACE,
+    UPPER_T,
+    UPPER_Z,
+    ZERO,
+)
 from deltaforge_dagster.sources.json_text import INVALID
 from deltaforge_dagster.sources.kernel import Bytes, kernel
 from deltaforge_dagster.sources.mysql.numbers import read_8, read_24, read_big, read_unsigned
 
-_SPACE, _UPPER_T, _UPPER_Z = ord(" "), ord("T"), ord("Z")
 _TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
 
 _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
@@ -62,8 +70,26 @@ def write_digits(value: int, digits: int, out: Bytes, place: int) -> int:
 
 
 @kernel
+def decimal_size(digits: int, scale: int) -> int:
+    """Return the bytes of a NEWDECIMAL: four for nine digits on either side."""
+    whole = digits - scale
+    return int(
+        whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
+    )
+
+
+@kernel
 def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
-    """Write a NEWDECIMAL as a string, with all digits of its scale.
+    """Write a NEWDECIMAL as a string, with all digits of its scale."""
+    out[place] = QUOTE
+    place = write_number(source, at, digits, scale, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
+    """Write a NEWDECIMAL as a number, with all digits of its scale.
 
     Big-endian groups of nine decimal digits in four bytes; the group that is farthest from the
     point on either side has the digits that are left over, in as few bytes as hold them
@@ -75,8 +101,6 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
     """
     negative = source[at] & 0x80 == 0
     inverted = 0xFF if negative else 0
-    out[place] = QUOTE
-    place += 1
     if negative:
         out[place] = MINUS
         place += 1
@@ -120,12 +144,11 @@ def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, p
             at += 1
         place = write_digits(value, group, out, place)
         left -= group
-    out[place] = QUOTE
-    return place + 1
+    return place
 
 
 @kernel
-def _write_day(year: int, month: int, day: int, out: Bytes, place: int) -> int:
+def write_day(year: int, month: int, day: int, out: Bytes, place: int) -> int:
     """Write `YYYY-MM-DD`."""
     place = write_digits(year, 4, out, place)
     out[place] = MINUS
@@ -135,7 +158,7 @@ def _write_day(year: int, month: int, day: int, out: Bytes, place: int) -> int:
 
 
 @kernel
-def _write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, place: int) -> int:
+def write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, place: int) -> int:
     """Write `hh:mm:ss.ffffff`."""
     place = write_digits(hour, 3 if hour > 99 else 2, out, place)
     out[place] = COLON
@@ -153,7 +176,7 @@ def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
     if value >> 9 > 9999:
         return INVALID
     out[place] = QUOTE
-    place = _write_day(value >> 9, value >> 5 & 15, value & 31, out, place + 1)
+    place = write_day(value >> 9, value >> 5 & 15, value & 31, out, place + 1)
     out[place] = QUOTE
     return place + 1
 
@@ -170,9 +193,9 @@ def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) 
     if months // 13 > 9999 or micros > 999_999:
         return INVALID
     out[place] = QUOTE
-    place = _write_day(months // 13, months % 13, value >> 17 & 31, out, place + 1)
-    out[place] = _SPACE
-    place = _write_clock(
+    place = write_day(months // 13, months % 13, value >> 17 & 31, out, place + 1)
+    out[place] = SPACE
+    place = write_clock(
         value >> 12 & 31, value >> 6 & 63, value & 63, micros, out, place + 1
     )  # fmt: skip
     out[place] = QUOTE
@@ -190,7 +213,7 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int)
     out[place] = QUOTE
     place += 1
     if seconds == 0 and micros == 0:
-        place = _write_day(0, 0, 0, out, place)
+        place = write_day(0, 0, 0, out, place)
     else:
         # The civil date of a day number, by eras of 400 years that begin with a March 1.
         shifted = seconds // _DAY + 719_468
@@ -201,17 +224,28 @@ def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int)
         march = (5 * of_year + 2) // 153
         day = of_year - (153 * march + 2) // 5 + 1
         month = march + 3 if march < 10 else march - 9
-        place = _write_day(
+        place = write_day(
             year + era * 400 + (1 if month <= 2 else 0), month, day, out, place
         )  # fmt: skip
-    out[place] = _UPPER_T
+    out[place] = UPPER_T
     second = seconds % _DAY
-    place = _write_clock(
+    place = write_clock(
         second // 3600, second // 60 % 60, second % 60, micros, out, place + 1
     )  # fmt: skip
-    out[place] = _UPPER_Z
+    out[place] = UPPER_Z
     out[place + 1] = QUOTE
     return place + 2
+
+
+@kernel
+def write_micros(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a TIMESTAMP2 as a number of microseconds since 1970; 0 for the zero date."""
+    size = (digits + 1) >> 1
+    micros = read_big(source, at + 4, size) * _POWERS[size]
+    if micros > 999_999:
+        return INVALID
+    seconds = read_big(source, at, 4)
+    return write_unsigned(np.uint64(seconds * 1_000_000 + micros), out, place)
 
 
 @kernel
@@ -229,7 +263,7 @@ def write_time(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> i
     if micros > 999_999:
         return INVALID
     value >>= 8 * size
-    place = _write_clock(
+    place = write_clock(
         value >> 12 & 1023, value >> 6 & 63, value & 63, micros, out, place
     )  # fmt: skip
     out[place] = QUOTE

@@ -10,8 +10,8 @@ table, of one kind (MySQL internals documentation, "ROWS_EVENT")::
     image       bitmap: 1 for null, one bit for each column that is in the image | their values
 
 Bitmaps have the first column in the lowest bit of the first byte. `scan` reads what steers the
-stream into its state, writes one line per change, per transaction and per value that needs help
-(`layout`), and stops where Python has to act. To find where a row ends it passes over all of its
+stream into its state, writes one line per change and per transaction (`layout`), and stops where
+Python has to act. To find where a row ends it passes over all of its
 values, which is also where their sizes are compared with the end of the event. The values are read
 by `rows` afterwards.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deltaforge_dagster.sources.json_text import OVERHEAD, STRING_GROWTH, string_size
+from deltaforge_dagster.sources.json_text import STRING_GROWTH, string_size
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
 from deltaforge_dagster.sources.mysql.binlog import (
     ANONYMOUS_GTID,
@@ -55,7 +55,7 @@ from deltaforge_dagster.sources.mysql.checksum import crc32
 from deltaforge_dagster.sources.mysql.layout import (
     BEGUN,
     CHECKSUM,
-    COLUMN_HELP,
+    COLUMN_KIND,
     COLUMN_PREFIX,
     COLUMN_SIZE,
     EVENT,
@@ -64,10 +64,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     FILE_A,
     FILE_B,
     GROUP,
-    HELP_END,
-    HELP_KIND,
-    HELP_START,
-    HELPS,
     INDEX,
     JOINED,
     MAP_END,
@@ -83,8 +79,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     PACKET_END,
     POS,
     ROW_END,
-    ROW_HELP,
-    ROW_HELP_END,
     ROW_INDEX,
     ROW_LAST,
     ROW_NEW,
@@ -122,10 +116,10 @@ from deltaforge_dagster.sources.mysql.numbers import (
     read_big,
     read_size,
 )
-from deltaforge_dagster.sources.mysql.table_map import MAX_COLUMNS
+from deltaforge_dagster.sources.mysql.values import BLOB, BYTES, JSON, UTF_8_TEXT
 
 NEED_MORE, FULL, FOREIGN, SPLIT, NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, UNSUPPORTED = range(9)
-"""Why `scan` stops: the rest is not whole; no line left in rows, txs or helps; a packet that is no
+"""Why `scan` stops: the rest is not whole; no line left in rows or txs; a packet that is no
 event; an event in several packets; a TABLE_MAP event not seen before; a QUERY event that is no
 transaction control; a ROTATE event; a FORMAT_DESCRIPTION event; an event that is not decoded."""
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE, NO_COLUMNS = range(20, 26)
@@ -179,8 +173,6 @@ def _image_end(
     table: int,
     tables: Longs,
     columns: Longs,
-    helps: Longs,
-    state: Longs,
 ) -> tuple[int, int]:
     """Return the place after the image at `at`, negative if it does not end before `end`.
 
@@ -211,20 +203,19 @@ def _image_end(
             at += prefix
             if size > end - at:
                 return -1, 0
-            if size < _EXACT:
+            kind = columns[column, COLUMN_KIND]
+            if size < _EXACT or kind == JSON:
                 room += size * STRING_GROWTH
+            elif kind == BLOB:
+                room += 2 * size
+            elif kind == UTF_8_TEXT or kind == BYTES:
+                # As a string, or as Base64.
+                room += max(string_size(source, at, at + size), 2 * size)
             else:
-                # As a string, or as Base64, or as a string of two bytes for one.
-                exact = string_size(source, at, at + size)
-                room += max(exact, 2 * size + OVERHEAD) + size
+                # Up to three bytes for one that is not escaped.
+                room += string_size(source, at, at + size) + 2 * size
         elif size > end - at:
             return -1, 0
-        if columns[column, COLUMN_HELP] != 0:
-            line = state[HELPS]
-            helps[line, HELP_KIND] = columns[column, COLUMN_HELP]
-            helps[line, HELP_START] = at
-            helps[line, HELP_END] = at + size
-            state[HELPS] = line + 1
         at += size
     return at, room
 
@@ -249,7 +240,6 @@ def _scan_rows(
     tables: Longs,
     columns: Longs,
     rows: Longs,
-    helps: Longs,
 ) -> int:
     """Note the changes of the rows event whose body is `source[at:end]`; return 0 when done."""
     if end - at < 10:
@@ -296,19 +286,16 @@ def _scan_rows(
     captured = tables[table, TABLE_CAPTURED] != 0
     while at < end:
         row = state[ROWS]
-        helped = state[HELPS]
-        if row == rows.shape[0] or helps.shape[0] - helped < 2 * MAX_COLUMNS:
+        if row == rows.shape[0]:
             state[NEXT_ROW] = at
             return FULL
-        middle, room = _image_end(
-            source, at, end, bits, present, table, tables, columns, helps, state
-        )
+        middle, room = _image_end(source, at, end, bits, present, table, tables, columns)
         if middle < 0:
             return BAD_ROWS
         after, new_room = middle, 0
         if update:
             after, new_room = _image_end(
-                source, middle, end, new_bits, new_present, table, tables, columns, helps, state
+                source, middle, end, new_bits, new_present, table, tables, columns
             )
             if after < 0:
                 return BAD_ROWS
@@ -325,8 +312,6 @@ def _scan_rows(
             rows[row, ROW_OLD_COUNT] = present
             rows[row, ROW_NEW_COUNT] = new_present
             rows[row, ROW_SIZE] = max(room, new_room) + tables[table, TABLE_SIZE]
-            rows[row, ROW_HELP] = helped
-            rows[row, ROW_HELP_END] = state[HELPS]
             rows[row, ROW_LAST] = 0
             if insert:
                 rows[row, ROW_OP] = OP_INSERT
@@ -403,7 +388,6 @@ def scan(
     columns: Longs,
     rows: Longs,
     txs: Longs,
-    helps: Longs,
 ) -> int:
     """Read events from `state[OFFSET]` on, and return why it stopped.
 
@@ -457,7 +441,7 @@ def scan(
         if (WRITE_ROWS_2 <= kind <= DELETE_ROWS_2) or (WRITE_ROWS_1 <= kind <= DELETE_ROWS_1):
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
-            stop = _scan_rows(source, kind, at, end, state, maps, tables, columns, rows, helps)
+            stop = _scan_rows(source, kind, at, end, state, maps, tables, columns, rows)
         elif kind == TABLE_MAP:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER

@@ -212,12 +212,11 @@ def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
 
 def _label(label: bytes, collation: int | None, column: str) -> str:
     charset = None if collation is None else CHARSETS.get(collation)
-    if charset is None or (charset.name == "binary" and not label.isascii()):
+    if charset is None:
         raise UnsupportedEvent(f"column {column} has labels in an unknown character set")
-    codec = {"latin1": "cp1252", "binary": "ascii"}.get(charset.name, charset.codec)
     try:
-        return label.decode(codec)
-    except (UnicodeDecodeError, LookupError) as error:
+        return charset.decode(label)
+    except ValueError as error:
         raise UnsupportedEvent(
             f"column {column} has labels that are not text in {charset.name}"
         ) from error

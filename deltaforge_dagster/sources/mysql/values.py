@@ -51,7 +51,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.sources.mysql.charsets import BINARY, CHARSETS, LATIN_1, UTF_8
+from deltaforge_dagster.sources.mysql.charset_tables import single_line
+from deltaforge_dagster.sources.mysql.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.floats import FLOAT_ROOM
+from deltaforge_dagster.sources.mysql.json_binary import DOCUMENT_ROOM
+from deltaforge_dagster.sources.mysql.scalars import decimal_size
 
 (
     SIGNED,
@@ -62,21 +66,22 @@ from deltaforge_dagster.sources.mysql.charsets import BINARY, CHARSETS, LATIN_1,
     DATETIME,
     TIMESTAMP,
     TIME,
+    MICROS,
     BIT,
     ENUM,
     SET,
+    FLOAT,
     UTF_8_TEXT,
-    LATIN_1_TEXT,
+    SINGLE_TEXT,
+    MULTI_TEXT,
+    UTF_16_TEXT,
+    UTF_32_TEXT,
     BYTES,
     PADDED_BYTES,
     BLOB,
-    HELPED,
-) = range(17)
+    JSON,
+) = range(22)
 """Kinds of values: what a kernel does with them."""
-
-HELP_FLOAT, HELP_DOUBLE, HELP_JSON = 1, 2, 3
-HELP_TEXT = 1000
-"""Kinds of help; text of a character set has this number and its collation's."""
 
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
 _DATE, _YEAR, _VARCHAR, _BIT = 10, 13, 15, 16
@@ -103,8 +108,6 @@ _METADATA = {
     _JSON: 1, _NEWDECIMAL: 2, _ENUM: 2, _SET: 2, _BLOB: 1, _VAR_STRING: 2, _STRING: 2,
     _GEOMETRY: 1, 242: 1,
 }  # fmt: skip
-_DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-"""Bytes that so many decimal digits take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +179,10 @@ class ValueType:
         prefix: Bytes of the length before each value.
         room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
         first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
-            a fraction, bytes of a BINARY.
-        help: How Python helps with its values.
+            a fraction, bytes of a BINARY; of texts the line of `charset_tables.SINGLES`, or the
+            bytes of the longest character, or for UTF-16 whether it is little-endian and whether
+            it has surrogates.
+        charset: Of a text with several bytes per character: whose table the kernel needs.
     """
 
     name: str
@@ -187,7 +192,7 @@ class ValueType:
     room: int = 32
     first: int = 0
     second: int = 0
-    help: int = 0
+    charset: Charset | None = None
 
 
 def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
@@ -215,9 +220,9 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
             name, DECIMAL, decimal_size(digits, scale), room=digits + 8, first=digits, second=scale
         )
     if code == _FLOAT:
-        return ValueType("float" + suffix, HELPED, 4, help=HELP_FLOAT)
+        return ValueType("float" + suffix, FLOAT, 4, room=FLOAT_ROOM)
     if code == _DOUBLE:
-        return ValueType("double" + suffix, HELPED, 8, help=HELP_DOUBLE)
+        return ValueType("double" + suffix, FLOAT, 8, room=FLOAT_ROOM)
     if code in _TIMES:
         name, kind, size = _TIMES[code]
         digits = type_.first
@@ -237,7 +242,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     if code == _SET:
         return ValueType("set", SET, type_.first)
     if code == _JSON:
-        return ValueType("json", HELPED, prefix=type_.first, help=HELP_JSON)
+        return ValueType("json", JSON, prefix=type_.first, room=DOCUMENT_ROOM)
     if code == _GEOMETRY:
         return ValueType("geometry", BLOB, prefix=type_.first)
     if type_.is_text and collation is not None:
@@ -249,7 +254,7 @@ def _text_type(type_: LogType, collation: int) -> ValueType:
     charset = CHARSETS.get(collation)
     if charset is None:
         raise UnsupportedEvent(f"text with the unknown collation {collation}")
-    binary = charset is BINARY
+    binary = charset.form is Form.BINARY
     if type_.code == _BLOB:
         name = _BLOBS.get(type_.first, "") + ("blob" if binary else "text")
         found = ValueType(name, BLOB, prefix=type_.first)
@@ -260,26 +265,20 @@ def _text_type(type_: LogType, collation: int) -> ValueType:
         found = ValueType(name, BYTES, prefix=1 if size < 256 else 2)
         if binary and type_.code == _STRING:
             found = replace(found, kind=PADDED_BYTES, room=6 * size + 32, first=size)
-    if binary:
-        return found
-    if charset in UTF_8:
-        return replace(found, kind=UTF_8_TEXT)
-    if charset is LATIN_1:
-        return replace(found, kind=LATIN_1_TEXT)
-    if not charset.codec:
-        raise UnsupportedEvent(f"text in the character set {charset.name}")
-    return replace(found, kind=HELPED, help=HELP_TEXT + collation)
-
-
-def decimal_size(digits: int, scale: int) -> int:
-    """Return the bytes of a `DECIMAL(digits, scale)`: four for nine digits on either side."""
-    whole = digits - scale
-    return (
-        whole // 9 * 4
-        + _DECIMAL_BYTES[whole % 9]
-        + scale // 9 * 4
-        + _DECIMAL_BYTES[scale % 9]
-    )  # fmt: skip
+    match charset.form:
+        case Form.BINARY:
+            return found
+        case Form.UTF_8:
+            return replace(found, kind=UTF_8_TEXT)
+        case Form.SINGLE:
+            return replace(found, kind=SINGLE_TEXT, first=single_line(charset))
+        case Form.MULTI:
+            return replace(found, kind=MULTI_TEXT, second=charset.width, charset=charset)
+        case Form.UTF_16:
+            little, pairs = charset.name == "utf16le", charset.name != "ucs2"
+            return replace(found, kind=UTF_16_TEXT, first=int(little), second=int(pairs))
+        case Form.UTF_32:
+            return replace(found, kind=UTF_32_TEXT)
 
 
 def skipped_type(type_: LogType) -> ValueType:
@@ -294,5 +293,4 @@ def skipped_type(type_: LogType) -> ValueType:
         return ValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
     if type_.code == 242:  # VECTOR
         return ValueType("", BLOB, prefix=type_.first)
-    found = value_type(type_, None, unsigned=False)
-    return replace(found, help=0)
+    return value_type(type_, None, unsigned=False)

@@ -18,6 +18,8 @@ import numpy as np
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.mysql.charset_tables import code_points
+from deltaforge_dagster.sources.mysql.charsets import Charset
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_WIDTH,
     MAP_END,
@@ -72,7 +74,7 @@ class TableVersions:
 
     Attributes:
         schemas, stamps: What was registered, by version; without columns where not captured.
-        tables, columns, labels, names: The versions for the kernels (`layout`); `names` holds
+        tables, columns, labels, names, characters: The versions for the kernels (`layout`); `names` holds
             `"name":` of every column and every label, as JSON text, and a line of `labels` is
             where a label starts and ends there.
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan.find_table`
@@ -92,6 +94,8 @@ class TableVersions:
         self.columns = np.empty((0, COLUMN_WIDTH), np.int64)
         self.labels = np.empty((0, 2), np.int64)
         self.names = np.empty(0, np.uint8)
+        self.characters = np.empty(0, np.uint16)
+        self._characters: dict[str, int] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -186,8 +190,10 @@ class TableVersions:
             if type_.kind in (ENUM, SET):
                 first, second = len(self.labels), len(column.labels)
                 room += self._add_labels(column.labels)
+            if type_.charset is not None:
+                first = self._add_characters(type_.charset)
             self._add_column(
-                type_.kind, type_.size, type_.prefix, type_.help, is_key, start, end, first, second
+                type_.kind, type_.size, type_.prefix, is_key, start, end, first, second
             )
         self._add_table(len(types), keys, True, room)
         return len(self.schemas) - 1
@@ -199,7 +205,7 @@ class TableVersions:
                 type_ = skipped_type(log_type)
             except UnsupportedEvent as error:
                 raise UnsupportedEvent(f"{name}, column {number}: {error}") from error
-            self._add_column(type_.kind, type_.size, type_.prefix, 0, False, 0, 0, 0, 0)
+            self._add_column(type_.kind, type_.size, type_.prefix, False, 0, 0, 0, 0)
         self._add_table(len(described.types), 0, False, 0)
         self.schemas.append(TableSchema(described.db, None, described.table, (), ()))
         self.stamps.append(_NO_STAMP)
@@ -223,6 +229,13 @@ class TableVersions:
         lines = [self._add_name(json.dumps(label, ensure_ascii=False)[1:-1]) for label in labels]
         self.labels = np.vstack([self.labels, np.array(lines, np.int64).reshape(-1, 2)])
         return sum(end - start + 1 for start, end in lines)
+
+    def _add_characters(self, charset: Charset) -> int:
+        """Lay out the table of a character set, if it is not yet; return where it starts."""
+        if charset.name not in self._characters:
+            self._characters[charset.name] = self.characters.size
+            self.characters = np.concatenate([self.characters, code_points(charset)])
+        return self._characters[charset.name]
 
 
 def _types(described: TableMap, name: str) -> list[ValueType]:
