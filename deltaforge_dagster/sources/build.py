@@ -21,4 +21,6 @@ def build_source(spec: PipelineSpec) -> Source:
         case PostgresSource(config=postgres):
             from deltaforge_dagster.sources.postgres import source as postgres_source  # noqa: PLC0415
 
-            return postgres_source.PostgresSource(postgres, spec.metadata.name)
+            return postgres_source.PostgresSource(
+                postgres, spec.metadata.name, spec.spec.engine.values
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.json_text import MAX_DEPTH
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
+from deltaforge_dagster.sources.postgres.fills import NOTHING, Filler, Fills, Reselect
 from deltaforge_dagster.sources.postgres.layout import (
     OP_INSERT,
     OP_LETTERS,
@@ -47,6 +48,7 @@ from deltaforge_dagster.sources.postgres.tuples import (
     BINARY_VALUE,
     CODE,
     COLUMN,
+    FILL,
     KEY,
     MAX_COLUMNS,
     NO_KEY_VALUE,
@@ -74,13 +76,24 @@ _DAMAGED = {
 }
 
 
+Unsent = Literal[0, 1] | Reselect
+"""What stands for a value that was not sent: `tuples.MARK`, `tuples.OMIT`, or what this finds now."""
+
+
 class BatchWriter:
     """Writes rows of one stream into record batches; its scratch memory is used again and again."""
 
     def __init__(
-        self, db: str, versions: TableVersions, seed: npt.NDArray[np.uint64], max_rows: int
+        self,
+        db: str,
+        versions: TableVersions,
+        seed: npt.NDArray[np.uint64],
+        max_rows: int,
+        unsent: Unsent,
     ) -> None:
         self._versions = versions
+        self._mode = FILL if isinstance(unsent, Reselect) else unsent
+        self._filler = Filler(versions, unsent) if isinstance(unsent, Reselect) else None
         self._seed = seed
         self._db = pa.array([db])
         self._ops = pa.array(OP_LETTERS)
@@ -99,38 +112,13 @@ class BatchWriter:
 
         Returns the batch, the row after it, and the error that this row makes, if any.
         """
-        stop = first
-        error: DeltaforgeError | None = None
-        while True:
-            stop = write_changes(
-                source,
-                rows,
-                first,
-                last,
-                self._versions.tables,
-                self._versions.columns,
-                self._versions.names,
-                *self._texts,
-                self._ends,
-                self._valid,
-                self._spans,
-                self._stack,
-                self._report,
-            )
-            if stop == last:
-                break
-            if self._report[CODE] != NO_ROOM:
-                error = self._stopped_at(rows[stop], txs)
-                break
-            if stop > first:
-                break
-            room = self._texts[0].size
-            if room == _MAX_ROOM:
-                error = UnsupportedEvent(
-                    f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
-                )
-                break
-            self._texts = _texts(min(room * 2, _MAX_ROOM))
+        fills = NOTHING
+        if self._filler is not None:
+            try:
+                fills, last = self._filler.fill(source, rows, first, last)
+            except DeltaforgeError as failed:
+                return None, first, failed
+        stop, error = self._write_texts(source, rows, first, last, txs, fills)
         if stop == first:
             return None, stop, error
         batch = self._batch(source, rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
@@ -142,6 +130,44 @@ class BatchWriter:
             error = CorruptLog(f"text that is not UTF-8: {self._place(rows[first + bad], txs)}")
             return (batch.slice(0, bad) if bad else None), first + bad, error
         return batch, stop, error
+
+    def _write_texts(  # noqa: PLR0917 - what `write_changes` takes
+        self, source: Bytes, rows: Longs, first: int, last: int, txs: Longs, fills: Fills
+    ) -> tuple[int, DeltaforgeError | None]:
+        """Write the row images; return the row after them, and the error that this row makes."""
+        while True:
+            stop = int(
+                write_changes(
+                    source,
+                    rows,
+                    first,
+                    last,
+                    self._versions.tables,
+                    self._versions.columns,
+                    self._versions.names,
+                    *self._texts,
+                    self._ends,
+                    self._valid,
+                    self._spans,
+                    self._stack,
+                    self._report,
+                    self._mode,
+                    fills.lines,
+                    fills.text,
+                )
+            )
+            if stop == last:
+                return stop, None
+            if self._report[CODE] != NO_ROOM:
+                return stop, self._stopped_at(rows[stop], txs)
+            if stop > first:
+                return stop, None
+            room = self._texts[0].size
+            if room == _MAX_ROOM:
+                return stop, UnsupportedEvent(
+                    f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
+                )
+            self._texts = _texts(min(room * 2, _MAX_ROOM))
 
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
         """Return the error for what `write_changes` reported of `row`."""

@@ -77,6 +77,24 @@ class Facts:
     """Seconds after which the server drops a silent reader; 0 is never."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnNow:
+    """A column as the catalog has it now; `operators` is the schema of its type's `=`."""
+
+    name: str
+    type_oid: int
+    type_name: str
+    operators: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsNow:
+    """A table's columns by their names; a partitioned table has no rows of its own."""
+
+    partitioned: bool
+    columns: dict[str, ColumnNow]
+
+
 def facts(connection: psycopg.Connection) -> Facts:
     """Return the server's facts."""
     row = connection.execute(
@@ -218,6 +236,48 @@ def table_schema(connection: psycopg.Connection, table: Table) -> TableSchema:
         tuple(columns),
         primary_key(connection, table.oid),
     )
+
+
+def named(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:
+    """Return schema and name of a table, None when it no longer exists."""
+    row = connection.execute(
+        """
+        SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = %s
+        """,
+        (oid,),
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def columns_now(connection: psycopg.Connection, oid: int, schema: str, name: str) -> ColumnsNow:
+    """Return a table's columns; none when it no longer has that name.
+
+    The operators of a type that is not the server's own (citext) stand where the type does.
+    """
+    rows = connection.execute(
+        """
+        WITH RECURSIVE base (attnum, type) AS (
+            SELECT attnum, atttypid FROM pg_attribute
+             WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped
+            UNION ALL
+            SELECT attnum, typbasetype FROM base JOIN pg_type t ON t.oid = type AND typtype = 'd'
+        )
+        SELECT c.relkind = 'p', a.attname, a.atttypid::int8, format_type(a.atttypid, a.atttypmod),
+               CASE WHEN t.typtype = 'b' AND t.typcategory <> 'A' THEN s.nspname
+                    ELSE 'pg_catalog' END
+          FROM pg_class c
+          JOIN pg_namespace n ON n.oid = c.relnamespace
+          JOIN pg_attribute a ON a.attrelid = c.oid
+          JOIN base ON base.attnum = a.attnum
+          JOIN pg_type t ON t.oid = base.type AND t.typtype <> 'd'
+          JOIN pg_namespace s ON s.oid = t.typnamespace
+         WHERE c.oid = %(oid)s AND n.nspname = %(schema)s AND c.relname = %(name)s
+        """,
+        {"oid": oid, "schema": schema, "name": name},
+    ).fetchall()
+    partitioned = bool(rows) and rows[0][0]
+    return ColumnsNow(partitioned, {row[1]: ColumnNow(*row[1:]) for row in rows})
 
 
 class Catalog:

@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
-from deltaforge_dagster.sources.postgres.batches import BatchWriter
+from deltaforge_dagster.sources.postgres.batches import BatchWriter, Unsent
 from deltaforge_dagster.sources.postgres.layout import (
     END,
     IDLE_LSN,
@@ -70,6 +70,7 @@ from deltaforge_dagster.sources.postgres.scan import (
     read_64,
     scan,
 )
+from deltaforge_dagster.sources.postgres.tuples import MARK
 from deltaforge_dagster.sources.postgres.values import Catalog, CatalogType
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -110,7 +111,8 @@ class Decoder:
 
     Transactions that committed before `start` are skipped whole: they were read before. Changes of
     tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
-    do not depend on the choice of tables.
+    do not depend on the choice of tables. `unsent` is what stands for large values that an update did
+    not touch.
     """
 
     def __init__(
@@ -122,9 +124,10 @@ class Decoder:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
+        unsent: Unsent = MARK,
     ) -> None:
         self._versions = TableVersions(db=db, registry=registry, catalog=catalog, captures=captures)
-        self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS)
+        self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS, unsent)
         self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
         self._state[START_LSN] = start.lsn

@@ -34,6 +34,7 @@ class TableVersions:
 
     Attributes:
         schemas, stamps: What was registered, by version.
+        relations: The OID of the table, by version; 0 for logical messages.
         tables, columns, names: The versions for the kernels (`layout`); `names` holds `"name":` of
             every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
@@ -56,6 +57,7 @@ class TableVersions:
         self._by_prefix: dict[str, int] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
+        self.relations: list[int] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
         self.columns = np.empty((0, COLUMN_WIDTH), np.int64)
         self.names = np.empty(0, np.uint8)
@@ -87,7 +89,7 @@ class TableVersions:
         version = self._by_prefix.get(prefix)
         if version is None:
             schema = TableSchema(self._db, MESSAGES, prefix, (), ())
-            version = self._lay_out(schema, [], SchemaStamp("", 0, 0))
+            version = self._lay_out(0, schema, [], SchemaStamp("", 0, 0))
             self._by_prefix[prefix] = version
         return version
 
@@ -135,10 +137,14 @@ class TableVersions:
             ),
             primary_key=key,
         )
-        return self._lay_out(schema, types, self._registry.register(schema, position))
+        stamp = self._registry.register(schema, position)
+        return self._lay_out(relation.oid, schema, types, stamp)
 
-    def _lay_out(self, schema: TableSchema, types: list[ValueType], stamp: SchemaStamp) -> int:
+    def _lay_out(
+        self, relation: int, schema: TableSchema, types: list[ValueType], stamp: SchemaStamp
+    ) -> int:
         """Add a version to the arrays that the kernels read, and return its number."""
+        self.relations.append(relation)
         self.stamps.append(stamp)
         self.schemas.append(schema)
         labels = [f"{json.dumps(c.name, ensure_ascii=False)}:".encode() for c in schema.columns]

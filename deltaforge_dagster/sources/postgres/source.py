@@ -26,12 +26,15 @@ from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegis
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import catalog, publications, slots
+from deltaforge_dagster.sources.postgres.batches import Unsent
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
 from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate, translate
+from deltaforge_dagster.sources.postgres.reselect import Reselection
 from deltaforge_dagster.sources.postgres.stream import STATUS_SECONDS, ReplicationStream
+from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 
@@ -49,10 +52,14 @@ class PostgresSource:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
     """
+        values: `spec.engine.values`.
 
-    def __init__(self, config: PostgresConfig, pipeline: str) -> None:
+    def __init__(
+        self, config: PostgresConfig, pipeline: str, values: ValueOptions = _DEFAULT_VALUES
+    ) -> None:
         self._config = config
         self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
+        self._values = values
         self._patterns = TablePatterns(
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
         )
@@ -186,6 +193,7 @@ class PostgresSource:
             catalog=catalog.Catalog(self._server.query),
             captures=self._patterns.matches,
         )
+            unsent=self._unsent(),
         try:
             yield from self._batches(stream, decoder, limits)
         finally:
@@ -227,6 +235,14 @@ class PostgresSource:
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
     def _open(self, start: LsnPosition) -> ReplicationStream:
+    def _unsent(self) -> Unsent:
+        match self._values.toast:
+            case "unchanged":
+                return MARK
+            case "omit":
+                return OMIT
+        return Reselection(self._server)
+
         config, server = self._config, self._server
         with server.query(_OPEN_SECONDS) as connection:
             facts = self._facts(connection)

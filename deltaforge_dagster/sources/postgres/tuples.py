@@ -13,12 +13,18 @@ white space. `write_changes` fills three texts at once, each in the form of an A
     message  its content        null              the content  null
 
 K holds the key columns and null for all others, O the whole old row. In N, a large value that the
-update did not touch is not sent: `{"_unchanged":true}`.
+update did not touch is not sent. `unsent` says what stands for it:
+
+- `MARK`: `{"_unchanged":true}`;
+- `OMIT`: nothing, the column is left out;
+- `FILL`: the value of O if there is one, else what `fills` has for the row and column, else as `MARK`.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -74,12 +80,23 @@ NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
 text is full; a tuple does not follow its format; a value was sent in binary form; a key column
 was not sent."""
 
-CODE, COLUMN, PLACE = range(3)
-"""Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer."""
-REPORT_WIDTH = 3
+CODE, COLUMN, PLACE, NEXT_FILL = range(4)
+"""Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer; line
+of `fills` that was not used yet."""
+REPORT_WIDTH = 4
 
 MAX_COLUMNS = 1664
 """PostgreSQL allows no more columns in a tuple (`MaxTupleAttributeNumber`)."""
+
+MARK: Literal[0] = 0
+OMIT: Literal[1] = 1
+FILL: Literal[2] = 2
+"""What `unsent` may be."""
+
+FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
+"""Of `fills`, ordered by row and column: number of the row; place of the column in it; where its text
+stands in `filled`, start -1 for null."""
+FILL_WIDTH = 4
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
 _NULL, _TOAST, _TEXT, _BINARY = ord("n"), ord("u"), ord("t"), ord("b")
@@ -103,10 +120,67 @@ def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, le
 
 
 @kernel
+def _write_value(
+    column: int,
+    columns: Longs,
+    source: Bytes,
+    start: int,
+    end: int,
+    out: Bytes,
+    place: int,
+    stack: Bytes,
+) -> int:
+    """Write the text `source[start:end]` of a column; return the place after it, or a code."""
+    kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
+    if not _room_for(kind, delimiter, source, start, end, out.size - place - OVERHEAD):
+        return NO_ROOM
+    if delimiter != 0:
+        return write_array(kind, delimiter, source, start, end, out, place, stack)
+    return write_scalar(kind, source, start, end, out, place, stack)
+
+
+@kernel
+def _write_unsent(
+    row: int,
+    index: int,
+    column: int,
+    columns: Longs,
+    before: Bytes,
+    old_spans: Longs,
+    old_whole: bool,
+    fills: Longs,
+    filled: Bytes,
+    out: Bytes,
+    place: int,
+    stack: Bytes,
+    report: Longs,
+) -> int:
+    """Write what stands for a value that was not sent; return the place after it, or a code.
+
+    `old_spans` says where the old row's values stand in `before`. Unless `old_whole`, only those of
+    key columns mean something.
+    """
+    start, end = old_spans[index, 0], old_spans[index, 1]
+    if start != _NOT_SENT and (old_whole or columns[column, COLUMN_KEY] != 0):
+        if out.size - place < end - start + OVERHEAD:
+            return NO_ROOM
+        return copy(before, start, end, out, place)
+    line = report[NEXT_FILL]
+    if line < fills.shape[0] and fills[line, FILL_ROW] == row and fills[line, FILL_COLUMN] == index:
+        report[NEXT_FILL] = line + 1
+        start, end = fills[line, FILL_START], fills[line, FILL_END]
+        if start < 0:
+            return write_null(out, place)
+        return _write_value(column, columns, filled, start, end, out, place, stack)
+    return copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+
+
+@kernel
 def _write_tuple(
     source: Bytes,
     at: int,
     end: int,
+    row: int,
     table: int,
     tables: Longs,
     columns: Longs,
@@ -116,11 +190,17 @@ def _write_tuple(
     spans: Longs,
     stack: Bytes,
     report: Longs,
+    unsent: int,
+    before: Bytes,
+    old_spans: Longs,
+    old_whole: bool,
+    fills: Longs,
+    filled: Bytes,
 ) -> tuple[int, int]:
     """Write the tuple at `at` into `out` from `place` on.
 
     Returns the places after it in `source` and in `out`; the latter is a negative code on failure.
-    `spans` gets where each key column's value stands in `out`, `_NOT_SENT` for a value not sent.
+    `spans` gets where each column's value stands in `out`, `_NOT_SENT` for a value not sent.
     """
     first = tables[table, TABLE_FIRST]
     report[COLUMN] = -1
@@ -133,6 +213,7 @@ def _write_tuple(
         return at, NO_ROOM
     out[place] = OPEN_BRACE
     place += 1
+    opened = place
     for index in range(count):
         column = first + index
         report[COLUMN] = column
@@ -141,15 +222,18 @@ def _write_tuple(
         # The name and either a whole value without a text, or the bracket that closes the row.
         if out.size - place < name_end - name + OVERHEAD:
             return at, NO_ROOM
-        if index > 0:
-            out[place] = COMMA
-            place += 1
-        place = copy(names, name, name_end, out, place)
-        started = place
         if at >= end:
             return at, BAD_TUPLE
         sent = source[at]
         at += 1
+        if sent == _TOAST and unsent == OMIT:
+            spans[index, 0] = _NOT_SENT
+            continue
+        if place > opened:
+            out[place] = COMMA
+            place += 1
+        place = copy(names, name, name_end, out, place)
+        spans[index, 0] = place
         if sent == _TEXT:
             if end - at < 4:
                 return at, BAD_TUPLE
@@ -157,26 +241,24 @@ def _write_tuple(
             at += 4
             if size > end - at:
                 return at, BAD_TUPLE
-            kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
-            left = out.size - place - OVERHEAD
-            if not _room_for(kind, delimiter, source, at, at + size, left):
-                return at, NO_ROOM
-            if delimiter != 0:
-                place = write_array(kind, delimiter, source, at, at + size, out, place, stack)
-            else:
-                place = write_scalar(kind, source, at, at + size, out, place, stack)
-            if place < 0:
-                return at, place
+            place = _write_value(column, columns, source, at, at + size, out, place, stack)
             at += size
         elif sent == _NULL:
             place = write_null(out, place)
         elif sent == _TOAST:
-            place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+            spans[index, 0] = _NOT_SENT
+            if unsent == FILL:
+                place = _write_unsent(
+                    row, index, column, columns, before, old_spans, old_whole, fills, filled,
+                    out, place, stack, report,
+                )  # fmt: skip
+            else:
+                place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
         else:
             return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
-        if columns[column, COLUMN_KEY] != 0:
-            spans[index, 0] = _NOT_SENT if sent == _TOAST else started
-            spans[index, 1] = place
+        if place < 0:
+            return at, place
+        spans[index, 1] = place
     out[place] = CLOSE_BRACE
     return at, place + 1
 
@@ -238,6 +320,9 @@ def write_changes(
     spans: Longs,
     stack: Bytes,
     report: Longs,
+    unsent: int,
+    fills: Longs,
+    filled: Bytes,
 ) -> int:
     """Write the texts of `rows[first:last]`, and return the row where it stopped.
 
@@ -247,6 +332,7 @@ def write_changes(
     """
     before_at, after_at, key_at = 0, 0, 0
     new_spans, old_spans = spans[0], spans[1]
+    report[NEXT_FILL] = 0
     for row in range(first, last):
         at, end = rows[row, ROW_START], rows[row, ROW_END]
         op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
@@ -272,8 +358,9 @@ def write_changes(
         report[CODE], report[COLUMN], report[PLACE] = BAD_TUPLE, -1, at
         if has_old:
             at, before_to = _write_tuple(
-                source, at + 1, end, table, tables, columns, names,
+                source, at + 1, end, row, table, tables, columns, names,
                 before, before_at, old_spans, stack, report,
+                MARK, before, old_spans, False, fills, filled,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -288,8 +375,9 @@ def write_changes(
                 report[PLACE] = at
                 return row
             at, after_to = _write_tuple(
-                source, at + 1, end, table, tables, columns, names,
+                source, at + 1, end, row, table, tables, columns, names,
                 after, after_at, new_spans, stack, report,
+                unsent, before, old_spans, part == _OLD_ROW, fills, filled,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to
