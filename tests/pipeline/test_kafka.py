@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.servers.kafka import KafkaServer
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
@@ -39,7 +41,7 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
                 f"exactly_once: {flag}}}\n"
                 for one, flag in (("least", "false"), ("once", "true"))
             )
-            text = shop.pipeline(name, run=RUN, more_sinks=sinks)
+            text = shop.pipeline(name, run=RUN, range_="{max_events: 10}", more_sinks=sinks)
             path = tmp_path / f"{name}.yaml"
             return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
 
@@ -103,25 +105,90 @@ def test_a_lost_acknowledgement(
     assert ids(records(feed, kafka_server, "once", "customers")) == [*range(1, 101)]
 
 
-def test_a_broker_that_was_down(make_feed: MakeFeed, start_kafka: StartKafka) -> None:
-    """The sinks fail with a reason while the broker is dead, and catch up when it is back."""
+@pytest.mark.timeout(400)
+def test_a_broker_that_was_down_or_hung(make_feed: MakeFeed, start_kafka: StartKafka) -> None:
+    """Three ranges without a broker, three while it hangs: Redis has them, one after the other.
+
+    The same run delivers them to both Kafka sinks, in order, when the broker is back, while the
+    source is idle. While it is dead they fail with a reason.
+    """
     server = start_kafka()
     feed = make_feed(server)
-    feed.shop.execute("INSERT INTO customers VALUES (1, 'x')")
-    feed.catch_up()
-    server.stop(immediate=True)
-    feed.shop.execute("INSERT INTO customers SELECT n, 'x' FROM generate_series(2, 100) n")
     run = feed.begin()
+
+    def insert_ranges(first: int) -> None:
+        for number in range(first, first + 3):
+            rows = f"SELECT 10 * {number} + n, 'x' FROM generate_series(0, 9) n"
+            feed.shop.execute(f"INSERT INTO customers {rows}")
+            eventually(lambda: (number, "redis") in published(), what="the range of Redis")  # noqa: B023
+
+    def published() -> set[tuple[int, str]]:
+        return feed.store.published(feed.name, 1, 9)
+
+    def caught_up() -> bool:
+        last = len(feed.store.ranges(feed.name))
+        return published() >= {(last, sink) for sink in ("least", "once")}
 
     def error(sink: str) -> str:
         return feed.store.checkpoints(feed.name)[sink].last_error or ""
 
+    insert_ranges(1)
+    assert len(feed.delivered("customers")) == 30
+    eventually(caught_up, what="the first delivery to Kafka")
+    server.stop(immediate=True)
+    insert_ranges(4)
     for sink in ("least", "once"):
         said = f"sink {sink}: kafka at {server.brokers}"
         eventually(lambda: said in error(sink), what="an error")  # noqa: B023
-    run.end()
     server.restart()
-    feed.catch_up()
+    eventually(caught_up, what="the catch-up after the crash")
+    server.pause()
+    insert_ranges(7)
+    server.resume()
+    eventually(caught_up, what="the catch-up after the pause")
+
+    expected = [*range(10, 100)]
+    assert ids(records(feed, server, "once", "customers")) == expected
+    assert [*dict.fromkeys(ids(records(feed, server, "least", "customers")))] == expected
+    outcome = run.end()
+    assert (outcome.captured, outcome.ranges) == (90, 9)
+
+
+def test_a_replay_beside_a_live_run(
+    make_feed: MakeFeed,
+    kafka_server: KafkaServer,
+    spark_server: SparkAddress,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Same keys and values, marked by a header; no checkpoint moves, and the run is not fenced."""
+    feed = make_feed(kafka_server)
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(feed.path))
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    run = feed.begin()
+    feed.shop.execute("INSERT INTO customers SELECT n, 'ä' FROM generate_series(1, 10) n")
+    eventually(lambda: len(feed.store.ranges(feed.name, state="closed")) == 1, what="a range")
+    feed.shop.execute("UPDATE customers SET name = 'b' WHERE id < 4", "DELETE FROM customers")
+    everywhere = {(2, sink) for sink in ("redis", "least", "once")}
+    eventually(lambda: feed.store.published(feed.name, 1, 2) >= everywhere, what="the delivery")
+    before, lease = feed.store.checkpoints(feed.name), feed.store.lease(feed.name)
 
     for sink in ("least", "once"):
-        assert ids(records(feed, server, sink, "customers")) == [*range(1, 101)]
+        first = records(feed, kafka_server, sink, "customers")
+        result = CliRunner().invoke(app, ["replay", feed.name, "--range", "1-2", "--sink", sink])
+        assert result.exit_code == 0, result.output
+        again = records(feed, kafka_server, sink, "customers")[len(first) :]
+        assert [(one.key, one.value) for one in again] == [(one.key, one.value) for one in first]
+        ((name, mark),) = {header for one in again for header in one.headers}
+        assert (name, bool(mark)) == ("df-replay", True)
+
+    assert feed.store.checkpoints(feed.name) == before
+    now = feed.store.lease(feed.name)
+    assert lease is not None
+    assert now is not None
+    assert (now.run_id, now.epoch) == (lease.run_id, lease.epoch)
+    feed.shop.execute("INSERT INTO customers VALUES (11, 'c')")
+    for sink in ("least", "once"):
+        eventually(lambda: len(records(feed, kafka_server, sink, "customers")) == 47)  # noqa: B023
+    outcome = run.end()
+    assert outcome.delivered == {"redis": 24, "least": 24, "once": 24}
+    assert outcome.sink_errors == {}
