@@ -6,8 +6,8 @@ store; a file without a row is an orphan of a killed run, and swept later. Nothi
 replaced.
 
 Rows are numbered here (`segment`, `ordinal`), and written in row groups of about 16 MiB of Arrow
-memory, which bounds what a writer holds however large the segment grows. The format is plain
-Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary columns of the change frame are
+memory, one while the next is collected, which bounds what a writer holds however large the segment
+grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary columns of the change frame are
 dictionary-encoded pages of ordinary strings there.
 """
 
@@ -18,7 +18,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any, Protocol, cast
 
@@ -123,7 +123,9 @@ class Journal:
     def __init__(self, url: str) -> None:
         self.url = url
         self._storage = open_storage(url)
-        # The content hash takes as long as the Parquet encoding, and both release the GIL.
+        # The content hash takes as long as the Parquet encoding, both release the GIL, and neither
+        # has to hold up the thread that reads the source.
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="journal-encode")
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="journal-hash")
 
     def writer(self, pipeline: str, uid: str, segment: int, epoch: int) -> SegmentWriter:
@@ -132,7 +134,14 @@ class Journal:
         Raises:
             StoreUnavailable: The file cannot be created.
         """
-        return SegmentWriter(self._storage, self._hasher, f"{pipeline}/{uid}", segment, epoch)
+        return SegmentWriter(
+            self._storage,
+            f"{pipeline}/{uid}",
+            segment,
+            epoch,
+            encoder=self._encoder,
+            hasher=self._hasher,
+        )
 
     def open(self, path: str) -> pq.ParquetFile:
         """Open a segment file for reading; use it as a context manager.
@@ -278,8 +287,8 @@ class Journal:
 class SegmentWriter:
     """Writes one segment's file; ends with `close`, or with `abort` when it shall not be.
 
-    After an error of `write` or `close` the partial file is gone and the writer is done. Not for
-    use by two threads at a time.
+    A row group is encoded while the caller collects the next. After an error of `write` or `close`
+    the partial file is gone and the writer is done. Not for use by two threads at a time.
 
     Attributes:
         rows: Rows written so far.
@@ -287,14 +296,23 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, storage: Storage, hasher: ThreadPoolExecutor, folder: str, segment: int, epoch: int
+        self,
+        storage: Storage,
+        folder: str,
+        segment: int,
+        epoch: int,
+        *,
+        encoder: ThreadPoolExecutor,
+        hasher: ThreadPoolExecutor,
     ) -> None:
         self.rows = 0
         self.bytes = 0
         self._segment = segment
         self._segment_id = uuid.uuid4().hex
         self._path = f"{folder}/{segment:010d}-{epoch:06d}-{self._segment_id}.parquet"
+        self._encoder = encoder
         self._hasher = hasher
+        self._encoding: Future[None] | None = None
         self._content = ContentHash(CAPTURED)
         self._summary = Summary()
         self._waiting: list[pa.RecordBatch] = []
@@ -341,6 +359,7 @@ class SegmentWriter:
                 raise ValueError(f"segment {self._segment} has no rows")
             if self._waiting:
                 self._write_row_group()
+            self._settle()
             self._parquet.close()
             self._file.commit()
         return WrittenSegment(
@@ -359,25 +378,38 @@ class SegmentWriter:
     def abort(self) -> None:
         """Remove what was written; does nothing after `close` or a second time."""
         self._waiting.clear()
+        # Why the row group in the making failed, if it did, is no matter any more.
+        with contextlib.suppress(Exception):
+            self._settle()
         self._file.discard()
         with contextlib.suppress(pa.ArrowException, OSError):
             self._parquet.close()
 
     def _write_row_group(self) -> None:
+        self._settle()
         # One dictionary per row group: Parquet falls back to plain pages when it changes inside.
         rows = pa.Table.from_batches(self._waiting, CAPTURED).unify_dictionaries()
         self._waiting.clear()
         self._waiting_bytes = 0
+        self._encoding = self._encoder.submit(self._encode, rows, self._numbered)
+        self._numbered += rows.num_rows
+
+    def _encode(self, rows: pa.Table, first: int) -> None:
         hashed = self._hasher.submit(self._content.update, rows)
         segment = pa.array(np.full(rows.num_rows, self._segment))
-        ordinal = pa.array(np.arange(self._numbered, self._numbered + rows.num_rows))
+        ordinal = pa.array(np.arange(first, first + rows.num_rows))
         numbered = pa.Table.from_arrays([segment, ordinal, *rows.columns], schema=FRAME)
         try:
             self._parquet.write_table(numbered, row_group_size=rows.num_rows)
             self._summary.add(numbered)
         finally:
             hashed.result()
-        self._numbered += rows.num_rows
+
+    def _settle(self) -> None:
+        """Wait until the row group in the making is written; raise what kept it from that."""
+        encoding, self._encoding = self._encoding, None
+        if encoding is not None:
+            encoding.result()
 
     @contextlib.contextmanager
     def _aborting(self) -> Iterator[None]:
