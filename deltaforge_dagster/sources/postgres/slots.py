@@ -20,6 +20,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres import catalog
 from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
@@ -27,6 +28,8 @@ MAX_UNCONFIRMED_BYTES = 64 << 20
 
 _PLUGIN = "pgoutput"
 _SKIPS_EMPTY_VERSION = 150000
+MESSAGES_VERSION = 140000
+"""Servers from here on send logical messages, if asked to."""
 _WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
@@ -147,27 +150,43 @@ def has_changes(
 
     Peeks (manual: "Logical Decoding Functions"), which decodes from the slot's own position on.
     A transaction counts by its commit, and only if it holds more than Begin and Commit (servers
-    before 15 send empty ones), Relation, Type or Origin messages, or rows of a foreign table.
+    before 15 send empty ones), Relation, Type or Origin messages, rows of a foreign table, or our
+    own heartbeats. A message outside of transactions (xid 0) counts by itself.
     """
     # One transaction decides if the first that is sent can only be one that counts.
     first_decides = (
         version >= _SKIPS_EMPTY_VERSION and not foreign and (found.confirmed_lsn or 0) >= after
     )
+    # A heartbeat at the slot's beginning is worth the run that passes it: it would hide all else.
+    heartbeat = b"" if first_decides else HEARTBEAT.encode() + b"\0"
+    options = ", 'messages', 'true'" if version >= MESSAGES_VERSION else ""
     row = connection.execute(
-        """
+        f"""
         SELECT count(*) FROM (
             SELECT xid FROM pg_logical_slot_peek_binary_changes(
-                %s, NULL, %s, 'proto_version', '1', 'publication_names', quote_ident(%s))
+                %(slot)s, NULL, %(most)s,
+                'proto_version', '1', 'publication_names', quote_ident(%(publication)s){options})
              GROUP BY xid
-            HAVING max(lsn) > %s::pg_lsn
-               AND bool_or(CASE
+            HAVING bool_or(xid::text = '0' AND lsn >= %(after)s::pg_lsn
+                           AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s)
+                OR max(lsn) > %(after)s::pg_lsn AND bool_or(xid::text <> '0' AND CASE
                    WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
                    WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
-                   THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%s)
+                   THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%(foreign)s)
+                   WHEN get_byte(data, 0) = 77                                -- M: flags, LSN, prefix
+                   THEN substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
                    ELSE true END)
              LIMIT 1) AS counting
-        """,
-        (name, 1 if first_decides else None, publication, format_lsn(after), list(foreign)),
+        """,  # noqa: S608 - of two constants
+        {
+            "slot": name,
+            "most": 1 if first_decides else None,
+            "publication": publication,
+            "after": format_lsn(after),
+            "foreign": list(foreign),
+            "heartbeat": heartbeat,
+            "heartbeat_size": len(HEARTBEAT) + 1,
+        },
     ).fetchone()
     assert row is not None
     return bool(row[0])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.config.model import PostgresConfig
+from deltaforge_dagster.config.model import PostgresConfig, ValueOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
     DeltaforgeError,
@@ -43,6 +43,7 @@ _START_SECONDS = 5.0
 _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
 _OPEN_SECONDS = 30.0
 _HANDSHAKE_SECONDS = 10.0
+_DEFAULT_VALUES = ValueOptions()
 
 
 class PostgresSource:
@@ -51,15 +52,15 @@ class PostgresSource:
     Args:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
-    """
         values: `spec.engine.values`.
+    """
 
     def __init__(
         self, config: PostgresConfig, pipeline: str, values: ValueOptions = _DEFAULT_VALUES
     ) -> None:
         self._config = config
-        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._values = values
+        self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._patterns = TablePatterns(
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
         )
@@ -192,8 +193,8 @@ class PostgresSource:
             registry=registry,
             catalog=catalog.Catalog(self._server.query),
             captures=self._patterns.matches,
-        )
             unsent=self._unsent(),
+        )
         try:
             yield from self._batches(stream, decoder, limits)
         finally:
@@ -234,7 +235,6 @@ class PostgresSource:
                     return catalog.table_schema(connection, found)
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
-    def _open(self, start: LsnPosition) -> ReplicationStream:
     def _unsent(self) -> Unsent:
         match self._values.toast:
             case "unchanged":
@@ -243,6 +243,7 @@ class PostgresSource:
                 return OMIT
         return Reselection(self._server)
 
+    def _open(self, start: LsnPosition) -> ReplicationStream:
         config, server = self._config, self._server
         with server.query(_OPEN_SECONDS) as connection:
             facts = self._facts(connection)
@@ -250,7 +251,7 @@ class PostgresSource:
             slots.check_start(found, server, config.slot, start.lsn)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
-            command = _start_command(connection, config, start)
+            command = _start_command(connection, config, start, facts.version)
             connected = server.replicate(connection, _HANDSHAKE_SECONDS)
         status_seconds = min(STATUS_SECONDS, facts.sender_timeout / 4 or STATUS_SECONDS)
         stream = ReplicationStream(connected, server.where, status_seconds)
@@ -378,14 +379,21 @@ class PostgresSource:
 
 
 def _start_command(
-    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition
+    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition, version: int
 ) -> str:
-    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters")."""
+    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
+
+    Version 1 of the protocol sends each transaction whole and at its commit, in the log's order,
+    prepared ones at COMMIT PREPARED. The later versions send open transactions in pieces, between
+    each other, and prepared ones early: all of that would have to be kept here until the
+    commit, which the server does as well.
+    """
     names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
+    messages = ", messages 'true'" if version >= slots.MESSAGES_VERSION else ""
     return (
         f"START_REPLICATION SLOT {sql.Identifier(config.slot).as_string(connection)} "
         f"LOGICAL {format_lsn(start.lsn)} "
-        f"(proto_version '1', publication_names {names.as_string(connection)})"
+        f"(proto_version '1', publication_names {names.as_string(connection)}{messages})"
     )
 
 

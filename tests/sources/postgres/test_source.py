@@ -18,7 +18,6 @@ from deltaforge_dagster.errors import (
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
-    UnsupportedEvent,
 )
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.servers.postgres import PostgresServer
@@ -30,7 +29,6 @@ from tests.contracts.test_source import (
     add,
     insert,
     inserts,
-    read_into,
     take,
     whole,
 )
@@ -510,19 +508,6 @@ class TestStream:
 
             assert isinstance(ended[0], SourceUnavailable)
             assert take(bench, start, whole(1)).changes == inserts("orders", 1)
-
-    def test_what_is_not_decoded_stops_with_its_place(self, bench: PostgresBench) -> None:
-        """TRUNCATE comes after everything before it, as UnsupportedEvent."""
-        start = bench.source().ensure_start()
-        bench.execute(insert("orders", 1))
-        bench.execute("TRUNCATE orders")
-        reader = bench.source()
-        taken = Taken([], start, [])
-
-        with pytest.raises(UnsupportedEvent, match=r"public\.orders"):
-            read_into(taken, reader.read(start, ReadLimits(), Versions()))
-
-        assert taken.changes == inserts("orders", 1)
 
     def test_closing_leaves_the_slot_free(self, bench: PostgresBench) -> None:
         """Many short streams, one after another, need no waiting for each other."""
