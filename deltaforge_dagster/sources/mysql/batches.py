@@ -88,7 +88,7 @@ class BatchWriter:
 
         Returns the batch, the row after it, and the error that this row makes, if any.
         """
-        versions = self._versions
+        versions, layout = self._versions, self._versions.layout
         error: DeltaforgeError | None = None
         while True:
             stop = write_changes(
@@ -97,10 +97,10 @@ class BatchWriter:
                 first,
                 last,
                 versions.tables,
-                versions.columns,
-                versions.labels,
-                versions.names,
-                versions.characters,
+                layout.columns,
+                layout.labels,
+                layout.names,
+                layout.characters,
                 *self._texts,
                 self._ends,
                 self._valid,

@@ -228,7 +228,7 @@ class Decoder:
                 versions.maps,
                 versions.map_texts,
                 versions.tables,
-                versions.columns,
+                versions.layout.columns,
                 self._rows,
                 self._txs,
             )

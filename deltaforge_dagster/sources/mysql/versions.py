@@ -9,7 +9,6 @@ too: their changes are counted, for which the sizes of their values must be know
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,10 +17,8 @@ import numpy as np
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
-from deltaforge_dagster.sources.mysql.charset_tables import code_points
-from deltaforge_dagster.sources.mysql.charsets import Charset
+from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
 from deltaforge_dagster.sources.mysql.layout import (
-    COLUMN_WIDTH,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -36,7 +33,7 @@ from deltaforge_dagster.sources.mysql.table_map import (
     TableMap,
     parse_table_map,
 )
-from deltaforge_dagster.sources.mysql.values import ENUM, SET, ValueType, skipped_type, value_type
+from deltaforge_dagster.sources.mysql.values import ValueType, skipped_type, value_type
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _NO_STAMP = SchemaStamp("", 0, 0)
@@ -74,9 +71,7 @@ class TableVersions:
 
     Attributes:
         schemas, stamps: What was registered, by version; without columns where not captured.
-        tables, columns, labels, names, characters: The versions for the kernels (`layout`); `names` holds
-            `"name":` of every column and every label, as JSON text, and a line of `labels` is
-            where a label starts and ends there.
+        tables, layout: The versions, and their columns, for the kernels (`layout`).
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan.find_table`
             reads, and the events' bodies.
     """
@@ -91,11 +86,7 @@ class TableVersions:
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
-        self.columns = np.empty((0, COLUMN_WIDTH), np.int64)
-        self.labels = np.empty((0, 2), np.int64)
-        self.names = np.empty(0, np.uint8)
-        self.characters = np.empty(0, np.uint16)
-        self._characters: dict[str, int] = {}
+        self.layout = ColumnLayout()
         self.forget()
 
     def forget(self) -> None:
@@ -184,17 +175,7 @@ class TableVersions:
         keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0
         room = 2
         for column, type_, is_key in zip(known.columns, types, in_key, strict=True):
-            start, end = self._add_name(json.dumps(column.name, ensure_ascii=False) + ":")
-            first, second = type_.first, type_.second
-            room += end - start + 1 + type_.room
-            if type_.kind in (ENUM, SET):
-                first, second = len(self.labels), len(column.labels)
-                room += self._add_labels(column.labels)
-            if type_.charset is not None:
-                first = self._add_characters(type_.charset)
-            self._add_column(
-                type_.kind, type_.size, type_.prefix, is_key, start, end, first, second
-            )
+            room += self.layout.add(column.name, type_, column.labels, is_key=is_key)
         self._add_table(len(types), keys, True, room)
         return len(self.schemas) - 1
 
@@ -205,37 +186,15 @@ class TableVersions:
                 type_ = skipped_type(log_type)
             except UnsupportedEvent as error:
                 raise UnsupportedEvent(f"{name}, column {number}: {error}") from error
-            self._add_column(type_.kind, type_.size, type_.prefix, False, 0, 0, 0, 0)
+            self.layout.add_skipped(type_)
         self._add_table(len(described.types), 0, False, 0)
         self.schemas.append(TableSchema(described.db, None, described.table, (), ()))
         self.stamps.append(_NO_STAMP)
         return len(self.schemas) - 1
 
     def _add_table(self, columns: int, keys: int, captured: bool, room: int) -> None:
-        line = [len(self.columns) - columns, columns, keys, captured, room]
+        line = [len(self.layout.columns) - columns, columns, keys, captured, room]
         self.tables = np.vstack([self.tables, np.array([line], np.int64)])
-
-    def _add_column(self, *fields: int) -> None:
-        self.columns = np.vstack([self.columns, np.array([fields], np.int64)])
-
-    def _add_name(self, text: str) -> tuple[int, int]:
-        encoded = text.encode()
-        start = self.names.size
-        self.names = np.concatenate([self.names, np.frombuffer(encoded, np.uint8)])
-        return start, start + len(encoded)
-
-    def _add_labels(self, labels: Sequence[str]) -> int:
-        """Lay out labels, without quotes; return how many bytes they have together."""
-        lines = [self._add_name(json.dumps(label, ensure_ascii=False)[1:-1]) for label in labels]
-        self.labels = np.vstack([self.labels, np.array(lines, np.int64).reshape(-1, 2)])
-        return sum(end - start + 1 for start, end in lines)
-
-    def _add_characters(self, charset: Charset) -> int:
-        """Lay out the table of a character set, if it is not yet; return where it starts."""
-        if charset.name not in self._characters:
-            self._characters[charset.name] = self.characters.size
-            self.characters = np.concatenate([self.characters, code_points(charset)])
-        return self._characters[charset.name]
 
 
 def _types(described: TableMap, name: str) -> list[ValueType]:
