@@ -1,4 +1,7 @@
-"""MySQL for tests: one server per session, databases of their own for each test.
+"""MySQL for tests: one server per session and version, databases of their own for each test.
+
+Most tests use one version, that of `mysql_server`: 8.0. What differs between versions is tried on
+others as well: `@pytest.mark.parametrize("version", MYSQL_VERSIONS)` and the fixture `mysql_version`.
 
 `DELTAFORGE_TEST_MYSQL_DSN` names a running server to use instead (a user with every privilege; it
 needs binary logging of rows and GTIDs). Otherwise the one from Maven Central is started, or an
@@ -7,12 +10,15 @@ installed one where that does not run.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 import pytest
 
 from deltaforge_dagster.servers.mysql import MysqlServer, installed_version
+from deltaforge_dagster.servers.mysql_programs import Version
 from tests.started import each_closed, or_fail
 
 DSN_VARIABLE = "DELTAFORGE_TEST_MYSQL_DSN"
@@ -24,7 +30,11 @@ FAST = {
 }
 """Settings of servers whose data nobody keeps."""
 
+MYSQL_VERSIONS = ["5.7", "8.0", pytest.param("9.7", marks=pytest.mark.soak)]
+"""Every MySQL that is tried, for `pytest.mark.parametrize`; the newest is not pinned."""
+
 StartMysql = Callable[..., MysqlServer]
+MysqlVersion = Callable[[Version], MysqlServer]
 
 
 def pytest_report_header() -> str:
@@ -44,6 +54,22 @@ def mysql_server() -> Iterator[MysqlServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mysql_version() -> Iterator[MysqlVersion]:
+    """Servers by version, started when first asked for; not to be stopped or changed.
+
+    `mariadb` is one of them.
+    """
+    with ExitStack() as stack:
+
+        @functools.cache
+        def server(version: Version) -> MysqlServer:
+            started = or_fail(lambda: MysqlServer.start(settings=FAST, version=version))
+            return stack.enter_context(started)
+
+        yield server
+
+
 @pytest.fixture
 def mysql_dsn(mysql_server: MysqlServer) -> str:
     """DSN of an empty database, root's."""
@@ -54,11 +80,11 @@ def mysql_dsn(mysql_server: MysqlServer) -> str:
 def start_mysql() -> Iterator[StartMysql]:
     """Start a server of the test's own, to stop, restart and configure: `start_mysql(settings)`.
 
-    Always a new server, whatever `DELTAFORGE_TEST_MYSQL_DSN` says.
+    Always a new server, whatever `DELTAFORGE_TEST_MYSQL_DSN` says; `version="5.7"` for another one.
     """
 
-    def start(settings: Mapping[str, str] | None) -> MysqlServer:
-        return MysqlServer.start(settings={**FAST, **(settings or {})})
+    def start(settings: Mapping[str, str] | None, version: Version | None = None) -> MysqlServer:
+        return MysqlServer.start(settings={**FAST, **(settings or {})}, version=version)
 
     with each_closed(start) as lent:
         yield lent

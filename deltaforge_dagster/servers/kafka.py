@@ -137,11 +137,11 @@ class KafkaServer(Server):
 
     def pause(self) -> None:
         """Freeze the broker: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().send(signal.SIGSTOP)
+        self._own().pause()
 
     def resume(self) -> None:
         """Let a paused broker go on (SIGCONT)."""
-        self._own().send(signal.SIGCONT)
+        self._own().resume()
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the broker; the data stays. Safe to call twice.

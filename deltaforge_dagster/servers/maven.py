@@ -54,6 +54,11 @@ def parse_pins(text: str) -> list[Artifact]:
     return [Artifact(*line.split()) for line in text.strip().splitlines()]
 
 
+def cache_directory() -> Path:
+    """Return where programs are kept: `$XDG_CACHE_HOME/deltaforge`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge"
+
+
 def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
     """Return the files of `artifacts`, in their order; download those that the cache lacks.
 
@@ -63,7 +68,7 @@ def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
         SettingsError: Maven Central cannot be reached, the cache cannot be written, or a file is
             not the one that was pinned.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge/maven"
+    cache = cache_directory() / "maven"
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda artifact: _cached(artifact, cache), artifacts))
 

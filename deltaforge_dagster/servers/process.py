@@ -79,21 +79,25 @@ def temporary_directory(name: str, account: Account | None) -> Path:
 
 
 def run_as(
-    command: Sequence[str], account: Account | None, directory: Path
+    command: Sequence[str],
+    account: Account | None,
+    directory: Path,
+    standard_input: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a short command in `directory`; a program that cannot be started gives code 126."""
     try:
-        return subprocess.run(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
-        )
+        with (standard_input or Path(os.devnull)).open("rb") as stdin:
+            return subprocess.run(
+                command,
+                cwd=directory,
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+                user=account.uid if account else None,
+                group=account.gid if account else None,
+                extra_groups=[] if account else None,
+            )
     except OSError as error:
         return subprocess.CompletedProcess(command, 126, "", str(error))
 
@@ -194,6 +198,16 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
 
+    def pause(self) -> None:
+        """Freeze the program (SIGSTOP); returns when none of its threads runs any more."""
+        self.send(signal.SIGSTOP)
+        while self.running and not _is_stopped(self._child.pid):
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        """Let a frozen program go on (SIGCONT)."""
+        self.send(signal.SIGCONT)
+
     def stop(self, number: signal.Signals, seconds: float) -> None:
         """End the program with a signal, after `seconds` by force; nothing of it is left running.
 
@@ -225,6 +239,14 @@ class ServerProcess:
         """Return the last lines of its log, in one."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         return " / ".join(line.strip() for line in lines if line.strip()) or "it wrote no log"
+
+
+def _is_stopped(process: int) -> bool:
+    """Say whether all threads of a process are stopped: they are one after another."""
+    return all(
+        stat.read_text().rpartition(")")[2].split()[0] in "TtZ"
+        for stat in Path(f"/proc/{process}/task").glob("[0-9]*/stat")
+    )
 
 
 def _group_lives(group: int) -> bool:

@@ -102,11 +102,11 @@ class RedisServer(Server):
 
     def pause(self) -> None:
         """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().send(signal.SIGSTOP)
+        self._own().pause()
 
     def resume(self) -> None:
         """Let a paused server go on (SIGCONT)."""
-        self._own().send(signal.SIGCONT)
+        self._own().resume()
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the server; the data stays. Safe to call twice.

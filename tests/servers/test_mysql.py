@@ -8,14 +8,15 @@ import pymysql
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
-from deltaforge_dagster.servers import mysql
+from deltaforge_dagster.servers import mysql_programs
 from deltaforge_dagster.servers.mysql import MysqlServer, connect, execute
+from deltaforge_dagster.servers.mysql_programs import Version
 from deltaforge_dagster.servers.process import (
     Account,
     remove_directory,
     temporary_directory,
 )
-from tests.fix_mysql import FAST, StartMysql
+from tests.fix_mysql import FAST, MysqlVersion, StartMysql
 from tests.servers.test_process import gone
 
 pytestmark = pytest.mark.mysql
@@ -112,4 +113,34 @@ def test_mariadb_is_not_mysql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SettingsError) as caught:
         MysqlServer.start(origins=["installed"])
 
-    assert str(caught.value) == mysql.HOW_TO_GET
+    assert str(caught.value) == mysql_programs.HOW_TO_GET
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("5.7", "5.7.22-log"),
+        ("mariadb", "11.4.5-MariaDB-log"),
+        pytest.param("9.7", "9.", marks=pytest.mark.soak),
+    ],
+)
+def test_other_versions_log_rows_too(
+    version: Version, says: str, mysql_version: MysqlVersion
+) -> None:
+    """Each version can be had, asks for a password, and logs rows in full."""
+    server = mysql_version(version)
+    dsn = server.create_database()
+
+    assert server.version.startswith(says)
+    assert variable(dsn, "log_bin") == "1"
+    assert variable(dsn, "binlog_format") == "ROW"
+    assert variable(dsn, "binlog_row_image") == "FULL"
+    with pytest.raises(pymysql.OperationalError, match="Access denied"):
+        connect(dsn.replace("root:", "root:x"))
+    execute(dsn, "CREATE TABLE t (x INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    server_log = execute(dsn, "SHOW BINARY LOGS")
+    assert any(
+        row[2] in {"Write_rows", "Write_rows_v1"}
+        for row in execute(dsn, f"SHOW BINLOG EVENTS IN '{server_log[-1][0]}'")
+    )
+    assert mysql_version(version) is server

@@ -1,0 +1,90 @@
+"""Server programs of a Debian release, with every library they need, in a directory of their own.
+
+For what nothing else has: the newest MySQL and MariaDB, on any Debian or Ubuntu machine, without
+root and without touching what is installed there. `apt-get` does the work, told to keep its lists
+and packages in our cache, to believe that nothing is installed (so that the C library comes along)
+and only to download; `dpkg-deb` unpacks. A program then runs through the loader that came with it:
+`ld-linux-x86-64.so.2 --library-path ... program`.
+
+Not pinned: a release changes under us, so only tests that take long use it. What comes is signed by
+Debian, whose keys are in the package `debian-archive-keyring`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.maven import cache_directory
+from deltaforge_dagster.servers.process import run_as
+
+_ARCHIVE = "https://deb.debian.org/debian"
+_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def unpack(package: str, release: str, directory: Path) -> tuple[str, ...]:
+    """Unpack a package and all that it depends on into `directory`; return its loader's command.
+
+    Args:
+        package: Its name, such as `mysql-server-core`.
+        release: The Debian release, such as `unstable`.
+        directory: An empty or new directory.
+
+    Returns:
+        What stands before a program of the package in a command.
+
+    Raises:
+        SettingsError: This machine has no `apt-get`, or the package cannot be had.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb") and _KEYS.exists()):
+        raise SettingsError(
+            f"{package} comes from Debian {release}: it needs apt-get and debian-archive-keyring"
+        )
+    home = cache_directory() / "debian" / release / package
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for file in _download(package, release, home):
+            _done(["dpkg-deb", "-x", str(file), str(directory)], package)
+    libraries = directory / "usr/lib/x86_64-linux-gnu"
+    return str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)
+
+
+def _download(package: str, release: str, home: Path) -> list[Path]:
+    """Return the files of the package and of what it needs; only new ones are fetched."""
+    for name in ("lists/partial", "archives/partial"):
+        (home / name).mkdir(parents=True, exist_ok=True)
+    (home / "status").touch()  # nothing is installed
+    (home / "sources.list").write_text(
+        f"deb [arch=amd64 signed-by={_KEYS}] {_ARCHIVE} {release} main\n"
+    )
+    options = {
+        "APT::Architecture": "amd64",
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "",
+        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "3",
+        "Debug::NoLocking": "true",  # the system's locks are not ours to take
+        "Dir::Cache": str(home),
+        "Dir::Etc::SourceList": str(home / "sources.list"),
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State": str(home),
+        "Dir::State::Status": str(home / "status"),
+    }
+    apt = ["apt-get", "-q", "-y"]
+    for name, value in options.items():
+        apt += ["-o", f"{name}={value}"]
+    _done([*apt, "update"], package)
+    _done([*apt, "install", "--download-only", package], package)
+    _done([*apt, "autoclean"], package)  # versions that the release no longer has
+    return sorted((home / "archives").glob("*.deb"))
+
+
+def _done(command: list[str], package: str) -> None:
+    outcome = run_as(command, None, Path("/"))
+    if outcome.returncode:
+        said = " / ".join(outcome.stderr.strip().splitlines()[-3:])
+        raise SettingsError(f"{package} cannot be had from Debian: {said or command[0]}")

