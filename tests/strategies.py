@@ -219,8 +219,8 @@ def streams(draw: st.DrawFn) -> bytes:
             lsn += 24
             parts.append(samples.keepalive(lsn, reply=draw(st.booleans())))
         if draw(st.integers(0, 3)) == 0:
-            parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=False))))
             lsn += 24
+            parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=False))))
         if draw(st.integers(0, 4)) == 0:
             parts.append(b"N" + (4).to_bytes(4, "big"))
     return b"".join(parts)

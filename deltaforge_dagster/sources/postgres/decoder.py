@@ -209,16 +209,16 @@ class Decoder:
             raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
         index = int(state[INDEX]) if message.transactional else 0
         state[INDEX] += message.transactional
-        old = message.lsn < state[START_LSN] and not message.transactional
+        old = message.lsn <= state[START_LSN] and not message.transactional
         if old or state[OPEN] == SKIPPED:
             return
         taken = self._messages.takes(message, content)
         if not message.transactional:
-            state[IDLE_LSN], state[IDLE_XID] = message.lsn + 1, -1
+            state[IDLE_LSN], state[IDLE_XID] = message.lsn, -1
         if not taken:
             return
         if not message.transactional:
-            txs[state[TXS]] = (0, message.lsn, sent_us, message.lsn + 1, 0)
+            txs[state[TXS]] = (0, message.lsn, sent_us, message.lsn, 0)
             state[TXS] += 1
         version = self._versions.of_messages(message.prefix)
         last = not message.transactional

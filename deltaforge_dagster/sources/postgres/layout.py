@@ -22,8 +22,8 @@ TX_XID, TX_FINAL_LSN, TX_TS_US, TX_END_LSN, TX_ID_US = range(5)
 """xid; LSN of its commit; commit time, microseconds since 1970; LSN after its commit, 0 while the
 transaction is open; the time that event ids begin with.
 
-A message outside of transactions has a line, too: xid 0, its own LSN, the time when the server sent
-it, the first position after it, and 0, since its log record has no time."""
+A message outside of transactions has a line, too: xid 0, its LSN twice, which is where its record
+ends, the time when the server sent it, and 0, since its record has no time."""
 TX_WIDTH = 5
 
 # State of `scan`, carried from call to call.

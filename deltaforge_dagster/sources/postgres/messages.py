@@ -4,8 +4,8 @@ A message is an insert into a schema that no table has, its prefix the table's n
 row. One with `transactional` true is part of its transaction, in its place among the changes, and
 gone when that is rolled back. The others stand in the log by themselves: they come where their log
 record stands between commits, before the changes of the transaction that wrote them, and also when
-that is rolled back. Each is a transaction of its own here, and reading goes on right behind the
-record's first byte: neither the message nor a commit around it is repeated or lost.
+that is rolled back. Each is a transaction of its own here, which ends where its record ends: a position
+between two records, at which the server takes up neither the message again nor a commit around it.
 
 Content that is no JSON is left out, with a warning and a count: a message has no type that
 could say what else it is.

@@ -91,7 +91,7 @@ class LogicalMessage:
     Attributes:
         transactional: It is part of its transaction; otherwise it stands in the log by itself, also
             when its transaction is rolled back.
-        lsn: Where its log record begins.
+        lsn: Where its log record ends.
     """
 
     transactional: bool

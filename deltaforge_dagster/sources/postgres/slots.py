@@ -151,7 +151,7 @@ def has_changes(
     Peeks (manual: "Logical Decoding Functions"), which decodes from the slot's own position on.
     A transaction counts by its commit, and only if it holds more than Begin and Commit (servers
     before 15 send empty ones), Relation, Type or Origin messages, rows of a foreign table, or our
-    own heartbeats. A message outside of transactions (xid 0) counts by itself.
+    own heartbeats. A message outside of transactions (flags 0) counts by itself.
     """
     # One transaction decides if the first that is sent can only be one that counts.
     first_decides = (
@@ -167,14 +167,15 @@ def has_changes(
                 %(slot)s, NULL, %(most)s,
                 'proto_version', '1', 'publication_names', quote_ident(%(publication)s){options})
              GROUP BY xid
-            HAVING bool_or(xid::text = '0' AND lsn >= %(after)s::pg_lsn
+            HAVING bool_or(lsn > %(after)s::pg_lsn AND substr(data, 1, 2) = 'M\\000'
                            AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s)
-                OR max(lsn) > %(after)s::pg_lsn AND bool_or(xid::text <> '0' AND CASE
+                OR max(lsn) > %(after)s::pg_lsn AND bool_or(CASE
                    WHEN get_byte(data, 0) IN (66, 67, 79, 82, 89) THEN false  -- B C O R Y
                    WHEN get_byte(data, 0) IN (68, 73, 85)                     -- D I U: an OID follows
                    THEN NOT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8 = ANY (%(foreign)s)
                    WHEN get_byte(data, 0) = 77                                -- M: flags, LSN, prefix
-                   THEN substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
+                   THEN get_byte(data, 1) = 1
+                        AND substr(data, 11, %(heartbeat_size)s) <> %(heartbeat)s
                    ELSE true END)
              LIMIT 1) AS counting
         """,  # noqa: S608 - of two constants

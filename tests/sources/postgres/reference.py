@@ -241,7 +241,9 @@ class Reference:
                 self._open.append(self._row("c", table, lsn) | {"after": after})
             self._index += 1
             return
-        self.end = max(self.end, lsn + 1)
+        if lsn == 0:  # it ends where reading starts
+            return
+        self.end = max(self.end, lsn)
         if after is not None:
             self._final, self._xid, self._index, self._ts_us = lsn, 0, 0, 0
             wrapped = (clock + 946_684_800_000_000 + 2**63) % 2**64 - 2**63

@@ -340,15 +340,15 @@ def test_messages_of_a_transaction_stand_among_its_changes() -> None:
 
 
 def test_other_messages_are_transactions_of_their_own() -> None:
-    """A message between transactions ends where the next log record may begin, and has no xid."""
-    batches, _ = decode(transaction(RELATION, insert(1)) + message(1060, b"[1, 2]"))
+    """A message between transactions ends where its record ends, and has no xid."""
+    batches, _ = decode(transaction(RELATION, insert(1)) + message(1100, b"[1, 2]"))
 
     row = rows_of(batches)[1]
     assert (row["after"], row["tx_id"], row["tx_end"], row["row"]) == ("[1,2]", None, True, 0)
-    assert batches[-1].end == LsnPosition(1061)
-    again, _ = decode(message(1060, b"[1, 2]"), start=LsnPosition(1060))
+    assert batches[-1].end == LsnPosition(1100)
+    again, _ = decode(message(1100, b"[1, 2]"), start=LsnPosition(1099))
     assert rows_of(again) == [row]
-    assert rows_of(decode(message(1060, b"[1, 2]"), start=LsnPosition(1061))[0]) == []
+    assert rows_of(decode(message(1100, b"[1, 2]"), start=LsnPosition(1100))[0]) == []
 
 
 def test_messages_that_are_no_json_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -361,7 +361,7 @@ def test_messages_that_are_no_json_are_counted(caplog: pytest.LogCaptureFixture)
     assert [(row["after"], row["tx_end"]) for row in rows_of(batches)] == [
         ('{"id":1,"name":"x"}', True)
     ]
-    assert batches[-1].end == LsnPosition(3001)
+    assert batches[-1].end == LsnPosition(3000)
     assert "prefix 'audit' at 0/000007D0" in caplog.text
     assert "(3 such messages since reading began)" in caplog.text
     assert "secret" not in caplog.text
