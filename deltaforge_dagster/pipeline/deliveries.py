@@ -114,6 +114,7 @@ class Deliveries:
         """Wake everybody: the journal has grown."""
         for one in list(self._working.values()):
             one.segment_added()
+        self._preparations.segment_added()
 
     def end(self) -> None:
         """Let the sinks finish what they are sending, and end their threads."""

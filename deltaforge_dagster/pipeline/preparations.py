@@ -3,7 +3,7 @@
 A deliverer asks for the row it needs next and gets a preparation that covers it: its segment and
 as many following ones as `deliver.max_bytes` allows, or one part of a segment that is larger than
 segments usually are (`Preparer.parts`). While it sends, the next preparation is already being
-made. Siblings at the tail get the same one. A preparation lives until every deliverer has passed
+made, at the latest when its first segment is captured. Siblings at the tail get the same one. A preparation lives until every deliverer has passed
 it; a sink that is far behind gets its own, and holds back nobody's files for long.
 """
 
@@ -71,6 +71,7 @@ class Preparations:
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
         self._reached: dict[str, _Place] = {}
+        self._next: dict[str, _Place] = {}
         self._parts: dict[int, list[range]] = {}
         self._clock = 0
         self._closed = False
@@ -97,11 +98,21 @@ class Preparations:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
             prepared = self._result(entry)
-            with contextlib.suppress(DeltaforgeError):  # whoever needs it next will hear of it
-                self._release(self._entry(entry.end))
+            with self._lock:
+                self._next[sink] = entry.end
+            self._begin(entry.end)
             yield prepared
         finally:
+            with self._lock:
+                self._next.pop(sink, None)
             self._release(entry)
+
+    def segment_added(self) -> None:
+        """Begin what somebody who is sending needs next, if the journal had not got there."""
+        with self._lock:
+            places = set(self._next.values())
+        for place in places:
+            self._begin(place)
 
     def close(self) -> None:
         """Delete every file, those of running jobs when they end; does not wait for these."""
@@ -111,6 +122,11 @@ class Preparations:
             entries, self._entries = self._entries, []
         for entry in entries:
             entry.future.add_done_callback(_discard)
+
+    def _begin(self, place: _Place) -> None:
+        """Have the preparation that covers a row made, if there is such a row yet."""
+        with contextlib.suppress(DeltaforgeError):  # whoever needs it will hear of it
+            self._release(self._entry(place))
 
     def _result(self, entry: _Entry) -> Prepared:
         try:

@@ -106,6 +106,19 @@ def test_one_job_covers_what_its_bytes_allow_and_the_next_one_begins(
         eventually(lambda: preparer.covered() == [(1, 3), (4, 6)])
 
 
+def test_what_is_captured_while_a_sink_sends_is_prepared_at_once(
+    journaled: StateStore, preparations: Preparations, preparer: CountingPreparer
+) -> None:
+    """A sink that had everything does not wait, when it has sent it, for what came meanwhile."""
+    with preparations.covering("a", 10, 0):
+        preparations.segment_added()
+        with journaled.fenced(Lease("p", "run", 1, 0)) as writer:
+            writer.add_segment(_segment(11), 1)
+        assert preparer.covered() == [(10, 10)]
+        preparations.segment_added()
+        eventually(lambda: preparer.covered() == [(10, 10), (11, 11)])
+
+
 def test_siblings_share_one_job(preparations: Preparations, preparer: CountingPreparer) -> None:
     """Two deliverers at the same place, or close behind, cause one job."""
     with preparations.covering("a", 1, 0) as one, preparations.covering("b", 2, 0) as other:
