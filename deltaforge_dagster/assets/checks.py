@@ -1,5 +1,7 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
+While one works, each tick shows that a sink has begun to fail, or has everything again.
+
 - `preflight`: the source's server is as capture needs it; errors fail, the rest are warnings.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
@@ -82,7 +84,7 @@ def evaluate(
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
     yield _evaluation(changes, SOURCE_CHECK, source_error, {})
     yield _preflight(changes, findings)
-    yield from _delivered(store, loaded, ranges)
+    yield from delivered(store, loaded, ranges)
 
 
 def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
@@ -106,9 +108,10 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
     )
 
 
-def _delivered(
+def delivered(
     store: StateStore, loaded: LoadedPipeline, ranges: Sequence[RangeRow]
 ) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the outcome of every sink's check `delivered`; those that are behind name `ranges`."""
     row = store.pipeline(loaded.name)
     if row is None:
         return

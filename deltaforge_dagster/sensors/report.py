@@ -31,3 +31,10 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
         same = (shown.passed, shown.description) == (evaluation.passed, evaluation.description)
     if not same:
         instance.report_runless_asset_event(evaluation)
+
+
+def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Write `evaluation` when the check has passed so far and fails now, or the other way round."""
+    shown = newest_evaluation(instance, evaluation.asset_check_key)
+    if evaluation.passed != (shown is None or shown.passed):
+        instance.report_runless_asset_event(evaluation)

@@ -2,7 +2,8 @@
 
 The sensor and the schedule of a pipeline are both this function. It reads no data: it asks the
 source for its head and the store for the rest. Problems are shown as a failing check `source` of
-the pipeline's `changes`, and as the tick's message; the next tick tries again.
+the pipeline's `changes`, and as the tick's message; the next tick tries again. A sink that begins to
+fail, or has everything again, shows in its check `delivered` while the run goes on.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.checks import source_evaluation
-from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG
+from deltaforge_dagster.assets.checks import delivered, source_evaluation
+from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.work import NoWork, find_work
-from deltaforge_dagster.sensors.report import report_change
+from deltaforge_dagster.sensors.report import report_change, report_turn
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
 
 LOST_SECONDS = 30.0
@@ -48,6 +50,7 @@ def tick(
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_held(store, loaded.name):
         publish(instance, store, loaded.name, instance.report_runless_asset_event)
+    _report_sinks(instance, store, loaded)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     if remaining:
         return dg.SkipReason(f"run {remaining[0].dagster_run.run_id[:8]} is working on it")
@@ -62,6 +65,20 @@ def tick(
     return dg.RunRequest(tags={RUN_TAG: "live", REASON_TAG: work.reason})
 
 
+def _report_sinks(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
+    """Show which sinks fail, and which have everything again; to be behind alone is no failure."""
+    rows = store.checkpoints(loaded.name)
+    failing = {
+        asset_key(loaded.name, sink)
+        for sink, row in rows.items()
+        if row.failures or not row.attached
+    }
+    ranges = store.ranges(loaded.name) if failing else []
+    for evaluation in delivered(store, loaded, ranges):
+        if evaluation.passed or evaluation.asset_key in failing:
+            report_turn(instance, evaluation)
+
+
 def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg.RunRecord]:
     return instance.get_run_records(
         dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "live"}, statuses=_UNFINISHED)
@@ -73,16 +90,37 @@ def _lease_is_held(store: StateStore, pipeline: str) -> bool:
     return lease is not None and lease.held_at(store.now())
 
 
+def _other_holder(
+    instance: dg.DagsterInstance, lease: LeaseRow | None, live: Sequence[dg.RunRecord]
+) -> Sequence[dg.RunRecord]:
+    """Return the unfinished run that the lease names, unless it is a live one: a Materialize."""
+    if lease is None or lease.run_id is None:
+        return []
+    if any(record.dagster_run.run_id == lease.run_id for record in live):
+        return []
+    return instance.get_run_records(dg.RunsFilter(run_ids=[lease.run_id], statuses=_UNFINISHED))
+
+
 def _report_dead(
     instance: dg.DagsterInstance,
     store: StateStore,
     pipeline: str,
     records: Sequence[dg.RunRecord],
 ) -> set[str]:
-    """Report runs failed that nothing else would end, as after a crash of the host."""
+    """Report runs failed that nothing else would end, as after a crash of the host.
+
+    Args:
+        instance: Dagster's.
+        store: Where the lease is.
+        pipeline: The pipeline.
+        records: Its unfinished live runs.
+
+    Returns:
+        The ids of those that were reported; a Materialize whose sink was to catch up may be one.
+    """
     lease = store.lease(pipeline)
     ended = set()
-    for record in records:
+    for record in [*records, *_other_holder(instance, lease, records)]:
         run = record.dagster_run
         if run.status in (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED):
             continue

@@ -1,0 +1,101 @@
+"""One tick of a sensor, over a real state store: what it reports of runs and sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.sensors import tick as module
+from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, capture, deliver, expire, held
+
+FILE = """\
+metadata: {name: orders, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]}
+  sinks:
+    - {type: redis, config: {id: redis, uri: "redis://localhost", stream: s}}
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedPipeline:
+    """The pipeline of the store."""
+    (tmp_path / "orders.yaml").write_text(FILE)
+    return load_pipeline(tmp_path / "orders.yaml")
+
+
+def no_source() -> Source:
+    """Refuse: the source is not there."""
+    raise SourceUnavailable("not there")
+
+
+@dg.op
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dg.job
+def work() -> None:
+    """A run to be made."""
+    nothing()
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "materialize"])
+def test_a_run_that_lost_its_lease_is_reported(
+    sqlite_store: StateStore, loaded: LoadedPipeline, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    """Nothing else ends it after a crash of the host, be it a live run or a sink's catch-up."""
+    tags = {PIPELINE_TAG: NAME, **({RUN_TAG: "live"} if live else {})}
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)
+        held(sqlite_store, run_id=run.run_id)
+
+        def status() -> dg.DagsterRunStatus:
+            tick(instance, sqlite_store, loaded, no_source)
+            found = instance.get_run_by_id(run.run_id)
+            assert found is not None
+            return found.status
+
+        assert status() == dg.DagsterRunStatus.STARTED
+        expire(sqlite_store)
+        assert status() == dg.DagsterRunStatus.STARTED, "it may only be slow"
+        monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+        assert status() == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_failing_sink_shows_while_the_run_works(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """The check fails once when the sink begins to fail, and passes once it has everything."""
+    lease = held(sqlite_store, "redis")
+    key = dg.AssetCheckKey(asset_key(NAME, "redis"), "delivered")
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def outcomes() -> list[bool]:
+            tick(instance, sqlite_store, loaded, no_source)
+            storage = instance.event_log_storage
+            history = storage.get_asset_check_execution_history(key, limit=9)
+            events = [one.event.dagster_event for one in reversed(history) if one.event]
+            return [one.asset_check_evaluation_data.passed for one in events if one]
+
+        capture(sqlite_store, lease, 1, 2)
+        assert outcomes() == [], "to be behind is no failure"
+        with sqlite_store.fenced(lease) as writer:
+            writer.sink_failed("redis", "refused", 0.0)
+        assert outcomes() == [False]
+        assert outcomes() == [False]
+        deliver(sqlite_store, lease, "redis", 1)
+        assert outcomes() == [False], "not everything yet"
+        deliver(sqlite_store, lease, "redis", 2)
+        assert outcomes() == [False, True]
+        assert outcomes() == [False, True]
