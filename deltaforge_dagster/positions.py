@@ -6,7 +6,8 @@ that made it looks inside; everything else compares two positions of one source 
 PostgreSQL: `{"lsn": "0/16B6C50", "tx_id": 731}`, the `end_lsn` of a commit (Streaming
 Replication Protocol, section "Logical Replication Message Formats").
 MySQL: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`, the end of a
-transaction in the binary log and every GTID executed up to there (manual: "GTID Sets").
+transaction in the binary log and every GTID executed up to there (manual: "GTID Sets"). MariaDB: the
+same with the last GTID of each domain, `"gtid_set": "0-1-57"`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.mariadb_gtid import DomainGtids, is_of_mariadb
 
 _LSN = re.compile(r"^([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})$")
 _BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
@@ -88,8 +90,8 @@ class BinlogPosition:
     Attributes:
         file: Name of the binary log file.
         pos: Offset in it, in bytes.
-        gtid_set: Every GTID executed up to here, in MySQL's notation; None on a server without
-            GTIDs.
+        gtid_set: Every GTID executed up to here, in MySQL's notation, or the last one of each
+            domain in MariaDB's; None on a server without GTIDs.
     """
 
     file: str
@@ -108,31 +110,52 @@ class BinlogPosition:
         return (
             isinstance(other, BinlogPosition)
             and self._place == other._place
-            and self._sets(other) is None
+            and self._compare_gtids(other) in (None, (True, True))
         )
 
     def __hash__(self) -> int:
         return hash(self._place)
 
     def __lt__(self, other: BinlogPosition) -> bool:
-        sets = self._sets(other)
-        if sets is not None:
-            mine, theirs = sets
-            if mine <= theirs or theirs <= mine:
-                return mine <= theirs
-        return self._place < other._place
+        match self._compare_gtids(other):
+            case (True, False):
+                return True
+            case (False, True):
+                return False
+            case _:
+                return self._place < other._place
 
     @property
     def _place(self) -> tuple[int, int, str]:
         name, _, number = self.file.rpartition(".")
         return int(number), self.pos, name
 
-    def _sets(self, other: BinlogPosition) -> tuple[GtidSet, GtidSet] | None:
-        """Return both sets if both positions have one and they differ."""
-        if self.gtid_set is None or other.gtid_set is None or self.gtid_set == other.gtid_set:
+    def _compare_gtids(self, other: BinlogPosition) -> tuple[bool, bool] | None:
+        """Say whether the other one has all GTIDs of this one, and the other way round.
+
+        None where one of them does not say, or both speak of servers of different kinds.
+        """
+        mine, theirs = self.gtid_set, other.gtid_set
+        if mine is None or theirs is None:
             return None
-        mine, theirs = GtidSet.parse(self.gtid_set), GtidSet.parse(other.gtid_set)
-        return None if mine == theirs else (mine, theirs)
+        if mine == theirs:
+            return True, True
+        of_mariadb = {is_of_mariadb(text) for text in (mine, theirs) if text}
+        if len(of_mariadb) > 1:
+            return None
+        kind = DomainGtids if of_mariadb == {True} else GtidSet
+        return _compare(kind.parse(mine), kind.parse(theirs))
+
+
+class _Ordered(Protocol):
+    def __le__(self, other: Self, /) -> bool: ...
+
+
+_O = TypeVar("_O", bound=_Ordered)
+
+
+def _compare(mine: _O, theirs: _O) -> tuple[bool, bool]:
+    return mine <= theirs, theirs <= mine
 
 
 def parse_position(text: str) -> LsnPosition | BinlogPosition:
