@@ -19,7 +19,7 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ReadLimits, SchemaRegistry, Source
+from deltaforge_dagster.sources.base import ReadLimits, SourceNotes, Source
 
 _PAUSE_POLL_SECONDS = 0.05
 
@@ -42,7 +42,7 @@ class Capture:
         self,
         *,
         build_source: Callable[[], Source],
-        registry: SchemaRegistry,
+        registry: SourceNotes,
         journal: Journal,
         pipeline: str,
         uid: str,

@@ -83,6 +83,11 @@ class HeldLease:
             on_renewal=on_renewal,
         )
 
+    @property
+    def pipeline(self) -> str:
+        """Name of the pipeline."""
+        return self._lease.pipeline
+
     def guard(self) -> None:
         """Raise `LeaseLost` unless the lease is surely ours now."""
         if self.lost.is_set() or time.monotonic() >= self._deadline:

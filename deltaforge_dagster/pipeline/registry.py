@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 class FencedRegistry:
-    """A `sources.base.SchemaRegistry` whose versions are durable before a row carries them."""
+    """A `sources.base.SourceNotes` whose versions are durable before a row carries them."""
 
-    def __init__(self, lease: HeldLease, tenant: str) -> None:
+    def __init__(self, store: StateStore, lease: HeldLease, tenant: str) -> None:
+        self._store = store
         self._lease = lease
         self._tenant = tenant
 
@@ -19,3 +23,11 @@ class FencedRegistry:
         return self._lease.write(
             lambda writer: writer.register_schema(self._tenant, table, position.to_json())
         )
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note how tables look from `position` on."""
+        self._lease.write(lambda writer: writer.define(definitions, position.to_json()))
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return how tables looked at `position`."""
+        return self._store.defined(self._lease.pipeline, position)

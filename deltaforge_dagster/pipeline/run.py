@@ -204,7 +204,7 @@ class LiveRun:
         assert position is not None
         return Capture(
             build_source=self._tools.build_source,
-            registry=FencedRegistry(self._lease, self._loaded.spec.metadata.tenant),
+            registry=FencedRegistry(self._store, self._lease, self._loaded.spec.metadata.tenant),
             journal=self._tools.journal,
             pipeline=self._loaded.name,
             uid=pipeline.uid,

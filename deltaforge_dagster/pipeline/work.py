@@ -57,7 +57,8 @@ def ensure_start(store: StateStore, pipeline: PipelineRow, source: Source) -> Pi
     """
     if pipeline.start_position is not None:
         return pipeline
-    return store.set_start(pipeline.name, source.ensure_start().to_json())
+    start = source.ensure_start()
+    return store.set_start(pipeline.name, start.to_json(), source.definitions(start))
 
 
 def find_work(

@@ -7,7 +7,7 @@ forget. `read` is one long-lived stream per run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,24 @@ class SchemaRegistry(Protocol):
         Raises:
             LeaseLost: The run that reads no longer holds the pipeline.
         """
+        ...
+
+
+class SourceNotes(SchemaRegistry, Protocol):
+    """What a source may keep between runs beside its position: notes on tables, by position."""
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note what the log does not say of tables: how they look from `position` on.
+
+        Texts of the source's own, by table, None for one that is gone; durable when this returns.
+
+        Raises:
+            LeaseLost: The run that reads no longer holds the pipeline.
+        """
+        ...
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return what was noted of tables as they were at `position`."""
         ...
 
 
@@ -92,6 +110,14 @@ class Source(Protocol):
         """
         ...
 
+    def definitions(self, start: Position) -> dict[str, str]:
+        """Return how tables looked at a start position that was just fixed, in texts of its own.
+
+        Only what the log does not say itself: `SourceNotes.defined` hands it to readers.
+        Takes 5 seconds at most; what cannot be had is left out.
+        """
+        ...
+
     def has_changes(self, after: Position) -> bool:
         """Say whether reading from `after` is worth a run; called while no run reads.
 
@@ -112,7 +138,7 @@ class Source(Protocol):
         ...
 
     def read(
-        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
         """Yield everything committed after `start`, in log order, until closed.
 

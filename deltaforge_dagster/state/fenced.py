@@ -18,6 +18,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state import definitions as table_notes
 from deltaforge_dagster.state import schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Counts, Lease, NewSegment

@@ -11,13 +11,15 @@ next call tries again), and never puts a password into a message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 from sqlalchemy import func, select, update
 
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.state import definitions as table_notes
 from deltaforge_dagster.state import progress, rebuild, registration
 from deltaforge_dagster.state.database import Database, clock, upsert
 from deltaforge_dagster.state.fenced import FencedWriter
@@ -124,11 +126,13 @@ class StateStore:
         with self.database.read() as connection:
             return sorted(read_rows(connection, PipelineRow), key=lambda row: row.name)
 
-    def set_start(self, name: str, position: str) -> PipelineRow:
+    def set_start(
+        self, name: str, position: str, definitions: Mapping[str, str] | None = None
+    ) -> PipelineRow:
         """Fix where the pipeline starts, if nothing has fixed it yet, and return it as it now is.
 
         Of several callers one wins, and all see its position. It is also the source position of
-        the checkpoints that have none yet.
+        the checkpoints that have none yet. With it is kept how tables looked there (`defined`).
         """
         with self.database.write() as connection:
             won = connection.execute(
@@ -142,7 +146,13 @@ class StateStore:
                     .where(checkpoints.c.pipeline == name, checkpoints.c.source_position.is_(None))
                     .values(source_position=position)
                 )
+                table_notes.define(connection, name, definitions or {}, position)
             return known_pipeline(connection, name)
+
+    def defined(self, name: str, position: Position) -> dict[str, str]:
+        """Return how tables looked at `position`, in the words of the source that noted it."""
+        with self.database.read() as connection:
+            return table_notes.defined(connection, name, position)
 
     def set_want(self, name: str, want: Want) -> None:
         """Say what the pipeline shall do; a run sees it when it next renews its lease."""

@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,11 +77,24 @@ class Versions:
 
     def __init__(self) -> None:
         self.registered: list[tuple[TableSchema, Position]] = []
+        self.definitions: list[tuple[Position, dict[str, str | None]]] = []
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Number the versions in the order they come."""
         self.registered.append((table, position))
         return SchemaStamp(f"f{len(self.registered)}", 1, len(self.registered))
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note what tables look like."""
+        self.definitions.append((position, dict(definitions)))
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return what tables looked like at a position."""
+        found: dict[str, str | None] = {}
+        for noted, definitions in self.definitions:
+            if noted <= position:
+                found |= definitions
+        return {table: text for table, text in found.items() if text is not None}
 
 
 @dataclass

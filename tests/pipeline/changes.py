@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.tables import TableSchema
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 
 
@@ -93,6 +94,27 @@ class PlayedSource:
     def ensure_start(self) -> LsnPosition:
         """Begin before everything."""
         return LsnPosition(0)
+
+    def definitions(self, start: Position) -> dict[str, str]:
+        """Return nothing: the log says everything itself."""
+        return {}
+
+    def identity(self) -> str:
+        """Return always the same."""
+        return "played"
+
+    def relocate(self, position: Position, previous: str) -> Position:
+        """Go on where reading ended."""
+        del previous
+        return position
+
+    def tables(self) -> list[str]:
+        """Know no catalog."""
+        return []
+
+    def schema(self, table: str) -> TableSchema:
+        """Know no catalog."""
+        raise SourceMisconfigured(table)
 
     def has_changes(self, after: Position) -> bool:
         """Compare with the newest transaction."""

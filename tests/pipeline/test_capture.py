@@ -54,7 +54,7 @@ class Stage:
         assert position is not None
         return Capture(
             build_source=lambda: source,
-            registry=FencedRegistry(self.lease, "acme"),
+            registry=FencedRegistry(self.store, self.lease, "acme"),
             journal=self.journal,
             pipeline="p",
             uid=row.uid,

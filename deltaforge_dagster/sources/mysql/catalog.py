@@ -1,26 +1,41 @@
 """What the server's catalog says of tables, for logs that do not say it themselves.
 
 With `binlog_row_metadata = FULL` the log names the columns of every table, and nothing is asked
-here. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema`, as
-they are today. That is right for a row only if its table was not defined anew since. So the catalog
-is vouched for in two ways: its types must be those of the log, and the log between the row and
-the moment when the catalog was read must not hold a statement that changes the table. The rest of
-the log is looked through once for that, piece by piece as tables come up.
+here. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it was
+when the pipeline began, carried on by every statement that the log has since (`definitions`), and
+noted with its position before a row depends on it, so that the next run goes on with it.
+
+Where that ends (a statement that is not understood, a table that was not known at the start), the
+catalog is asked as it is today. That is right for a row only if its table was not defined anew
+since. So it is vouched for in two ways: its types must be those of the log, and the log between the
+row and the moment when the catalog was read must not hold a statement that changes the table. The
+rest of the log is looked through once for that, piece by piece as tables come up. A table of which
+nobody knows what it was is `Unknown`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql import binlog, server_log
+from deltaforge_dagster.sources.mysql.column_types import labels
 from deltaforge_dagster.sources.mysql.connection import Server, Session
-from deltaforge_dagster.sources.mysql.ddl import Change, TableChange, table_changes
+from deltaforge_dagster.sources.mysql.ddl import TableChange, table_changes
+from deltaforge_dagster.sources.mysql.ddl_tokens import Name
+from deltaforge_dagster.sources.mysql.definitions import (
+    Definitions,
+    apply,
+    fit,
+    key_of,
+    name_of,
+    parse_definition,
+    text_of,
+)
 from deltaforge_dagster.sources.mysql.log_scan import LogScan
-from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable, Unknown
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 """Never captured."""
@@ -41,8 +56,6 @@ _ADVICE = (
     "run: SET PERSIST binlog_row_metadata = FULL, with which the log itself describes every table"
     " from then on"
 )
-_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
-_ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 
 
 @dataclass(slots=True)
@@ -53,102 +66,111 @@ class _Table:
     columns: list[tuple[str, str]] = field(default_factory=list)
     primary_key: list[str] = field(default_factory=list)
 
+    def definition(self) -> CatalogTable:
+        """Return it as definitions are kept."""
+        columns = tuple(CatalogColumn(name, labels(type_), type_) for name, type_ in self.columns)
+        return CatalogTable(columns, tuple(self.primary_key))
+
 
 class Catalog:
-    """The tables of a server, for one reader of its log.
-
-    What was read once is used again until a statement of the log changes the table.
+    """The definitions of a server's tables, for one reader of its log.
 
     Args:
         server: Where.
-        captures: Whether changes of (database, table) are wanted.
+        registry: Where definitions are noted, and those of before are found.
+        start: Where the reader begins.
         reader_id: A server id for looking ahead in the log.
     """
 
     def __init__(
-        self, server: Server, captures: Callable[[str, str], bool], reader_id: int
+        self, server: Server, registry: SourceNotes, start: BinlogPosition, reader_id: int
     ) -> None:
         self._server = server
-        self._captures = captures
+        self._registry = registry
         self._reader_id = reader_id
-        self._tables: dict[tuple[str, str], _Table] = {}
+        self._now: dict[Name, _Table] = {}
         self._looked: BinlogPosition | None = None
         self._ahead: list[tuple[BinlogPosition, TableChange]] = []
+        self._fold: bool | None = None
+        self._tables: Definitions = {
+            name_of(key): parse_definition(text) for key, text in registry.defined(start).items()
+        }
 
     def table(
         self, db: str, table: str, types: tuple[str, ...], position: Position
-    ) -> CatalogTable:
-        """Return the table that a row of the log at `position` belongs to.
+    ) -> CatalogTable | Unknown:
+        """Return the table that a row of the log at `position` belongs to, or why it is not known.
 
         Args:
             db: Its database.
             table: Its name.
             types: What the log says of its columns.
             position: Where the log describes it.
-
-        Raises:
-            UnsupportedEvent: The catalog may describe another version of the table.
         """
         assert isinstance(position, BinlogPosition)
+        known = self._tables.get((db, table))
+        if known is not None and fit(known, types):
+            return known
+        found = self._vouched_for(db, table, types, position)
+        if isinstance(found, CatalogTable):
+            self._tables[db, table] = found
+            self._note({(db, table)}, position)
+        return found
+
+    def statement(self, db: str, sql: str, position: Position) -> None:
+        """Follow a statement in the log that may define tables."""
+        assert isinstance(position, BinlogPosition)
+        touched = apply(self._tables, sql, db, fold=self._folds())
+        for name in touched:
+            self._now.pop(name, None)
+        if touched:
+            self._note(touched, position)
+
+    def _note(self, names: Iterable[Name], position: Position) -> None:
+        self._registry.define(
+            {key_of(name): text_of(self._tables, name) for name in names}, position
+        )
+
+    def _folds(self) -> bool:
+        """Say whether names of tables are kept in small letters; asked once there is a statement."""
+        if self._fold is None:
+            with self._server.query(_SECONDS) as session:
+                rows = session.rows("SELECT @@lower_case_table_names AS fold")
+            self._fold = bool(int(rows[0]["fold"]))
+        return self._fold
+
+    def _vouched_for(
+        self, db: str, table: str, types: tuple[str, ...], position: BinlogPosition
+    ) -> CatalogTable | Unknown:
+        """Return a table as the catalog has it now, if it had it so at `position`."""
         found = self._find(db, table)
         where = f"table {db}.{table} at {position.file}, {position.pos}"
         if found is None:
-            raise UnsupportedEvent(
+            return Unknown(
                 f"{where}: the catalog does not have it, and the log does not name its columns;"
                 f" grant SELECT on it, or, if it was dropped, {_ADVICE}"
             )
         changed = self._changed(db, table, position, found.read_at)
         if changed is not None:
-            raise UnsupportedEvent(
+            return Unknown(
                 f"{where}: a statement at {changed.file}, {changed.pos} changed it since, and the"
                 f" log does not name the columns that it had; {_ADVICE}"
             )
-        if [_comparable(type_) for _, type_ in found.columns] != [_comparable(t) for t in types]:
-            raise UnsupportedEvent(
+        definition = found.definition()
+        if not fit(definition, types):
+            return Unknown(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those of the catalog"
                 f" ({', '.join(type_ for _, type_ in found.columns)}); {_ADVICE}"
             )
-        columns = tuple(CatalogColumn(name, labels(type_)) for name, type_ in found.columns)
-        return CatalogTable(columns, tuple(found.primary_key))
-
-    def statement(self, db: str, sql: str, position: Position) -> None:
-        """Take note of a statement in the log that is not about rows.
-
-        Raises:
-            UnsupportedEvent: It empties a captured table.
-        """
-        assert isinstance(position, BinlogPosition)
-        for change in table_changes(sql, db):
-            for known in [name for name in self._tables if change.concerns(*name)]:
-                del self._tables[known]
-            if change.change is Change.EMPTIES and self._captures(change.db, change.table or ""):
-                raise UnsupportedEvent(
-                    f"the log holds a TRUNCATE TABLE of {change.db}.{change.table} at"
-                    f" {position.file}, {position.pos}, which this version does not decode"
-                )
+        return definition
 
     def _find(self, db: str, table: str) -> _Table | None:
-        """Return a table as it is known, else as it is now; the first question reads them all."""
-        if not self._tables:
-            self._read(_OF_USERS, SYSTEM_DATABASES)
-        if (db, table) not in self._tables:
-            self._read(_ONE, (db, table))
-        return self._tables.get((db, table))
-
-    def _read(self, which: str, parameters: tuple[str, ...]) -> None:
-        with self._server.query(_SECONDS) as session:
-            columns = session.rows(_COLUMNS.format(which=which), *parameters)
-            keys = session.rows(_KEYS.format(which=which), *parameters)
-            now = server_log.tail(session, self._server.where, gtids=False)
-        found: dict[tuple[str, str], _Table] = {}
-        for row in columns:
-            if self._captures(row["db"], row["name"]):
-                table = found.setdefault((row["db"], row["name"]), _Table(now))
-                table.columns.append((row["col"], row["type"]))
-        for row in keys:
-            if (row["db"], row["name"]) in found:
-                found[row["db"], row["name"]].primary_key.append(row["col"])
-        self._tables |= found
+        """Return a table as the catalog has it; the first question reads them all."""
+        if not self._now:
+            self._now = read_tables(self._server, _SECONDS)
+        if (db, table) not in self._now:
+            self._now |= read_tables(self._server, _SECONDS, (db, table))
+        return self._now.get((db, table))
 
     def _changed(
         self, db: str, table: str, after: BinlogPosition, until: BinlogPosition
@@ -167,20 +189,65 @@ class Catalog:
         )
 
     def _look(self, begin: BinlogPosition, until: BinlogPosition) -> None:
-        # By place where the protocol can, which is nearer: by GTIDs it begins at an older file.
-        by_set = begin.pos >> 32 and begin.gtid_set is not None
-        start = begin if by_set else BinlogPosition(begin.file, begin.pos)
-        with LogScan(self._server, start, self._reader_id, _SECONDS) as scan:
-            for event in scan:
-                if event is None:
-                    continue
-                if event.type == binlog.QUERY:
-                    query = binlog.parse_query(event.body)
-                    changes = table_changes(query.statement, query.database)
-                    self._ahead += [(event.end, change) for change in changes]
-                if event.end >= until:
-                    break
+        self._ahead += statements_between(self._server, begin, until, self._reader_id)
         self._looked = until
+
+
+def statements_between(
+    server: Server, begin: BinlogPosition, until: BinlogPosition, reader_id: int
+) -> list[tuple[BinlogPosition, TableChange]]:
+    """Return which tables the log changes between two places, and where each statement ends."""
+    if until <= begin:
+        return []
+    # By place where the protocol can, which is nearer: by GTIDs it begins at an older file.
+    by_set = begin.pos >> 32 and begin.gtid_set is not None
+    start = begin if by_set else BinlogPosition(begin.file, begin.pos)
+    found: list[tuple[BinlogPosition, TableChange]] = []
+    with LogScan(server, start, reader_id, _SECONDS) as scan:
+        for event in scan:
+            if event is None:
+                continue
+            if event.type == binlog.QUERY:
+                query = binlog.parse_query(event.body)
+                changes = table_changes(query.statement, query.database)
+                found += [(event.end, change) for change in changes]
+            if event.end >= until:
+                break
+    return found
+
+
+def definitions_now(
+    server: Server, start: BinlogPosition, reader_id: int, seconds: float
+) -> dict[str, str]:
+    """Return the definitions of all tables that have not changed since `start`, as texts by key."""
+    found = read_tables(server, seconds)
+    if not found:
+        return {}
+    read_at = next(iter(found.values())).read_at
+    changes = [change for _, change in statements_between(server, start, read_at, reader_id)]
+    tables: Definitions = {
+        name: table.definition()
+        for name, table in found.items()
+        if not any(change.concerns(*name) for change in changes)
+    }
+    return {key_of(name): text for name in tables if (text := text_of(tables, name))}
+
+
+def read_tables(server: Server, seconds: float, only: Name | None = None) -> dict[Name, _Table]:
+    """Return all tables of users, or one, as the catalog has them now."""
+    which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)
+    with server.query(seconds) as session:
+        columns = session.rows(_COLUMNS.format(which=which), *parameters)
+        keys = session.rows(_KEYS.format(which=which), *parameters)
+        now = server_log.tail(session, server.where, gtids=False)
+    found: dict[Name, _Table] = {}
+    for row in columns:
+        table = found.setdefault((row["db"], row["name"]), _Table(now))
+        table.columns.append((row["col"], row["type"]))
+    for row in keys:
+        if (row["db"], row["name"]) in found:
+            found[row["db"], row["name"]].primary_key.append(row["col"])
+    return found
 
 
 def captured_tables(session: Session, captures: Callable[[str, str], bool]) -> list[str]:
@@ -190,45 +257,3 @@ def captured_tables(session: Session, captures: Callable[[str, str], bool]) -> l
         " WHERE TABLE_TYPE = 'BASE TABLE' ORDER BY 1, 2"
     )
     return [f"{row['db']}.{row['name']}" for row in found if captures(row["db"], row["name"])]
-
-
-def labels(column_type: str) -> tuple[str, ...]:
-    """Return the labels of `enum('a','b')` or `set(...)`, unquoted; none for other types."""
-    if not column_type.lower().startswith(("enum(", "set(")):
-        return ()
-    return tuple(
-        re.sub(
-            r"''|\\(.)",
-            lambda match: _ESCAPES.get(match[1], match[1]) if match[1] else "'",
-            label,
-            flags=re.DOTALL,
-        )
-        for label in _LABEL.findall(column_type)
-    )
-
-
-def _comparable(column_type: str) -> str:
-    """Return a type without what the log and the catalog say differently.
-
-    The log knows no display widths, and lengths of text in bytes where the catalog has characters.
-    """
-    base, _, rest = column_type.lower().partition("(")
-    words = base.split()
-    name = words[0]
-    if name in {"enum", "set"}:
-        return name
-    size, _, after = rest.partition(")")
-    unsigned = "unsigned" in words[1:] or "unsigned" in after.split()
-    if name in {"tinyint", "smallint", "mediumint", "int", "bigint"}:
-        return f"{name} unsigned" if unsigned else name
-    if name in {"decimal", "bit", "datetime", "timestamp", "time"}:
-        return f"{name}({size.replace(' ', '') or 0})"
-    if name in _GEOMETRIES:
-        return "geometry"
-    return name
-
-
-_GEOMETRIES = {
-    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
-    "multipolygon", "geometrycollection", "geomcollection",
-}  # fmt: skip

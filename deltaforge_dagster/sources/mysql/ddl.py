@@ -8,22 +8,10 @@ a table is not looked at: rows before it belong to a table that another one has 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-_TOKEN = re.compile(
-    r"""(?x)
-    (?P<space> \s+ | /\*(?!!).*?\*/ | /\*!\d* | \*/ | \#[^\n]* | --(?=\s)[^\n]* )
-    | ` (?P<back> (?:[^`]|``)* ) `
-    | " (?P<double> (?:[^"]|"")* ) "
-    | ' (?: [^'\\] | '' | \\. )* '
-    | (?P<word> [\w$]+ )
-    | (?P<sign> . )
-    """,
-    re.DOTALL,
-)
+from deltaforge_dagster.sources.mysql.ddl_tokens import Kind, Token, read_tokens
 
 _OPTIONAL = {"TEMPORARY", "IF", "NOT", "EXISTS", "ONLINE", "OFFLINE", "IGNORE"}
 _ELSEWHERE = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"}
@@ -52,20 +40,9 @@ class TableChange:
         return self.db == db and self.table in (None, table)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
-    quoted: bool
-
-    @property
-    def word(self) -> str:
-        """A key word in capitals; "" for a quoted name."""
-        return "" if self.quoted else self.text.upper()
-
-
 def table_changes(statement: str, database: str) -> list[TableChange]:
     """Return what a statement does to tables; `database` is that of names without one."""
-    tokens = list(_tokens(statement))
+    tokens = [token for token in read_tokens(statement) if token.kind is not Kind.TEXT]
     words = [token.word for token in tokens]
     at = _skip_optional(words, 1)
     verb, what = words[0] if words else "", words[at] if at < len(words) else ""
@@ -95,23 +72,13 @@ def _alters_columns(words: list[str]) -> bool:
     )
 
 
-def _tokens(statement: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(statement):
-        if match["back"] is not None:
-            yield _Token(match["back"].replace("``", "`"), quoted=True)
-        elif match["double"] is not None:
-            yield _Token(match["double"].replace('""', '"'), quoted=True)
-        elif match["word"] is not None or match["sign"] is not None:
-            yield _Token(match["word"] or match["sign"], quoted=False)
-
-
 def _skip_optional(words: list[str], at: int) -> int:
     while at < len(words) and words[at] in _OPTIONAL:
         at += 1
     return at
 
 
-def _names(tokens: list[_Token], at: int, database: str, most: int | None) -> list[tuple[str, str]]:
+def _names(tokens: list[Token], at: int, database: str, most: int | None) -> list[tuple[str, str]]:
     """Return the table names from `at` on, separated by commas or TO, `most` of them."""
     found: list[tuple[str, str]] = []
     words = [token.word for token in tokens]
@@ -130,7 +97,7 @@ def _names(tokens: list[_Token], at: int, database: str, most: int | None) -> li
     return found
 
 
-def _renamed_to(tokens: list[_Token], words: list[str], database: str) -> list[tuple[str, str]]:
+def _renamed_to(tokens: list[Token], words: list[str], database: str) -> list[tuple[str, str]]:
     """Return the new name of `ALTER TABLE a ... RENAME [TO | AS | =] b`."""
     for at, word in enumerate(words[:-1]):
         if word == "RENAME" and words[at + 1] not in {"COLUMN", "INDEX", "KEY"}:

@@ -7,17 +7,23 @@ nothing to make, to hold or to confirm, and a position can be lost.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
 
 from deltaforge_dagster.config.model import MysqlConfig
-from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
+from deltaforge_dagster.errors import CorruptLog, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql import binlog, server_log
-from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES, Catalog, captured_tables
+from deltaforge_dagster.sources.mysql.catalog import (
+    SYSTEM_DATABASES,
+    Catalog,
+    captured_tables,
+    definitions_now,
+)
 from deltaforge_dagster.sources.mysql.connection import Server
 from deltaforge_dagster.sources.mysql.decoder import Decoder
 from deltaforge_dagster.sources.mysql.dump import (
@@ -84,6 +90,18 @@ class MysqlSource:
             server_log.check_grants(session)
             return server_log.tail(session, self._server.where, gtids=found.gtids)
 
+    def definitions(self, start: Position) -> dict[str, str]:
+        """Return the definitions of all tables, which a log with little metadata does not say.
+
+        Left out is what changes at this moment, and everything when the server is too slow to say:
+        readers ask for it later, which takes longer, and may be too late.
+        """
+        with contextlib.suppress(Retryable):
+            return definitions_now(
+                self._server, _binlog(start), server_id(self._config.id, "peek"), _START_SECONDS
+            )
+        return {}
+
     def has_changes(self, after: Position) -> bool:
         """Say whether a run is worth starting, while none reads.
 
@@ -119,7 +137,7 @@ class MysqlSource:
         return preflight(self._server, self._patterns, self._config.id, captured, as_of)
 
     def read(
-        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
     ) -> Iterator[ChangeBatch]:
         """Yield every transaction committed after `start`, whole and once, in log order.
 
@@ -139,7 +157,7 @@ class MysqlSource:
             progress=Progress(begin),
             registry=registry,
             catalog=Catalog(
-                self._server, self._patterns.matches, server_id(self._config.id, "look ahead")
+                self._server, registry, begin, server_id(self._config.id, "look ahead")
             ),
             captures=self._patterns.matches,
         )

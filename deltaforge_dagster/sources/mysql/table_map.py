@@ -40,10 +40,17 @@ ID_SIZE = 6
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """What the catalog says of a column: its name, and the labels of an ENUM or SET in order."""
+    """What the catalog says of a column.
+
+    Attributes:
+        name: Its name.
+        labels: Those of an ENUM or SET, in order.
+        type: As `information_schema.columns.column_type` has it; "" when the log says it.
+    """
 
     name: str
     labels: tuple[str, ...] = ()
+    type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,13 @@ class CatalogTable:
 
     columns: tuple[CatalogColumn, ...]
     primary_key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why it is not known what the log leaves out; says what to do."""
+
+    reason: str
 
 
 @dataclass(slots=True)

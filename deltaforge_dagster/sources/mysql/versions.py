@@ -31,6 +31,7 @@ from deltaforge_dagster.sources.mysql.table_map import (
     ID_SIZE,
     CatalogTable,
     TableMap,
+    Unknown,
     parse_table_map,
 )
 from deltaforge_dagster.sources.mysql.values import ValueType, skipped_type, value_type
@@ -46,23 +47,16 @@ class Catalog(Protocol):
 
     def table(
         self, db: str, table: str, types: tuple[str, ...], position: Position
-    ) -> CatalogTable:
-        """Return what the log leaves out of a table as it was at `position`.
+    ) -> CatalogTable | Unknown:
+        """Return what the log leaves out of a table as it was at `position`, if that is certain.
 
         Asked only without `binlog_row_metadata=FULL`. `types` are the columns' types in the log, as
         `information_schema.columns.column_type` has them, without labels.
-
-        Raises:
-            UnsupportedEvent: It is not certain that the table was what the catalog says now.
         """
         ...
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Take notice of a statement in the log (DDL, GRANT ...), whose default database is `db`.
-
-        Raises:
-            UnsupportedEvent: It changes data of a captured table.
-        """
+        """Take notice of a statement in the log (DDL, GRANT ...), whose default database is `db`."""
         ...
 
 
@@ -111,9 +105,12 @@ class TableVersions:
         if captured:
             types = _types(described, name)
             if known is None:
-                known = self._catalog.table(
+                answer = self._catalog.table(
                     described.db, described.table, tuple(t.name for t in types), position
                 )
+                if isinstance(answer, Unknown):
+                    raise UnsupportedEvent(answer.reason)
+                known = answer
             if len(known.columns) != len(types):
                 raise UnsupportedEvent(
                     f"{name} has {len(types)} columns in the log, but {len(known.columns)} in the"

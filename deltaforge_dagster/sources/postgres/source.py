@@ -115,6 +115,10 @@ class PostgresSource:
                 found = catalog.slot(connection, config.slot)
             return self._start(slots.check(found, server, config.slot), facts.flushed_lsn)
 
+    def definitions(self, start: Position) -> dict[str, str]:
+        """Return nothing: the log says everything itself."""
+        return {}
+
     def has_changes(self, after: Position) -> bool:
         """Say whether a run is worth starting, while none reads.
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.sources.mysql.catalog import Catalog, labels
+from deltaforge_dagster.sources.mysql.catalog import Catalog
+from deltaforge_dagster.sources.mysql.column_types import labels
 from deltaforge_dagster.sources.mysql.connection import Server
-from tests.contracts.test_source import insert, take, whole
+from deltaforge_dagster.sources.mysql.table_map import CatalogTable, Unknown
+from tests.contracts.test_source import Versions, insert, take, whole
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql
@@ -40,27 +41,26 @@ def catalog(bench: MysqlBench) -> Catalog:
     """The catalog of the bench's database."""
     Counted.asked = 0
     server = Counted.from_dsn(bench.dsn, "deltaforge/t")
-    return Catalog(server, lambda db, _: db == bench.database, bench.server_id + 1)
+    return Catalog(server, Versions(), bench.head(), bench.server_id + 1)
 
 
 def test_all_tables_are_read_at_once(bench: MysqlBench, catalog: Catalog) -> None:
-    """One connection answers for every table, until a statement changes one of them."""
+    """One connection answers for every table, one more how names compare; then statements do."""
     here = bench.head()
     for table in ("orders", "items", "other"):
         found = catalog.table(bench.database, table, TYPES, here)
+        assert isinstance(found, CatalogTable)
         assert [column.name for column in found.columns] == ["id", "v"]
         assert found.primary_key == ("id",)
     assert Counted.asked == 1
 
     catalog.statement(bench.database, "GRANT SELECT ON *.* TO u", here)
     catalog.statement(bench.database, "ALTER TABLE items ADD INDEX (id)", here)
-    catalog.table(bench.database, "items", TYPES, here)
-    assert Counted.asked == 1
-
-    catalog.statement(bench.database, "ALTER TABLE items ADD COLUMN x int", here)
+    catalog.statement(bench.database, "ALTER TABLE items ADD COLUMN x int FIRST", here)
+    found = catalog.table(bench.database, "items", ("int", *TYPES), here)
+    assert isinstance(found, CatalogTable)
+    assert [column.name for column in found.columns] == ["x", "id", "v"]
     catalog.table(bench.database, "orders", TYPES, here)
-    assert Counted.asked == 1
-    catalog.table(bench.database, "items", TYPES, here)
     assert Counted.asked == 2
 
 
@@ -71,6 +71,7 @@ def test_a_table_made_later_is_found(bench: MysqlBench, catalog: Catalog) -> Non
 
     found = catalog.table(bench.database, "fresh", ("bigint unsigned", "int"), bench.head())
 
+    assert isinstance(found, CatalogTable)
     assert [column.name for column in found.columns] == ["a", "b"]
     assert found.primary_key == ("b", "a")
 
@@ -86,10 +87,13 @@ def test_a_change_after_the_row_is_found_whatever_was_looked_at_before(
     bench.run("RENAME TABLE items TO items_old", "CREATE TABLE items (a int, b longtext)")
 
     # Read before the change: right for rows before it.
-    assert catalog.table(bench.database, "items", TYPES, between).primary_key == ("id",)
-    fresh = Catalog(Server.from_dsn(bench.dsn, "t"), lambda *_: True, bench.server_id + 1)
-    with pytest.raises(UnsupportedEvent, match="changed it since"):
-        fresh.table(bench.database, "items", TYPES, between)
+    known = catalog.table(bench.database, "items", TYPES, between)
+    assert isinstance(known, CatalogTable)
+    assert known.primary_key == ("id",)
+    fresh = Catalog(Server.from_dsn(bench.dsn, "t"), Versions(), between, bench.server_id + 1)
+    found = fresh.table(bench.database, "items", TYPES, between)
+    assert isinstance(found, Unknown)
+    assert "changed it since" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -100,8 +104,9 @@ def test_other_types_are_refused(
     bench: MysqlBench, catalog: Catalog, types: tuple[str, ...]
 ) -> None:
     """Columns that are not those of the log belong to another version of the table."""
-    with pytest.raises(UnsupportedEvent, match="are not those of the catalog"):
-        catalog.table(bench.database, "orders", types, bench.head())
+    found = catalog.table(bench.database, "orders", types, bench.head())
+    assert isinstance(found, Unknown)
+    assert "are not those of the catalog" in found.reason
 
 
 def test_labels_are_those_of_the_table(bench: MysqlBench) -> None:

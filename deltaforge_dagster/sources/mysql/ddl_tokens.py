@@ -1,0 +1,182 @@
+"""The words of a statement, as MySQL reads them (manual: "Lexical Structure").
+
+Comments are spaces, except those that MySQL executes (`/*!80000 ... */`), whose content counts: the
+log has no others of these, since a server blanks out what it did not execute itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+Name = tuple[str, str]
+"""Database and table."""
+
+_TOKEN = re.compile(
+    r"""(?x)
+    (?P<space> \s+ | /\*(?!M?!).*?\*/ | /\*M?!\d* | \*/ | \#[^\n]* | --(?=\s)[^\n]* )
+    | ` (?P<back> (?:[^`]|``)* ) `
+    | " (?P<double> (?:[^"\\]|""|\\.)* ) "
+    | ' (?P<single> (?:[^'\\]|''|\\.)* ) '
+    | (?P<word> [\w$]+ )
+    | (?P<sign> . )
+    """,
+    re.DOTALL,
+)
+
+
+class Kind(Enum):
+    """What a token is written as."""
+
+    WORD = "word"
+    """A key word, a number, or a name without quotes."""
+    NAME = "name"
+    """A name in backticks."""
+    TEXT = "text"
+    """A string in single quotes."""
+    EITHER = "either"
+    """In double quotes: a string, or with `ANSI_QUOTES` a name."""
+    SIGN = "sign"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A word, without its quotes; a string keeps its backslashes."""
+
+    text: str
+    kind: Kind
+
+    @property
+    def word(self) -> str:
+        """A key word in capitals, or a sign; "" for whatever stands in quotes."""
+        return self.text.upper() if self.kind in {Kind.WORD, Kind.SIGN} else ""
+
+    @property
+    def quoted(self) -> bool:
+        """Whether it stands in quotes of any kind."""
+        return self.kind not in {Kind.WORD, Kind.SIGN}
+
+
+def read_tokens(statement: str) -> Iterator[Token]:
+    """Yield the tokens of a statement, without spaces and comments."""
+    for match in _TOKEN.finditer(statement):
+        kind = match.lastgroup
+        if kind == "back":
+            yield Token(match["back"].replace("``", "`"), Kind.NAME)
+        elif kind == "double":
+            yield Token(match["double"].replace('""', '"'), Kind.EITHER)
+        elif kind == "single":
+            yield Token(match["single"].replace("''", "'"), Kind.TEXT)
+        elif kind == "word":
+            yield Token(match["word"], Kind.WORD)
+        elif kind == "sign":
+            yield Token(match["sign"], Kind.SIGN)
+
+
+class NotUnderstoodError(Exception):
+    """A statement may mean something else than it seems to; never leaves this package."""
+
+
+class TokenReader:
+    """Reads the tokens of a statement one after the other.
+
+    Args:
+        tokens: A statement, or tokens of one.
+        database: Where names of tables without a database belong.
+        fold: Whether the server keeps names of tables in small letters.
+    """
+
+    def __init__(self, tokens: str | Sequence[Token], database: str, *, fold: bool) -> None:
+        self._tokens = [
+            token
+            for token in (read_tokens(tokens) if isinstance(tokens, str) else tokens)
+            if token.word != ";"
+        ]
+        self._at = 0
+        self._database = database
+        self._fold = fold
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._tokens)
+
+    @property
+    def word(self) -> str:
+        """The next word in capitals; "" at the end, and for what is quoted."""
+        return self._tokens[self._at].word if self else ""
+
+    def ahead(self, places: int) -> str:
+        """Return the word after the next ones."""
+        at = self._at + places
+        return self._tokens[at].word if at < len(self._tokens) else ""
+
+    def skip(self, *words: str) -> bool:
+        """Pass over these words if they come next, in this order."""
+        if any(self.ahead(place) != word for place, word in enumerate(words)):
+            return False
+        self._at += len(words)
+        return True
+
+    def skip_any(self, *words: str) -> None:
+        """Pass over these words, in any order and number."""
+        while self.word and self.word in words:
+            self._at += 1
+
+    def take(self) -> Token:
+        """Return the next token, which must be there."""
+        if not self:
+            raise NotUnderstoodError
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def name(self) -> str:
+        """Take a name."""
+        token = self.take()
+        if token.kind in {Kind.TEXT, Kind.SIGN}:
+            raise NotUnderstoodError
+        return token.text
+
+    def table(self) -> Name:
+        """Take the name of a table, with or without its database."""
+        first = self.name()
+        name = (self._database, first)
+        if self.skip("."):
+            name = (first, self.name())
+        return (name[0].lower(), name[1].lower()) if self._fold else name
+
+    def within(self, tokens: Sequence[Token]) -> TokenReader:
+        """Return a reader of a part of the statement."""
+        return TokenReader(tokens, self._database, fold=self._fold)
+
+    def group(self) -> list[Token]:
+        """Take what stands in the parentheses that come next."""
+        if not self.skip("("):
+            raise NotUnderstoodError
+        begin = self._at
+        depth = 1
+        while depth:
+            word = self.take().word
+            depth += (word == "(") - (word == ")")
+        return self._tokens[begin : self._at - 1]
+
+    def rest(self) -> list[Token]:
+        """Take everything that is left."""
+        left = self._tokens[self._at :]
+        self._at = len(self._tokens)
+        return left
+
+
+def items(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Yield what stands between commas outside of parentheses."""
+    item: list[Token] = []
+    depth = 0
+    for token in tokens:
+        depth += (token.word == "(") - (token.word == ")")
+        if token.word == "," and depth == 0:
+            yield item
+            item = []
+        else:
+            item.append(token)
+    if item:
+        yield item
