@@ -348,6 +348,10 @@ class FencedWriter:
             self._connection, self._lease.pipeline, tenant, table, position_json
         )
 
+    def define(self, definitions: Mapping[str, str | None], position: str) -> None:
+        """Note what tables look like from `position` on (see `definitions`)."""
+        table_notes.define(self._connection, self._lease.pipeline, definitions, position)
+
     @property
     def _name(self) -> str:
         return f"pipeline {self._lease.pipeline!r}"
