@@ -187,12 +187,18 @@ def _multi(
 _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
     BINARY: (63,),
     Charset("ascii", Form.UTF_8, 1, "ascii"): (11, 65),
-    Charset("utf8mb3", Form.UTF_8, 3, "utf-8"): (33, 76, 83, (192, 215), 223),
-    Charset("utf8mb4", Form.UTF_8, 4, "utf-8"): (45, 46, (224, 247), (255, 323)),
-    Charset("ucs2", Form.UTF_16, 2, "utf_16_be"): (35, 90, (128, 151), 159),
-    Charset("utf16", Form.UTF_16, 4, "utf_16_be"): (54, 55, (101, 124)),
+    Charset("utf8mb3", Form.UTF_8, 3, "utf-8"): (
+        33, 76, 83, (192, 215), 223, (576, 578), (2048, 2303),
+    ),
+    Charset("utf8mb4", Form.UTF_8, 4, "utf-8"): (
+        45, 46, (224, 247), (255, 323), (608, 610), (2304, 2559),
+    ),
+    Charset("ucs2", Form.UTF_16, 2, "utf_16_be"): (
+        35, 90, (128, 151), 159, (640, 642), (2560, 2815),
+    ),
+    Charset("utf16", Form.UTF_16, 4, "utf_16_be"): (54, 55, (101, 124), (672, 674), (2816, 3071)),
     Charset("utf16le", Form.UTF_16, 4, "utf_16_le"): (56, 62),
-    Charset("utf32", Form.UTF_32, 4, "utf_32_be"): (60, 61, (160, 183)),
+    Charset("utf32", Form.UTF_32, 4, "utf_32_be"): (60, 61, (160, 183), (736, 738), (3072, 3327)),
     _single("armscii8", "latin_1", _ARMSCII8): (32, 64),
     _single("cp1250"): (26, 34, 44, 66, 99),
     _single("cp1251"): (14, 23, 50, 51, 52),
@@ -240,4 +246,7 @@ CHARSETS = {
         range(number[0], number[1] + 1) if isinstance(number, tuple) else range(number, number + 1)
     )
 }
-"""The character set of each collation, by number."""
+"""The character set of each collation, by number, of MySQL and MariaDB."""
+
+# MariaDB's collations that do not pad: 1024 more than those that do.
+CHARSETS |= {1024 + number: charset for number, charset in CHARSETS.items() if number < 1024}

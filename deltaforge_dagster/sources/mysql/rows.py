@@ -23,6 +23,7 @@ from deltaforge_dagster.sources.characters import CLOSE_BRACE, COMMA, OPEN_BRACE
 from deltaforge_dagster.sources.json_bytes import write_base64, write_utf_8
 from deltaforge_dagster.sources.json_text import INVALID, write_null
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.fixed_binary import write_inet4, write_inet6, write_uuid
 from deltaforge_dagster.sources.mysql.floats import write_float
 from deltaforge_dagster.sources.mysql.json_binary import write_json
 from deltaforge_dagster.sources.mysql.layout import (
@@ -73,6 +74,8 @@ from deltaforge_dagster.sources.mysql.values import (
     DECIMAL,
     ENUM,
     FLOAT,
+    INET4,
+    INET6,
     JSON,
     MICROS,
     PADDED_BYTES,
@@ -82,6 +85,7 @@ from deltaforge_dagster.sources.mysql.values import (
     TIMESTAMP,
     UNSIGNED,
     UTF_8_TEXT,
+    UUID,
     YEAR,
 )
 
@@ -203,6 +207,12 @@ def _write_image(
                 )  # fmt: skip
             elif kind == PADDED_BYTES:
                 place = write_padded(source, at, end, columns[column, COLUMN_FIRST], out, place)
+            elif kind == UUID:
+                place = write_uuid(source, at, end, out, place)
+            elif kind == INET4:
+                place = write_inet4(source, at, end, out, place)
+            elif kind == INET6:
+                place = write_inet6(source, at, end, out, place)
             else:
                 place = write_text(
                     kind, source, at, end, columns[column, COLUMN_FIRST],

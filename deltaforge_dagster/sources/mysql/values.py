@@ -18,6 +18,7 @@ type                                   JSON
 `BINARY`, `VARBINARY`                  string if it is UTF-8, else `{"_base64":"..."}`; `BINARY(n)`
                                        has all its n bytes
 `BLOB`, `GEOMETRY`                     `{"_base64":"..."}`
+`UUID`, `INET4`, `INET6` (MariaDB)     string
 `JSON`                                 the document itself
 =====================================  =========================================================
 
@@ -44,6 +45,8 @@ The log describes a column by a type byte and up to two bytes more (MySQL intern
     VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value. CHAR has lost
                               its spaces at the end, BINARY its zero bytes
     BLOB 252, JSON 245, GEOMETRY 255    1 to 4 bytes size; value
+
+MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`fixed_binary`).
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ from dataclasses import dataclass, replace
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.mysql.charset_tables import single_line
 from deltaforge_dagster.sources.mysql.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.fixed_binary import INET4_ROOM, INET6_ROOM, UUID_ROOM
 from deltaforge_dagster.sources.mysql.floats import FLOAT_ROOM
 from deltaforge_dagster.sources.mysql.json_binary import DOCUMENT_ROOM
 from deltaforge_dagster.sources.mysql.scalars import decimal_size
@@ -80,7 +84,10 @@ from deltaforge_dagster.sources.mysql.scalars import decimal_size
     PADDED_BYTES,
     BLOB,
     JSON,
-) = range(22)
+    UUID,
+    INET4,
+    INET6,
+) = range(25)
 """Kinds of values: what a kernel does with them."""
 
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
@@ -102,6 +109,12 @@ _TIMES = {
     _DATETIME2: ("datetime", DATETIME, 5),
     _TIME2: ("time", TIME, 3),
 }
+_FIXED = {
+    "uuid": (16, UUID, UUID_ROOM),
+    "inet6": (16, INET6, INET6_ROOM),
+    "inet4": (4, INET4, INET4_ROOM),
+}
+"""MariaDB's types that the log calls BINARY: bytes, kind, room."""
 _BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _METADATA = {
     _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
@@ -193,6 +206,19 @@ class ValueType:
     first: int = 0
     second: int = 0
     charset: Charset | None = None
+
+
+def may_be_fixed(type_: LogType) -> bool:
+    """Say whether what the log calls BINARY may be a UUID, INET4 or INET6 of MariaDB."""
+    return type_.code == _STRING and type_.second in {size for size, _, _ in _FIXED.values()}
+
+
+def fixed_type(type_: LogType, name: str) -> ValueType | None:
+    """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
+    size, kind, room = _FIXED.get(name, (0, 0, 0))
+    if not size or type_.code != _STRING or type_.second != size:
+        return None
+    return ValueType(name, kind, prefix=1, room=room)
 
 
 def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
