@@ -104,6 +104,7 @@ class DagsterProcesses:
                 name,
                 [sys.executable, "-m", *module, *options],
                 directory=folder,
+                working_directory=Path.cwd(),  # relative paths in settings and files mean it
                 quick_signal=signal.SIGTERM,
             )
         )

@@ -116,7 +116,8 @@ class ServerProcess:
     Args:
         name: What messages call it.
         command: Program and arguments.
-        directory: Its working directory; `server.log` is written there.
+        directory: `server.log` is written there.
+        working_directory: Its working directory; None for `directory`.
         account: Whom to run it as; None for ourselves.
         environment: Its environment variables; None for ours.
         quick_signal: Ends the program at once and whole, its own children included.
@@ -132,6 +133,7 @@ class ServerProcess:
         command: Sequence[str],
         *,
         directory: Path,
+        working_directory: Path | None = None,
         account: Account | None = None,
         environment: Mapping[str, str] | None = None,
         quick_signal: signal.Signals = signal.SIGKILL,
@@ -144,7 +146,7 @@ class ServerProcess:
             try:
                 self._child = subprocess.Popen(
                     command,
-                    cwd=directory,
+                    cwd=working_directory or directory,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
