@@ -185,6 +185,7 @@ class Job:
         tasks: What each task prepares.
         folder: Where prepared files go.
         name: How the files' names begin.
+        spares: Files that the first tasks write over instead of making new ones.
     """
 
     journal_url: str
@@ -192,6 +193,7 @@ class Job:
     tasks: Sequence[Sequence[Share]]
     folder: str
     name: str
+    spares: Sequence[str] = ()
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
@@ -199,10 +201,12 @@ class Job:
         Yields:
             Columns of `prepared_files.PIECES`.
         """
-        frames = (
-            rows for batch in numbers for number in _integers(batch) for rows in self._frame(number)
+        tasks = [number for batch in numbers for number in _integers(batch)]
+        frames = (rows for number in tasks for rows in self._frame(number))
+        spare = next((self.spares[number] for number in tasks if number < len(self.spares)), None)
+        return prepared_files.write_partition(
+            self.folder, self.name, self.plan.batches(frames), spare
         )
-        return prepared_files.write_partition(self.folder, self.name, self.plan.batches(frames))
 
     def _frame(self, number: int) -> Iterator[pa.RecordBatch]:
         journal = Journal(self.journal_url)

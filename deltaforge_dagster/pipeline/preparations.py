@@ -122,6 +122,7 @@ class Preparations:
             entries, self._entries = self._entries, []
         for entry in entries:
             entry.future.add_done_callback(_discard)
+        self._preparer.close()
 
     def _begin(self, place: _Place) -> None:
         """Have the preparation that covers a row made, if there is such a row yet."""
@@ -207,8 +208,9 @@ class Preparations:
             kept = needed[-self._keep :]
             spare = [one for one in idle if one not in kept]
             self._entries = [one for one in self._entries if one not in spare]
-        for one in spare:
-            _discard(one.future)
+            for one in spare:
+                if not _failed(one):
+                    self._preparer.recycle(one.future.result())
 
 
 def _failed(entry: _Entry) -> bool:

@@ -10,7 +10,7 @@ they are and become messages in the run, which saves the way over a Python worke
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 from urllib.parse import quote
@@ -48,7 +48,7 @@ from deltaforge_dagster.pipeline.messages import (
     Share,
     as_frame,
 )
-from deltaforge_dagster.pipeline.prepared_files import Piece
+from deltaforge_dagster.pipeline.prepared_files import Piece, Spares
 from deltaforge_dagster.pipeline.probe import check_server
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
@@ -69,6 +69,9 @@ _ONE_PART_BYTES = 256 << 10
 
 TASK_BYTES = 8 << 20
 """Bytes of segment files that one task prepares: two for an ordinary segment of a backlog."""
+
+_SPARE_FILES = 8
+"""Prepared files kept to be written over, of some 70 MB each in a backlog."""
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -120,6 +123,7 @@ class Preparer:
         self._sessions = sessions
         self._prefix = quote(run_id, safe="")
         self._probed: SparkSession | None = None
+        self._spares = Spares(_SPARE_FILES)
         self._plan = MessagePlan.of(spec)
 
     def parts(self, segment: SegmentRow) -> list[range]:
@@ -169,6 +173,7 @@ class Preparer:
         try:
             session = self._session()
             if small:
+                self._spares.clear()  # the backlog is over
                 pieces, batches = self._collect(session, segments)
             else:
                 pieces, batches = self._write(session, segments, ordinals), []
@@ -183,6 +188,18 @@ class Preparer:
             prepared.discard()
             raise
         return prepared
+
+    def recycle(self, prepared: Prepared) -> None:
+        """Let later jobs write over the files of messages that nobody reads any more."""
+        # Elsewhere a task may be tried twice, at the same time; and only local files are overwritten.
+        if self._sessions.elsewhere or "://" in self._journal.spark_path(""):
+            prepared.discard()
+        else:
+            self._spares.give(prepared.release())
+
+    def close(self) -> None:
+        """Delete the files that were to be written over."""
+        self._spares.clear()
 
     def _session(self) -> SparkSession:
         session = self._sessions.session()
@@ -211,15 +228,19 @@ class Preparer:
         folder = self._journal.prepared_dir(self._pipeline)
         job = f"{self._prefix}.{uuid.uuid4().hex}"
         tasks = _tasks(segments, ordinals)
-        work = Job(self._journal.url, self._plan, tasks, folder, job)
+        spares = self._spares.take(len(tasks))
+        work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
         try:
             report = (
                 session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _PIECES).toArrow()
             )
-            return prepared_files.reported(report)
+            pieces = prepared_files.reported(report)
         except BaseException:
             prepared_files.remove_job(folder, job)
+            _remove(spares)
             raise
+        _remove(set(spares) - {piece.path for piece in pieces})
+        return pieces
 
 
 def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:
@@ -307,7 +328,7 @@ class Prepared:
             if skip >= piece.rows:
                 continue
             if piece.path and piece.path not in readers:
-                readers[piece.path] = _opened(piece.path)
+                readers[piece.path] = _opened(piece)
             whole = (
                 readers[piece.path].get_batch(piece.batch)
                 if piece.path
@@ -331,8 +352,12 @@ class Prepared:
 
     def discard(self) -> None:
         """Delete the files; batches that are in use stay readable. Safe to call twice."""
-        for path in self._paths:
-            prepared_files.remove(path)
+        _remove(self.release())
+
+    def release(self) -> set[str]:
+        """Hand the files over, once: they are the caller's then."""
+        paths, self._paths = self._paths, set()
+        return paths
 
 
 def _resolved_rows(rows: pa.RecordBatch, route: Route) -> int:
@@ -343,11 +368,16 @@ def _resolved_rows(rows: pa.RecordBatch, route: Route) -> int:
     return int(pc.index(pc.is_null(destination), True).as_py())
 
 
-def _opened(path: str) -> pa.ipc.RecordBatchFileReader:
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        prepared_files.remove(path)
+
+
+def _opened(piece: Piece) -> pa.ipc.RecordBatchFileReader:
     try:
-        return prepared_files.open_batches(path)
+        return prepared_files.open_batches(piece.path, piece.end)
     except OSError as error:
-        raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
+        raise StoreUnavailable(f"the prepared file {piece.path} cannot be read") from error
 
 
 def spark_condition(error: PySparkException) -> str:

@@ -5,7 +5,11 @@ batches into *pieces*, rows of one segment with consecutive ordinals, and report
 lies; the run puts them in order and checks that they cover every segment exactly.
 
 A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
-told apart. Workers import this module: it needs no Spark.
+told apart. It is written over by a later job of the same run rather than deleted (`Spares`): memory
+for the pages of a new file costs several times what filling them does. So the file may be longer
+than what was written last, whose end the pieces tell.
+
+Workers import this module: it needs no Spark.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from io import IOBase
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,7 @@ from deltaforge_dagster.errors import (
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
 }
-_NUMBERS = ("batch", "offset", "segment", "ordinal", "rows", "bytes")
+_NUMBERS = ("end", "batch", "offset", "segment", "ordinal", "rows", "bytes")
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("path", pa.string()),
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
@@ -51,6 +56,7 @@ class Piece:
 
     Attributes:
         path: The file, or empty for batches that are in memory.
+        end: Where the file's content ends, in bytes.
         batch: Number of the record batch.
         offset: First row in the batch.
         segment: The segment.
@@ -60,6 +66,7 @@ class Piece:
     """
 
     path: str
+    end: int
     batch: int
     offset: int
     segment: int
@@ -77,7 +84,7 @@ def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
     ends = [*starts[1:], batch.num_rows]
     return [
         Piece(
-            path, number, start, int(segments[start]), int(ordinals[start]), end - start,
+            path, 0, number, start, int(segments[start]), int(ordinals[start]), end - start,
             batch.nbytes * (end - start) // batch.num_rows,
         )
         for start, end in zip(starts, ends, strict=True)
@@ -85,26 +92,30 @@ def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
 
 
 def write_partition(
-    folder: str, prefix: str, batches: Iterable[pa.RecordBatch]
+    folder: str, prefix: str, batches: Iterable[pa.RecordBatch], spare: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Write the batches of one task to a new file and yield its pieces, columns of `PIECES`.
+    """Write the batches of one task to a file and yield its pieces, columns of `PIECES`.
 
     Args:
         folder: Absolute path, or a URL that fsspec knows.
         prefix: How the file's name begins.
         batches: The messages of the task.
+        spare: A file to write over, which nobody else uses; None for a new one.
     """
-    path = f"{folder}/{prefix}.{uuid.uuid4().hex}.arrow"
+    path = spare or f"{folder}/{prefix}.{uuid.uuid4().hex}.arrow"
     report: list[dict[str, Any]] = []
     try:
         with contextlib.ExitStack() as stack:
-            writer = None
+            file = writer = None
             for number, batch in enumerate(one for one in batches if one.num_rows):
                 if writer is None:
-                    file = stack.enter_context(_create(path))
+                    file = stack.enter_context(_writable(path, new=spare is None))
                     writer = stack.enter_context(pa.ipc.new_file(file, batch.schema))
                 writer.write_batch(batch)
                 report += [asdict(piece) for piece in pieces_of(batch, number, path)]
+            if file is not None and writer is not None:
+                writer.close()
+                report = [{**piece, "end": file.tell()} for piece in report]
     except tuple(_REPORTED.values()) as error:  # as a failure of the task it would lose its class
         report = [{"error": type(error).__name__, "text": str(error)}]
     if report:
@@ -128,17 +139,18 @@ def reported(report: pa.Table) -> list[Piece]:
     return pieces
 
 
-def _create(path: str) -> contextlib.AbstractContextManager[pa.NativeFile | IOBase]:
+def _writable(path: str, *, new: bool) -> contextlib.AbstractContextManager[BufferedIOBase]:
     if "://" in path:
-        remote: contextlib.AbstractContextManager[IOBase] = fsspec.open(path, "wb")
+        remote: contextlib.AbstractContextManager[BufferedIOBase] = fsspec.open(path, "wb")
         return remote
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    return pa.OSFile(path, "wb")
+    # Never truncated: ext4 writes such a file to the disk when it is closed.
+    create = os.O_CREAT | os.O_EXCL if new else 0
+    return os.fdopen(os.open(path, os.O_WRONLY | create, 0o600), "wb")
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Write a small file, with the mode of prepared files."""
-    with _create(path) as file:
+    """Write a small new file, with the mode of prepared files."""
+    with _writable(path, new=True) as file:
         file.write(content)
 
 
@@ -148,19 +160,23 @@ def exists(path: str) -> bool:
     return bool(fs.exists(name))
 
 
-def open_batches(path: str) -> pa.ipc.RecordBatchFileReader:
+def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
     """Map a file into memory; a remote one is copied to an unnamed local file first.
+
+    Args:
+        path: The file.
+        end: Where its content ends; `Piece.end`.
 
     Raises:
         OSError: The file is gone or cannot be read.
     """
     if "://" not in path:
-        return pa.ipc.open_file(pa.memory_map(path))
+        return pa.ipc.open_file(pa.memory_map(path), footer_offset=end)
     with tempfile.NamedTemporaryFile() as local:
         with fsspec.open(path, "rb") as remote:
             shutil.copyfileobj(remote, local, 1 << 20)
         local.flush()
-        return pa.ipc.open_file(pa.memory_map(local.name))
+        return pa.ipc.open_file(pa.memory_map(local.name), footer_offset=end)
 
 
 def remove(path: str) -> None:
@@ -173,8 +189,43 @@ def remove(path: str) -> None:
             Path(path).unlink()
 
 
+class Spares:
+    """Files that nobody reads any more, to be written over; used by several threads at once.
+
+    Only what a job that has succeeded has written may come here, since a task of a failed one may
+    still be writing.
+
+    Args:
+        most: How many are kept; more are deleted.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._paths: list[str] = []
+
+    def take(self, most: int) -> list[str]:
+        """Return up to `most` files, which are the caller's then."""
+        with self._lock:
+            taken, self._paths = self._paths[:most], self._paths[most:]
+        return taken
+
+    def give(self, paths: Iterable[str]) -> None:
+        """Take files over."""
+        with self._lock:
+            self._paths += paths
+            spare, self._paths = self._paths[self._most :], self._paths[: self._most]
+        for path in spare:
+            remove(path)
+
+    def clear(self) -> None:
+        """Delete all of them."""
+        for path in self.take(self._most):
+            remove(path)
+
+
 def remove_job(folder: str, prefix: str) -> None:
-    """Delete the files of one job, as far as its tasks have created them."""
+    """Delete the files that the tasks of one job have created."""
     for path, _ in _listed(folder):
         if path.rpartition("/")[2].startswith(f"{prefix}."):
             remove(path)

@@ -55,6 +55,13 @@ class CountingPreparer:
         self.jobs.append(Job(segments[0].segment, segments[-1].segment, ordinals))
         return self.jobs[-1]
 
+    def recycle(self, job: Job) -> None:
+        """Keep no files."""
+        job.discard()
+
+    def close(self) -> None:
+        """Have none."""
+
     def covered(self) -> list[tuple[int, int]]:
         """Return the first and last segment of each job."""
         return sorted((job.first_segment, job.last_segment) for job in self.jobs)

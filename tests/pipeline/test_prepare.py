@@ -210,6 +210,38 @@ def test_many_segments_in_order(
 
 
 @pytest.mark.usefixtures("through_files")
+def test_a_later_job_writes_over_the_files_of_an_earlier_one(
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new file, also for fewer rows; those of a failed job go, and all when no backlog is left."""
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr(prepare, "TASK_BYTES", 30_000)
+    segments = [
+        segment(journal, n, inserts(n * 10_000, rows)) for n, rows in ((1, 4000), (2, 2000))
+    ]
+    first = preparer.prepare(segments[:1])
+    names = prepared_names(journal)
+    preparer.recycle(first)
+    preparer.recycle(first)
+
+    second = preparer.prepare(segments[1:])
+
+    assert prepared_names(journal) == names
+    assert len(names) > 1
+    assert ids(list(second.batches("lines", 2, -1))) == list(range(20_000, 22_000))
+    preparer.recycle(second)
+    journal.delete(segments[0].path)
+    with pytest.raises(JournalDamaged):
+        preparer.prepare(segments[:1])
+    assert prepared_names(journal) == []
+    preparer.recycle(preparer.prepare(segments[1:]))
+    assert prepared_names(journal)
+    monkeypatch.setattr(prepare, "SMALL_ROWS", 1000)
+    preparer.prepare([segment(journal, 3, inserts(0, 1))])
+    assert prepared_names(journal) == []
+
+
+@pytest.mark.usefixtures("through_files")
 def test_a_large_segment_in_parts(
     preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +359,7 @@ def test_check_finds_every_gap() -> None:
     one = SegmentRow(**{**unset, "segment": 1, "rows": 4})  # type: ignore[arg-type]
 
     def piece(ordinal: int, rows: int, number: int = 1) -> Piece:
-        return Piece("", 0, 0, number, ordinal, rows, 10)
+        return Piece("", 0, 0, 0, number, ordinal, rows, 10)
 
     Prepared([one], {}, [piece(2, 2), piece(0, 2)], []).check()
     for pieces in (

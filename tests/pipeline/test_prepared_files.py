@@ -17,6 +17,7 @@ from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline.prepared_files import (
     PIECES,
     Piece,
+    Spares,
     open_batches,
     pieces_of,
     remove,
@@ -70,11 +71,39 @@ def test_a_batch_may_span_segments(tmp_path: Path, scheme: str) -> None:
         (0, 2, 7, 3, 2),
         (1, 0, 7, 5, 1),
     ]
-    reader = open_batches(pieces[0].path)
+    reader = open_batches(pieces[0].path, pieces[0].end)
     remove(pieces[0].path)
     remove(pieces[0].path)
     assert reader.get_batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
     assert reader.get_batch(1).column("value").to_pylist() == ["7/5"]
+
+
+def test_a_file_is_written_over(tmp_path: Path) -> None:
+    """A spare file may be longer than what is written; what is read is what was written last."""
+    (longer,) = written(tmp_path, "run.one", [batch([(1, n) for n in range(2000)])])
+
+    reports = list(write_partition(str(tmp_path), "run.two", [batch([(2, 0)])], longer.path))
+
+    (piece,) = reported(pa.Table.from_batches(reports, PIECES))
+    assert [str(path) for path in tmp_path.iterdir()] == [longer.path] == [piece.path]
+    assert piece.end < longer.end
+    reader = open_batches(piece.path, piece.end)
+    assert reader.num_record_batches == 1
+    assert reader.get_batch(0).column("value").to_pylist() == ["2/0"]
+
+
+def test_no_more_spares_are_kept_than_wanted(tmp_path: Path) -> None:
+    """Each is given out once; what is too many is deleted."""
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path in paths:
+        path.touch()
+    spares = Spares(3)
+    spares.give(map(str, paths))
+
+    assert spares.take(2) == [str(path) for path in paths[:2]]
+    spares.clear()
+    assert spares.take(9) == []
+    assert [path.exists() for path in paths] == [True, True, False, False]
 
 
 def test_errors_are_reported(tmp_path: Path) -> None:
