@@ -474,6 +474,9 @@ class ValueOptions(_Block):
     """How values look in events, where there is a choice (docs/types.md)."""
 
     toast: Literal["unchanged", "omit", "reselect"] = "unchanged"
+    mysql_enum: Literal["label", "index"] = "label"
+    mysql_set: Literal["labels", "bits"] = "labels"
+    mysql_timestamp: Literal["iso", "micros"] = "iso"
 
 
 class Engine(_Block):

@@ -17,7 +17,7 @@ def build_source(spec: PipelineSpec) -> Source:
         case MysqlSource(config=mysql):
             from deltaforge_dagster.sources.mysql import source as mysql_source  # noqa: PLC0415
 
-            return mysql_source.MysqlSource(mysql, spec.metadata.name)
+            return mysql_source.MysqlSource(mysql, spec.metadata.name, spec.spec.engine.values)
         case PostgresSource(config=postgres):
             from deltaforge_dagster.sources.postgres import source as postgres_source  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pymysql
-from pymysql.cursors import DictCursor
+from pymysql.cursors import Cursor, DictCursor
 
 from deltaforge_dagster.config.dsn import MysqlDsn, mysql_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
@@ -44,6 +44,18 @@ class Session:
         with self._connection.cursor() as cursor:
             cursor.execute(statement, parameters or None)
             return list(cursor.fetchall())
+
+    def texts(self, statement: str) -> list[tuple[bytes | None, ...]]:
+        """Return what a statement finds as the server sends it, without any conversion."""
+        connection = self._connection
+        usual = connection.decoders, connection.use_unicode
+        connection.decoders, connection.use_unicode = {}, False
+        try:
+            with connection.cursor(Cursor) as cursor:
+                cursor.execute(statement)
+                return list(cursor.fetchall())
+        finally:
+            connection.decoders, connection.use_unicode = usual
 
     def rows_or_refusal(self, statement: str, refusal: int) -> list[dict[str, Any]] | None:
         """Return what a statement finds; None where the server refuses it with that number."""

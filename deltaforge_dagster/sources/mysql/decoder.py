@@ -83,6 +83,7 @@ from deltaforge_dagster.sources.mysql.scan import (
     pass_event,
     scan,
 )
+from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
 
 MAX_ROWS = 1 << 17
@@ -148,7 +149,8 @@ class Decoder:
     """Decodes one dump stream, from the first packet after the command to its end.
 
     Changes of tables for which `captures(database, table)` is false are passed over, but counted,
-    so that ids do not depend on the choice of tables.
+    so that ids do not depend on the choice of tables. `forms` says how
+    values look where there is a choice.
     """
 
     def __init__(
@@ -159,10 +161,13 @@ class Decoder:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
+        forms: ValueForms = LABEL_FORMS,
     ) -> None:
         self._progress = progress
         self._catalog = catalog
-        self._versions = TableVersions(registry=registry, catalog=catalog, captures=captures)
+        self._versions = TableVersions(
+            registry=registry, catalog=catalog, captures=captures, forms=forms
+        )
         self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS)
         self._state = np.zeros(STATE_WIDTH, np.int64)
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise

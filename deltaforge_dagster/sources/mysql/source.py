@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from deltaforge_dagster.config.model import MysqlConfig
+from deltaforge_dagster.config.model import MysqlConfig, ValueOptions
 from deltaforge_dagster.errors import CorruptLog, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
@@ -36,6 +36,7 @@ from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, 
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.progress import Progress
 from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.stream_socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -55,10 +56,14 @@ class MysqlSource:
     Args:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
+        values: `spec.engine.values`: how values look where there is a choice.
     """
 
-    def __init__(self, config: MysqlConfig, pipeline: str) -> None:
+    def __init__(
+        self, config: MysqlConfig, pipeline: str, values: ValueOptions | None = None
+    ) -> None:
         self._config = config
+        self._forms = _forms(values or ValueOptions())
         self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
         self._lock = threading.Lock()
@@ -160,6 +165,7 @@ class MysqlSource:
                 self._server, registry, begin, server_id(self._config.id, "look ahead")
             ),
             captures=self._patterns.matches,
+            forms=self._forms,
         )
         try:
             yield from self._batches(stream, decoder, begin, limits)
@@ -243,6 +249,14 @@ class MysqlSource:
             if not decoded.batches:
                 yield ChangeBatch(None, None)
             buffer.drop(decoded.consumed)
+
+
+def _forms(values: ValueOptions) -> ValueForms:
+    return ValueForms(
+        enum_index=values.mysql_enum == "index",
+        set_bits=values.mysql_set == "bits",
+        timestamp_micros=values.mysql_timestamp == "micros",
+    )
 
 
 def _binlog(position: Position) -> BinlogPosition:

@@ -1,8 +1,10 @@
 r"""Which JSON form each MySQL type takes, and how its values stand in the binary log.
 
-=====================================  =========================================================
+=====================================  ==================================================
+
 type                                   JSON
-=====================================  =========================================================
+=====================================  ==================================================
+
 `TINYINT` ... `BIGINT`, `BOOL`         number; unsigned columns up to 2^64 - 1
 `DECIMAL`                              string with the column's whole scale: `"99.90"`
 `FLOAT`, `DOUBLE`                      number, the shortest that reads back as the same value
@@ -20,7 +22,8 @@ type                                   JSON
 `BLOB`, `GEOMETRY`                     `{"_base64":"..."}`
 `UUID`, `INET4`, `INET6` (MariaDB)     string
 `JSON`                                 the document itself
-=====================================  =========================================================
+=====================================  ==================================================
+
 
 Text that is not what its character set says becomes `{"_base64":"..."}`, never something else. The
 zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
@@ -91,11 +94,17 @@ from deltaforge_dagster.sources.mysql.scalars import decimal_size
 """Kinds of values: what a kernel does with them."""
 
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
-_DATE, _YEAR, _VARCHAR, _BIT = 10, 13, 15, 16
+_DATE, _YEAR, _VARCHAR, _BIT, _VECTOR = 10, 13, 15, 16, 242
 _TIMESTAMP2, _DATETIME2, _TIME2 = 17, 18, 19
 _JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = (
     245, 246, 247, 248, 252, 253, 254, 255,
 )  # fmt: skip
+
+GEOMETRIES = frozenset({
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+})  # fmt: skip
+"""Names of the types whose values are geometries; the log knows them all as one."""
 
 _INTEGERS = {
     _TINY: ("tinyint", 1),
@@ -119,7 +128,7 @@ _BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _METADATA = {
     _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
     _JSON: 1, _NEWDECIMAL: 2, _ENUM: 2, _SET: 2, _BLOB: 1, _VAR_STRING: 2, _STRING: 2,
-    _GEOMETRY: 1, 242: 1,
+    _GEOMETRY: 1, _VECTOR: 1,
 }  # fmt: skip
 
 
@@ -221,8 +230,31 @@ def fixed_type(type_: LogType, name: str) -> ValueType | None:
     return ValueType(name, kind, prefix=1, room=room)
 
 
+@dataclass(frozen=True, slots=True)
+class ValueForms:
+    """Forms of values where there is a choice (`engine.values` of the pipeline file).
+
+    Attributes:
+        enum_index: ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
+        set_bits: SET as a number whose bits are its labels, the first one lowest.
+        timestamp_micros: TIMESTAMP as microseconds since 1970; 0 for the zero value.
+    """
+
+    enum_index: bool = False
+    set_bits: bool = False
+    timestamp_micros: bool = False
+
+
+LABEL_FORMS = ValueForms()
+"""The usual forms."""
+
+
 def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
-    type_: LogType, collation: int | None, *, unsigned: bool
+    type_: LogType,
+    collation: int | None,
+    *,
+    unsigned: bool,
+    forms: ValueForms = LABEL_FORMS,
 ) -> ValueType:
     """Return how values of a column are read.
 
@@ -230,6 +262,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         type_: Its type.
         collation: The number of its collation, where it has one.
         unsigned: Whether it is.
+        forms: How values look where there is a choice.
 
     Raises:
         UnsupportedEvent: The type, or its character set, is not decoded; the message names it.
@@ -251,6 +284,8 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         return ValueType("double" + suffix, FLOAT, 8, room=FLOAT_ROOM)
     if code in _TIMES:
         name, kind, size = _TIMES[code]
+        if kind == TIMESTAMP and forms.timestamp_micros:
+            kind = MICROS
         digits = type_.first
         if digits > 6:
             raise UnsupportedEvent(f"{name}({digits})")
@@ -264,13 +299,15 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         bits = type_.second * 8 + type_.first
         return ValueType(f"bit({bits})", BIT, (bits + 7) // 8)
     if code == _ENUM:
-        return ValueType("enum", ENUM, type_.first)
+        return ValueType("enum", UNSIGNED if forms.enum_index else ENUM, type_.first)
     if code == _SET:
-        return ValueType("set", SET, type_.first)
+        return ValueType("set", UNSIGNED if forms.set_bits else SET, type_.first)
     if code == _JSON:
         return ValueType("json", JSON, prefix=type_.first, room=DOCUMENT_ROOM)
     if code == _GEOMETRY:
         return ValueType("geometry", BLOB, prefix=type_.first)
+    if code == _VECTOR:
+        return ValueType("vector", BLOB, prefix=type_.first)
     if type_.is_text and collation is not None:
         return _text_type(type_, collation)
     raise UnsupportedEvent(f"type {code} of the binary log")
@@ -317,6 +354,4 @@ def skipped_type(type_: LogType) -> ValueType:
         if type_.code == _BLOB:
             return ValueType("", BLOB, prefix=type_.first)
         return ValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
-    if type_.code == 242:  # VECTOR
-        return ValueType("", BLOB, prefix=type_.first)
     return value_type(type_, None, unsigned=False)

@@ -34,7 +34,7 @@ from deltaforge_dagster.sources.mysql.table_map import (
     Unknown,
     parse_table_map,
 )
-from deltaforge_dagster.sources.mysql.values import ValueType, skipped_type, value_type
+from deltaforge_dagster.sources.mysql.values import ValueForms, ValueType, skipped_type, value_type
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _NO_STAMP = SchemaStamp("", 0, 0)
@@ -71,9 +71,15 @@ class TableVersions:
     """
 
     def __init__(
-        self, *, registry: SchemaRegistry, catalog: Catalog, captures: Callable[[str, str], bool]
+        self,
+        *,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        forms: ValueForms,
     ) -> None:
         self._registry = registry
+        self._forms = forms
         self._catalog = catalog
         self._captures = captures
         self._known: dict[tuple[bytes, CatalogTable | None], int] = {}
@@ -103,7 +109,7 @@ class TableVersions:
         known = described.described
         types: list[ValueType] = []
         if captured:
-            types = _types(described, name)
+            types = _types(described, name, self._forms)
             if known is None:
                 answer = self._catalog.table(
                     described.db, described.table, tuple(t.name for t in types), position
@@ -194,7 +200,7 @@ class TableVersions:
         self.tables = np.vstack([self.tables, np.array([line], np.int64)])
 
 
-def _types(described: TableMap, name: str) -> list[ValueType]:
+def _types(described: TableMap, name: str, forms: ValueForms) -> list[ValueType]:
     """Return how the columns' values are read."""
     types = []
     for number, (type_, unsigned, collation) in enumerate(
@@ -209,7 +215,7 @@ def _types(described: TableMap, name: str) -> list[ValueType]:
                 " character set; MySQL 8.0 or newer is needed"
             )
         try:
-            types.append(value_type(type_, collation, unsigned=unsigned))
+            types.append(value_type(type_, collation, unsigned=unsigned, forms=forms))
         except UnsupportedEvent as error:
             raise UnsupportedEvent(f"{name}, column {column} is not decoded: {error}") from error
     return types
