@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -42,7 +43,8 @@ def ranges(
         now = store.now()
     table = Table(box=None, pad_edge=False)
     for heading in ("range", "state", "rows", "bytes", "opened", "seconds"):
-        table.add_column(heading, justify="left" if heading in {"state", "opened"} else "right")
+        justify: JustifyMethod = "left" if heading in {"state", "opened"} else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
     for sink in checkpoints:
         table.add_column(sink, overflow="fold")
     table.add_column("published", overflow="fold")
@@ -97,12 +99,14 @@ def _lease(row: LeaseRow | None, now: float) -> str:
 
 
 def _sinks(store: StateStore, pipeline: PipelineRow) -> RenderableType:
+    """Return a line for each sink, and below them, with room for it, what each has to say."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("  sink", "segment", "behind", "failures", "next attempt", "last error"):
+    for heading in ("  sink", "segment", "behind", "failures", "next attempt"):
         table.add_column(heading, overflow="fold")
+    said: list[RenderableType] = []
     now = store.now()
     for one in store.checkpoints(pipeline.name).values():
-        style = "red" if one.failures or not one.attached else ""
+        style = "red" if one.failures or not one.attached else "yellow" if one.notice else ""
         wait = one.next_attempt_at - now
         table.add_row(
             f"  {one.sink}",
@@ -110,10 +114,13 @@ def _sinks(store: StateStore, pipeline: PipelineRow) -> RenderableType:
             _behind(store, pipeline, one),
             f"{one.failures}",
             "" if not one.failures else f"in {duration(wait)}" if wait > 0 else "now",
-            Text("; ".join(text for text in (one.last_error, one.notice) if text)),
-            style=style or ("yellow" if one.notice else ""),
+            style=style,
         )
-    return table
+        for text in (one.last_error, one.notice):
+            if text:
+                known = text if text.startswith("sink ") else f"sink {one.sink}: {text}"
+                said.append(Padding(Text(known, style=style), (0, 0, 0, 2)))
+    return Group(table, *said)
 
 
 def _behind(store: StateStore, pipeline: PipelineRow, checkpoint: CheckpointRow) -> str:
