@@ -30,6 +30,11 @@ class TableSchema:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
 
+    @property
+    def full_name(self) -> str:
+        """`schema.table`, or `db.table` where the source has no schemas."""
+        return f"{self.schema or self.db}.{self.table}"
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaStamp:

@@ -207,6 +207,7 @@ class PostgresConfig(_Block):
     start_position: Annotated[
         Literal["earliest", "latest"] | StartLsn, BeforeValidator(_start_position)
     ] = "earliest"
+    on_schema_drift: Literal["adapt", "halt"] = "adapt"
 
     @field_validator("dsn")
     @classmethod
@@ -235,6 +236,7 @@ class MysqlConfig(_Block):
     id: Text
     dsn: SecretStr
     tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...] = ()
+    on_schema_drift: Literal["adapt", "halt"] = "adapt"
 
     @field_validator("dsn")
     @classmethod

@@ -82,8 +82,6 @@ def _source_problems(source: dict[str, Any]) -> Iterator[Problem]:
         yield _not_yet((*here, "snapshot"), "snapshots are", "set mode: never")
     if config.pop("outbox", None) is not None:
         yield _not_yet((*here, "outbox"), "outbox capture is", "remove it")
-    if config.pop("on_schema_drift", "adapt") != "adapt":
-        yield _not_yet((*here, "on_schema_drift"), "halting on schema drift is", "use adapt")
 
 
 def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:

@@ -19,13 +19,16 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ReadLimits, SourceNotes, Source
+from deltaforge_dagster.sources.base import ReadLimits, Source, SourceNotes
 
 _PAUSE_POLL_SECONDS = 0.05
 
 
 class Capture:
     """The capture thread of a run.
+
+    `find_start` is asked before each stream where to read on; it moves the end of the journal only
+    when another server has taken the place of the source's (`failover`).
 
     Attributes:
         error: Why capture stopped for good, or the newest reason it is trying again.
@@ -53,6 +56,7 @@ class Capture:
         next_segment: int,
         someone_waits: Callable[[], bool],
         captured: Callable[[int], None],
+        find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
         paused: bool = False,
     ) -> None:
         self.error: DeltaforgeError | None = None
@@ -75,6 +79,7 @@ class Capture:
         self._next_segment = next_segment
         self._someone_waits = someone_waits
         self._captured = captured
+        self._find_start = find_start
         self._stop = threading.Event()
         self._paused = threading.Event()
         self.pause(paused)
@@ -147,6 +152,9 @@ class Capture:
             start = max(self._position, self._confirmed)
         cutter = Cutter(self._limits, self._open_writer, self._seal, self._someone_waits)
         try:
+            found = self._find_start(source, start)
+            if found != start:
+                start = self._position = found
             # As many changes a batch as fit a segment; small waits keep the cut prompt.
             reading = ReadLimits(
                 max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000

@@ -28,6 +28,7 @@ from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
@@ -202,6 +203,7 @@ class LiveRun:
     def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
         position = pipeline.captured_position or pipeline.start_position
         assert position is not None
+        source = self._loaded.spec.spec.source.config
         return Capture(
             build_source=self._tools.build_source,
             registry=FencedRegistry(self._store, self._lease, self._loaded.spec.metadata.tenant),
@@ -215,6 +217,7 @@ class LiveRun:
             next_segment=pipeline.next_segment,
             someone_waits=lambda: self._deliveries.someone_waits,
             captured=lambda _segment: self._deliveries.segment_added(),
+            find_start=Failover(self._store, self._lease, source.id, source.on_schema_drift).start,
             paused=self._pressure.paused is not None,
         )
 

@@ -45,7 +45,8 @@ def coded(
     codes: npt.NDArray[Any], dictionary: pa.Array[Any], nulls: npt.NDArray[np.bool_] | None = None
 ) -> pa.DictionaryArray[Any, Any]:
     """Return the entries of `dictionary` that `codes` name, and null where `nulls` is true."""
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32), mask=nulls), dictionary)
+    indices = pa.array(codes.astype(np.int32), pa.int32(), mask=nulls)
+    return pa.DictionaryArray.from_arrays(indices, dictionary)
 
 
 def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordBatch:

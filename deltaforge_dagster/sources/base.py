@@ -147,6 +147,42 @@ class Source(Protocol):
         """
         ...
 
+    def identity(self) -> str:
+        """Return which server this is, within 10 seconds.
+
+        The text changes when positions may mean something else: another server, a promoted replica.
+        """
+        ...
+
+    def relocate(self, position: Position, previous: str) -> Position:
+        """Return where reading goes on, on a server that has taken the place of `previous`.
+
+        Everything after `position` is read from there, so far as that can be told; where it cannot,
+        a warning is logged.
+
+        Args:
+            position: Up to where the log was captured on the server before.
+            previous: The `identity` of that server.
+
+        Raises:
+            PositionLost: What follows `position` cannot be read on this server.
+        """
+        ...
+
+    def tables(self) -> list[str]:
+        """Return the full name of every table that the patterns match now."""
+        ...
+
+    def schema(self, table: str) -> TableSchema:
+        """Return a table by its full name, with the columns and key that its rows have now.
+
+        A column's `data_type` is as in registered versions, or empty where the source cannot say it.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        ...
+
     def confirm(self, position: Position) -> None:
         """Let the server forget the log up to `position`: a committed position, never the head.
 

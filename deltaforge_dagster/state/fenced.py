@@ -11,7 +11,7 @@ is already there is recognised and not written twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
@@ -19,9 +19,9 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state import definitions as table_notes
-from deltaforge_dagster.state import schemas
+from deltaforge_dagster.state import failovers, holds, schemas
 from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.records import Counts, Lease, NewSegment
+from deltaforge_dagster.state.records import Counts, HeldPart, HoldRow, Lease, NewSegment
 from deltaforge_dagster.state.rows import known_pipeline, position_before
 from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, ranges, segments
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
@@ -100,8 +100,21 @@ class FencedWriter:
         self._update_pipeline({"next_range": number + 1})
         return number
 
-    def add_segment(self, segment: NewSegment, range: int) -> None:  # noqa: A002
+    def add_segment(
+        self,
+        segment: NewSegment,
+        range: int,  # noqa: A002
+        *,
+        held: Iterable[HeldPart] = (),
+        released: HoldRow | None = None,
+    ) -> None:
         """Add a segment, whose file is durable, to an open range, and move the captured position.
+
+        Args:
+            segment: The segment.
+            range: The range.
+            held: Files of events before the segment's end that are kept back.
+            released: The hold whose events these are: from now on they are in the journal.
 
         Raises:
             NotAllowed: The range is not open, or the segment's number is not the next one.
@@ -163,6 +176,9 @@ class FencedWriter:
                 "next_segment": segment.segment + 1,
             },
         )
+        holds.keep(self._connection, self._lease.pipeline, held)
+        if released is not None:
+            self.hold_journaled(released, segment.segment)
 
     def close_range(self, range: int, reason: str, content_hash: str) -> None:  # noqa: A002
         """Close a range, once and for ever.
@@ -334,6 +350,25 @@ class FencedWriter:
                 return
         self._update_pipeline({"captured_position": position})
 
+    def keep(self, held: Iterable[HeldPart], position: str) -> None:
+        """Keep events back, whose files are durable, and move the captured position past them."""
+        holds.keep(self._connection, self._lease.pipeline, held)
+        self.set_captured(position)
+
+    def hold_back(self, hold: HoldRow, reason: str) -> None:
+        """Take a release back: what is held still cannot be decoded, for this reason."""
+        holds.hold_back(self._connection, self._lease.pipeline, hold.kind, hold.subject, reason)
+
+    def hold_journaled(self, hold: HoldRow, last_segment: int) -> None:
+        """Note that everything that was held is in the journal, up to a segment."""
+        holds.journaled(
+            self._connection, self._lease.pipeline, hold.kind, hold.subject, last_segment
+        )
+
+    def forget_holds(self, delivered: int) -> None:
+        """Drop the holds whose events every attached sink has, up to a segment."""
+        holds.forget(self._connection, self._lease.pipeline, delivered)
+
     def set_capture_pause(self, why: str | None) -> None:
         """Remember why capture is paused; None once it is not."""
         self._update_pipeline({"capture_pause": why})
@@ -351,6 +386,34 @@ class FencedWriter:
     def define(self, definitions: Mapping[str, str | None], position: str) -> None:
         """Note what tables look like from `position` on (see `definitions`)."""
         table_notes.define(self._connection, self._lease.pipeline, definitions, position)
+
+    def server(self, source_id: str) -> str | None:
+        """Return the identity of the server that the source was read from last (`failovers`)."""
+        return failovers.server(self._connection, self._lease.pipeline, source_id)
+
+    def set_server(self, source_id: str, identity: str) -> None:
+        """Remember the server that the source is read from."""
+        failovers.set_server(self._connection, self._lease.pipeline, source_id, identity)
+
+    def reconciled(
+        self,
+        source_id: str,
+        *,
+        previous: str,
+        identity: str,
+        position: str,
+        deltas: Mapping[tuple[str, str], Sequence[str]],
+    ) -> None:
+        """Record that the source is another server now (see `failovers`)."""
+        failovers.reconciled(
+            self._connection,
+            self._lease.pipeline,
+            source_id,
+            previous=previous,
+            identity=identity,
+            position=position,
+            deltas=deltas,
+        )
 
     @property
     def _name(self) -> str:

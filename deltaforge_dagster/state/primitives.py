@@ -69,23 +69,13 @@ class Kv:
 
     def get(self, key: str) -> bytes | None:
         """Return the value of `key`, None when absent or expired."""
-        query = select(kv.c.val).where(kv.c.ns == self._ns, kv.c.key == key, _alive())
         with self._database.read() as connection:
-            return connection.execute(query).scalar()
+            return get_value(connection, self._ns, key)
 
     def put(self, key: str, value: bytes, ttl: float | None = None) -> None:
         """Set `key`; with `ttl` it is absent again after that many seconds."""
-        fields = {
-            "val": value,
-            "updated_at": clock(),
-            "expires_at": None if ttl is None else clock() + ttl,
-        }
         with self._database.write() as connection:
-            connection.execute(
-                upsert(connection, kv)
-                .values(ns=self._ns, key=key, **fields)
-                .on_conflict_do_update(index_elements=["ns", "key"], set_=fields)
-            )
+            put_value(connection, self._ns, key, value, ttl)
 
     def delete(self, key: str) -> bool:
         """Remove `key`; False when it was absent or expired."""
@@ -237,6 +227,28 @@ class Queue:
         query = select(func.count()).where(queue.c.ns == self._ns, queue.c.key == key)
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
+
+
+def get_value(connection: Connection, namespace: str, key: str) -> bytes | None:
+    """Return the value of a key, None when absent or expired."""
+    query = select(kv.c.val).where(kv.c.ns == namespace, kv.c.key == key, _alive())
+    return connection.execute(query).scalar()
+
+
+def put_value(
+    connection: Connection, namespace: str, key: str, value: bytes, ttl: float | None = None
+) -> None:
+    """Set a key within the caller's transaction."""
+    fields = {
+        "val": value,
+        "updated_at": clock(),
+        "expires_at": None if ttl is None else clock() + ttl,
+    }
+    connection.execute(
+        upsert(connection, kv)
+        .values(ns=namespace, key=key, **fields)
+        .on_conflict_do_update(index_elements=["ns", "key"], set_=fields)
+    )
 
 
 def append_to_log(connection: Connection, namespace: str, key: str, value: bytes) -> int:

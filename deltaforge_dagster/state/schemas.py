@@ -77,6 +77,28 @@ def register(
     return stamp
 
 
+def versions(connection: Connection, pipeline: str) -> list[list[TableSchema]]:
+    """Return every version of every table that was registered, the oldest first."""
+    found: dict[str, list[TableSchema]] = {}
+    for entry in log_entries(connection, registry(pipeline)):
+        fields = orjson.loads(entry.value)["schema"]
+        columns = tuple(
+            Column(
+                one["name"],
+                one["data_type"],
+                one.get("type_oid"),
+                one["nullable"],
+                one["ordinal_position"],
+            )
+            for one in fields["columns"]
+        )
+        table = TableSchema(
+            fields["db"], fields["schema"], fields["table"], columns, tuple(fields["primary_key"])
+        )
+        found.setdefault(entry.key, []).append(table)
+    return list(found.values())
+
+
 def _stamp(entry: LogEntry) -> SchemaStamp:
     fields = orjson.loads(entry.value)
     return SchemaStamp(fields["hash"], fields["version"], fields["sequence"])

@@ -20,7 +20,7 @@ from sqlalchemy import func, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state import definitions as table_notes
-from deltaforge_dagster.state import progress, rebuild, registration
+from deltaforge_dagster.state import holds, progress, rebuild, registration, schemas
 from deltaforge_dagster.state.database import Database, clock, upsert
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.leases import check_lease, lock_lease, take_lease
@@ -28,6 +28,8 @@ from deltaforge_dagster.state.migrate import migrate
 from deltaforge_dagster.state.rebuild import Rebuilt
 from deltaforge_dagster.state.records import (
     CheckpointRow,
+    HoldPartRow,
+    HoldRow,
     Lease,
     LeaseRow,
     PipelineRow,
@@ -50,6 +52,7 @@ from deltaforge_dagster.state.tables import (
     ranges,
     segments,
 )
+from deltaforge_dagster.tables import TableSchema
 
 
 class StateStore:
@@ -180,6 +183,11 @@ class StateStore:
         with self.database.read() as connection:
             found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
         return found[0] if found else None
+
+    def table_versions(self, name: str) -> list[list[TableSchema]]:
+        """Return every version of every table that the pipeline has captured, oldest first."""
+        with self.database.read() as connection:
+            return schemas.versions(connection, name)
 
     @contextmanager
     def fenced(self, lease: Lease) -> Iterator[FencedWriter]:
@@ -314,6 +322,30 @@ class StateStore:
         """
         with self.database.write() as connection:
             return rebuild.rebuild_journal(connection, name, accept_loss=accept_loss)
+
+    # Holds
+
+    def holds(self, name: str) -> list[HoldRow]:
+        """Return what is held of a pipeline, the oldest first; see `state.holds`."""
+        with self.database.read() as connection:
+            return holds.read_holds(connection, name)
+
+    def held_parts(
+        self, name: str, kind: str | None = None, subject: str | None = None
+    ) -> list[HoldPartRow]:
+        """Return the files of one hold, or of all, in the order of their events."""
+        with self.database.read() as connection:
+            return holds.read_parts(connection, name, kind, subject)
+
+    def release_hold(self, name: str, kind: str, subject: str, mend: str) -> HoldRow:
+        """Let the next run put into the journal what is held; `mend` tells the source how, as JSON.
+
+        Raises:
+            NotAllowed: There is no such hold, or its events are in the journal already.
+        """
+        with self.database.write() as connection:
+            lock_lease(connection, name)
+            return holds.release(connection, name, kind, subject, mend)
 
     # Publication and retention
 

@@ -116,7 +116,6 @@ def test_what_kafka_cannot_be(write: Write, config: dict[str, Any], expected: st
         ({"dsn": "postgres://u:geheim@h/d"}, "is not a MySQL connection string"),
         ({"tables": ["a*b.c"]}, "is not a table pattern"),
         ({"outbox": {"tables": ["shop.outbox"]}}, "outbox capture is not supported yet"),
-        ({"on_schema_drift": "halt"}, "halting on schema drift is not supported yet"),
     ],
 )
 def test_a_mysql_source_has_its_problems(
@@ -213,7 +212,6 @@ def test_each_problem_has_its_sentence(
         ({f"{SOURCE}.snapshot": {"chunk_size": 5}}, "14: spec.source.config.snapshot: snapshots are not supported yet (set mode: never)"),
         ({f"{SOURCE}.snapshot": {"mode": "initial"}}, "14: spec.source.config.snapshot: snapshots are not supported yet (set mode: never)"),
         ({f"{SOURCE}.outbox": {"prefixes": ["x"]}}, "14: spec.source.config.outbox: outbox capture is not supported yet (remove it)"),
-        ({f"{SOURCE}.on_schema_drift": "halt"}, "14: spec.source.config.on_schema_drift: halting on schema drift is not supported yet (use adapt)"),
         ({"spec.sinks.0": {"type": "nats", "config": {"url": "h"}}}, "15: spec.sinks[0].type: nats sinks are not supported yet (redis, kafka and file are)"),
         ({f"{SINK}.envelope": {"type": "debezium"}}, "20: spec.sinks[0].config.envelope: the debezium envelope is not supported yet (native is)"),
         ({f"{SINK}.envelope": "cloudevents"}, "20: spec.sinks[0].config.envelope: the cloudevents envelope is not supported yet (native is)"),

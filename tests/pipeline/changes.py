@@ -12,8 +12,8 @@ import pyarrow as pa
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
-from deltaforge_dagster.tables import TableSchema
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.tables import TableSchema
 
 
 def eventually(happened: Callable[[], object], seconds: float = 10.0) -> None:

@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import CorruptLog, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.mysql import binlog, server_log
+from deltaforge_dagster.sources.mysql import binlog, identity, server_log
 from deltaforge_dagster.sources.mysql.catalog import (
     SYSTEM_DATABASES,
     Catalog,
@@ -40,6 +40,7 @@ from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.stream_socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.tables import TableSchema
 
 MAX_UNREAD_BYTES = 64 << 20
 """More log than this is worth a run, whatever it holds."""
@@ -182,6 +183,29 @@ class MysqlSource:
             stream = self._stream
         if stream is not None:
             stream.close()
+
+    def identity(self) -> str:
+        """Return `server_uuid`."""
+        with self._server.query(_START_SECONDS) as session:
+            return identity.identity(session)
+
+    def relocate(self, position: Position, previous: str) -> Position:  # noqa: ARG002 - GTIDs say all
+        """Return where reading goes on, on another server than before (`identity`).
+
+        Raises:
+            PositionLost: The position has no GTIDs, or this server does not hold what follows them.
+        """
+        with self._server.query(_OPEN_SECONDS) as session:
+            return identity.relocate(session, self._server.where, _binlog(position))
+
+    def schema(self, table: str) -> TableSchema:
+        """Return a table (`database.table`) as the catalog has it now, without types.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        with self._server.query(_OPEN_SECONDS) as session:
+            return identity.sent_schema(session, self._server.where, table)
 
     def tables(self) -> list[str]:
         """Return `database.table` of every table that the patterns match now."""

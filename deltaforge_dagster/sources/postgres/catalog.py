@@ -17,7 +17,6 @@ from psycopg import sql
 from deltaforge_dagster.positions import parse_lsn
 from deltaforge_dagster.sources.postgres.values import CatalogType
 from deltaforge_dagster.sources.tables import TablePatterns
-from deltaforge_dagster.tables import Column, TableSchema
 
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema", "pg_toast*", "pg_temp_*")
 
@@ -59,8 +58,12 @@ class Slot:
     active_pid: int | None
     restart_lsn: int | None
     confirmed_lsn: int | None
-    lost: bool
-    """The server has removed log that the slot needed."""
+    lost: str
+    """Why the server has removed log that the slot needed, empty when it has not."""
+    unreserved: bool
+    """The server will remove such log soon (`max_slot_wal_keep_size`)."""
+    two_phase: bool
+    """It sends prepared transactions before they are committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +124,26 @@ def slot(connection: psycopg.Connection, name: str) -> Slot | None:
     ).fetchone()
     if row is None:
         return None
-    everything = row[
-        6
-    ]  # columns differ between versions: conflicting (16), invalidation_reason (17)
-    lost = (
-        everything.get("wal_status") == "lost"
-        or bool(everything.get("conflicting"))
-        or everything.get("invalidation_reason") is not None
+    # Columns differ between versions: wal_status (13), two_phase (15), conflicting (16),
+    # invalidation_reason (17).
+    everything = row[6]
+    lost = everything.get("invalidation_reason") or ""
+    if not lost and everything.get("conflicting"):
+        lost = "a standby's conflict"
+    if not lost and everything.get("wal_status") == "lost":
+        lost = "max_slot_wal_keep_size"
+    return Slot(
+        name,
+        row[0],
+        row[1],
+        row[2],
+        row[3],
+        _lsn(row[4]),
+        _lsn(row[5]),
+        lost,
+        everything.get("wal_status") == "unreserved",
+        bool(everything.get("two_phase")),
     )
-    return Slot(name, row[0], row[1], row[2], row[3], _lsn(row[4]), _lsn(row[5]), lost)
 
 
 def tables(connection: psycopg.Connection) -> list[Table]:
@@ -216,26 +230,6 @@ def primary_key(connection: psycopg.Connection, oid: int) -> tuple[str, ...]:
         (oid,),
     ).fetchall()
     return tuple(row[0] for row in rows)
-
-
-def table_schema(connection: psycopg.Connection, table: Table) -> TableSchema:
-    """Return a table as the catalog has it now."""
-    rows = connection.execute(
-        """
-        SELECT attname, format_type(atttypid, NULL), atttypid::int8, NOT attnotnull
-          FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
-         ORDER BY attnum
-        """,
-        (table.oid,),
-    ).fetchall()
-    columns = (Column(row[0], row[1], row[2], row[3], at) for at, row in enumerate(rows, start=1))
-    return TableSchema(
-        connection.info.dbname,
-        table.schema,
-        table.name,
-        tuple(columns),
-        primary_key(connection, table.oid),
-    )
 
 
 def named(connection: psycopg.Connection, oid: int) -> tuple[str, str] | None:

@@ -100,18 +100,22 @@ class Server:
         return str(self._parameters["dbname"])
 
     @contextmanager
-    def query(self, seconds: float) -> Generator[psycopg.Connection]:
+    def query(self, seconds: float, *, replication: bool = False) -> Generator[psycopg.Connection]:
         """Open a connection for a few statements, each its own transaction.
 
         A statement may take `seconds` less half a second, everything together `seconds` (but two
         seconds for connecting alone): then the connection is cut, even if the server hangs.
         Errors of psycopg that leave the block are translated to ours.
 
+        Args:
+            seconds: In all.
+            replication: Whether the connection takes replication commands as well.
+
         Raises:
             DeltaforgeError: Whatever the server refused, as in `refusals`.
         """
         began = time.monotonic()
-        connection = self._connect(seconds)
+        connection = self._connect(seconds, replication=replication)
         with Cutter(connection.fileno(), seconds - (time.monotonic() - began)) as cutter:
             try:
                 yield connection
@@ -145,13 +149,25 @@ class Server:
         )
         return self._handshake(address, seconds, replication=True)
 
-    def _connect(self, seconds: float) -> psycopg.Connection:
+    def timeline_history(self, timeline: int, seconds: float) -> str:
+        """Return the history file of a timeline (manual: "Streaming Replication Protocol").
+
+        Raises:
+            DeltaforgeError: Whatever the server refused.
+        """
+        with self.query(seconds, replication=True) as connection:
+            row = connection.execute(f"TIMELINE_HISTORY {timeline:d}").fetchone()
+        assert row is not None
+        return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
+
+    def _connect(self, seconds: float, *, replication: bool) -> psycopg.Connection:
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
         try:
             return psycopg.connect(
                 **{
                     **self._parameters,
+                    **({"replication": "database"} if replication else {}),
                     "connect_timeout": _CONNECT_SECONDS,
                     "options": f"{_options(self._parameters)} -c statement_timeout={statement_ms}",
                 },

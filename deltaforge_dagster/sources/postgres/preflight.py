@@ -94,7 +94,8 @@ def _slot(
     with finding_errors("slot", found):
         held = slots.check(existing, server, name)
         if position is not None:
-            slots.check_start(held, server, name, position.lsn)
+            flushed = catalog.facts(connection).flushed_lsn
+            slots.check_start(held, server, name, position.lsn, flushed)
         found.append(Finding("slot", "ok", f"replication slot {name!r} is there"))
         found.append(_retention(connection, name))
     return found

@@ -7,6 +7,7 @@ reading on would lose them in silence.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ from deltaforge_dagster.sources.postgres import catalog
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate
+
+logger = logging.getLogger(__name__)
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """Log behind a slot that is worth a run, so that its idle progress frees it."""
@@ -70,8 +73,18 @@ def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot
     if found is None:
         raise lost(server, name, "is gone")
     if found.lost:
-        raise lost(
-            server, name, "was invalidated (max_slot_wal_keep_size, or a standby's conflict)"
+        raise lost(server, name, f"was invalidated ({found.lost})")
+    if found.unreserved:
+        logger.warning(
+            "%s: replication slot %r needs log that the server removes at its next checkpoint "
+            "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
+            server.where,
+            name,
+        )
+    if found.two_phase:
+        raise SourceMisconfigured(
+            f"{server.where}: replication slot {name!r} was made with two_phase: it would send "
+            "prepared transactions before it is known whether they are committed; use another name"
         )
     if found.plugin != _PLUGIN or found.database != server.database:
         raise SourceMisconfigured(
@@ -89,12 +102,20 @@ def lost(server: Server, name: str, what: str) -> PositionLost:
     )
 
 
-def check_start(found: catalog.Slot, server: Server, name: str, start: int) -> None:
+def check_start(found: catalog.Slot, server: Server, name: str, start: int, flushed: int) -> None:
     """Check that reading from `start` finds every change after it.
 
     Raises:
-        PositionLost: The slot has been confirmed beyond `start`.
+        PositionLost: The slot has been confirmed beyond `start`, or the log, of which `flushed` is
+            the end, does not reach there.
     """
+    if start > flushed:
+        raise lost(
+            server,
+            name,
+            f"belongs to a log that ends at {format_lsn(flushed)}, before {format_lsn(start)} (was "
+            "the server restored from an older copy?)",
+        )
     confirmed = found.confirmed_lsn
     if confirmed is not None and confirmed > start:
         raise lost(

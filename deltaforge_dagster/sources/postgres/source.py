@@ -25,7 +25,7 @@ from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, pars
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
-from deltaforge_dagster.sources.postgres import catalog, publications, slots
+from deltaforge_dagster.sources.postgres import catalog, identity, publications, slots
 from deltaforge_dagster.sources.postgres.batches import Unsent
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
@@ -115,7 +115,7 @@ class PostgresSource:
                 found = catalog.slot(connection, config.slot)
             return self._start(slots.check(found, server, config.slot), facts.flushed_lsn)
 
-    def definitions(self, start: Position) -> dict[str, str]:
+    def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
         """Return nothing: the log says everything itself."""
         return {}
 
@@ -221,6 +221,29 @@ class PostgresSource:
         if stream is not None:
             stream.close()
 
+    def identity(self) -> str:
+        """Return `system_identifier/timeline`."""
+        with self._server.query(_START_SECONDS) as connection:
+            self._facts(connection)
+            return identity.identity(connection)
+
+    def relocate(self, position: Position, previous: str) -> Position:
+        """Return where reading goes on after a promotion, or on another cluster (`identity`).
+
+        Raises:
+            PositionLost: The log that was read ends elsewhere, or the slot is missing or behind.
+        """
+        at = LsnPosition(_lsn(position))
+        with self._server.query(_OPEN_SECONDS) as connection:
+            return identity.relocate(
+                connection,
+                self._server,
+                self._config.slot,
+                position=at,
+                previous=previous,
+                seconds=_START_SECONDS,
+            )
+
     def tables(self) -> list[str]:
         """Return `schema.table` of every table that the patterns match now."""
         with self._server.query(_OPEN_SECONDS) as connection:
@@ -228,15 +251,18 @@ class PostgresSource:
         return [table.full_name for table in found]
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`schema.table`) as the catalog has it now.
+        """Return a table (`schema.table`) as the log would describe it now.
 
         Raises:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_OPEN_SECONDS) as connection:
+            version = catalog.facts(connection).version
             for found in catalog.tables(connection):
                 if found.full_name == table:
-                    return catalog.table_schema(connection, found)
+                    return identity.sent_schema(
+                        connection, found, self._config.publication, version
+                    )
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
 
     def _unsent(self) -> Unsent:
@@ -252,7 +278,7 @@ class PostgresSource:
         with server.query(_OPEN_SECONDS) as connection:
             facts = self._facts(connection)
             found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
-            slots.check_start(found, server, config.slot, start.lsn)
+            slots.check_start(found, server, config.slot, start.lsn, facts.flushed_lsn)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
             command = _start_command(connection, config, start, facts.version)

@@ -1,0 +1,142 @@
+"""Is it still the same server? Asked each time before a source is read.
+
+Behind an unchanged DSN there may be another server one day: a promoted replica, a restored copy, an
+upgraded cluster. Then the source says where reading goes on, or that it cannot; every table is
+compared with the version that its rows were last decoded with; and what was found is recorded. A
+table whose key is another one stops the pipeline: consumers would take its rows for others.
+`on_schema_drift: halt` stops it for every difference; `adapt` goes on, since rows are decoded with
+what the log says of their table anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Literal
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.fenced import FencedWriter
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import TableSchema
+
+logger = logging.getLogger(__name__)
+
+Deltas = dict[tuple[str, str], list[str]]
+"""(db, full table name) to what is different."""
+
+_KEY_CHANGED = "primary_key_changed"
+
+
+class Failover:
+    """Notices another server, and lets the source go on there if nothing can be lost.
+
+    Args:
+        store: Where table versions are read.
+        lease: The run's lease; what is found is written under it.
+        source_id: `source.config.id`.
+        on_schema_drift: Whether a table that changed stops the pipeline.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        lease: HeldLease,
+        source_id: str,
+        on_schema_drift: Literal["adapt", "halt"],
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._source_id = source_id
+        self._on_schema_drift = on_schema_drift
+
+    def start(self, source: Source, start: Position) -> Position:
+        """Return where to read on: `start`, or what it is on a server that took the other's place.
+
+        Raises:
+            PositionLost: What follows `start` cannot be read on this server.
+            SourceMisconfigured: Tables differ in a way that a person has to look at.
+            DeltaforgeError: The server cannot be asked.
+        """
+        identity = source.identity()
+        previous = self._lease.write(lambda writer: writer.server(self._source_id))
+        if previous is None:
+            self._lease.write(lambda writer: writer.set_server(self._source_id, identity))
+        if previous in {None, identity}:
+            return start
+        assert previous is not None
+        logger.warning(
+            "source %s is another server now (%s, was %s)", self._source_id, identity, previous
+        )
+        found = source.relocate(start, previous)
+        deltas = self._deltas(source)
+        self._refuse(deltas)
+        self._lease.write(lambda writer: self._record(writer, previous, identity, found, deltas))
+        return found
+
+    def _record(
+        self, writer: FencedWriter, previous: str, identity: str, found: Position, deltas: Deltas
+    ) -> None:
+        writer.set_captured(found.to_json())
+        writer.reconciled(
+            self._source_id,
+            previous=previous,
+            identity=identity,
+            position=found.to_json(),
+            deltas=deltas,
+        )
+
+    def _deltas(self, source: Source) -> Deltas:
+        """Compare each table that was ever captured with what it is on this server."""
+        existing = set(source.tables())
+        deltas: Deltas = {}
+        for versions in self._store.table_versions(self._lease.pipeline):
+            newest = versions[-1]
+            name = newest.full_name
+            try:
+                now = source.schema(name)
+            except SourceMisconfigured:
+                now = None
+            if now is not None and name not in existing:
+                continue  # it is there, and no longer captured
+            deltas[newest.db, name] = differences(newest, now)
+            if now is not None and any(not differences(one, now) for one in versions):
+                deltas[newest.db, name] = []  # an earlier form, which came back before
+        return deltas
+
+    def _refuse(self, deltas: Mapping[tuple[str, str], list[str]]) -> None:
+        changed = {name: found for (_, name), found in deltas.items() if found}
+        if not changed:
+            return
+        text = "; ".join(f"{name}: {', '.join(found)}" for name, found in sorted(changed.items()))
+        if any(delta.startswith(_KEY_CHANGED) for found in changed.values() for delta in found):
+            raise SourceMisconfigured(
+                f"source {self._source_id} is another server now, and keys changed: {text}. "
+                "Restore the keys, or capture these tables with a new pipeline"
+            )
+        if self._on_schema_drift == "halt":
+            raise SourceMisconfigured(
+                f"source {self._source_id} is another server now, and tables changed: {text}. "
+                "Make them what they were, or set source.config.on_schema_drift to adapt"
+            )
+        logger.warning("source %s: tables changed: %s", self._source_id, text)
+
+
+def differences(before: TableSchema, now: TableSchema | None) -> list[str]:
+    """Return what is different, one text each: the kind of the difference and the column."""
+    if now is None:
+        return ["table_dropped"]
+    old = {column.name: column.data_type for column in before.columns}
+    new = {column.name: column.data_type for column in now.columns}
+    found = [f"column_added {name}" for name in new if name not in old]
+    found += [f"column_dropped {name}" for name in old if name not in new]
+    found += [
+        f"column_type_changed {name}"
+        for name in old
+        if new.get(name) and old[name] != new[name]  # a source may not know its types
+    ]
+    if set(before.primary_key) != set(now.primary_key):
+        found.append(f"{_KEY_CHANGED} ({', '.join(now.primary_key) or 'none'})")
+    return found
