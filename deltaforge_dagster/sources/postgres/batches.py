@@ -51,6 +51,7 @@ from deltaforge_dagster.sources.postgres.tuples import (
     FILL,
     KEY,
     MAX_COLUMNS,
+    MAX_ROOM,
     NO_KEY_VALUE,
     NO_ROOM,
     REPORT_WIDTH,
@@ -60,8 +61,6 @@ from deltaforge_dagster.sources.postgres.tuples import (
 
 _ROOM = 16 << 20
 """Bytes of JSON per text column and batch; a single row may have more."""
-_MAX_ROOM = (1 << 31) - 1
-"""Arrow's string arrays end here."""
 
 _IMAGES = ("before", "after", "key")
 
@@ -163,11 +162,11 @@ class BatchWriter:
             if stop > first:
                 return stop, None
             room = self._texts[0].size
-            if room == _MAX_ROOM:
+            if room == MAX_ROOM:
                 return stop, UnsupportedEvent(
                     f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
                 )
-            self._texts = _texts(min(room * 2, _MAX_ROOM))
+            self._texts = _texts(min(room * 2, MAX_ROOM))
 
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
         """Return the error for what `write_changes` reported of `row`."""

@@ -9,13 +9,14 @@ Versions are never altered; a repeated description finds the version it made bef
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.postgres.layout import COLUMN_WIDTH, TABLE_WIDTH
 from deltaforge_dagster.sources.postgres.messages import SCHEMA as MESSAGES
 from deltaforge_dagster.sources.postgres.pgoutput import Relation, parse_relation
@@ -147,22 +148,17 @@ class TableVersions:
         self.relations.append(relation)
         self.stamps.append(stamp)
         self.schemas.append(schema)
-        labels = [f"{json.dumps(c.name, ensure_ascii=False)}:".encode() for c in schema.columns]
-        ends = len(self.names) + np.cumsum([len(label) for label in labels], dtype=np.int64)
-        columns = np.empty((len(labels), COLUMN_WIDTH), np.int64)
-        for line, (column, type_) in enumerate(zip(schema.columns, types, strict=True)):
-            end = ends[line]
-            in_key = column.name in schema.primary_key
-            delimiter = ord(type_.delimiter or "\0")
-            columns[line] = (type_.kind, delimiter, in_key, end - len(labels[line]), end)
+        lines, names = lay_out_columns(
+            [column.name for column in schema.columns], types, schema.primary_key, len(self.names)
+        )
         self.tables = np.vstack(
             [
                 self.tables,
-                np.array([[len(self.columns), len(labels), len(schema.primary_key)]], np.int64),
+                np.array([[len(self.columns), len(lines), len(schema.primary_key)]], np.int64),
             ]
         )
-        self.columns = np.vstack([self.columns, columns])
-        self.names = np.concatenate([self.names, np.frombuffer(b"".join(labels), np.uint8)])
+        self.columns = np.vstack([self.columns, lines])
+        self.names = np.concatenate([self.names, names])
         return len(self.schemas) - 1
 
     def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
@@ -183,3 +179,23 @@ class TableVersions:
             while self.in_force[line, 0] != -1:
                 line = (line + 1) & (size - 1)
             self.in_force[line] = relation, version
+
+
+def lay_out_columns(
+    columns: Sequence[str], types: Sequence[ValueType], key: Collection[str], names_at: int
+) -> tuple[Longs, Bytes]:
+    """Return a table's columns as the kernels read them (`layout`), and their names.
+
+    Args:
+        columns: The names.
+        types: The columns' types.
+        key: Names of the key columns.
+        names_at: Where the names will stand among those of other tables.
+    """
+    labels = [f"{json.dumps(name, ensure_ascii=False)}:".encode() for name in columns]
+    ends = names_at + np.cumsum([len(label) for label in labels], dtype=np.int64)
+    lines = np.empty((len(labels), COLUMN_WIDTH), np.int64)
+    for line, (name, type_) in enumerate(zip(columns, types, strict=True)):
+        end, delimiter = ends[line], ord(type_.delimiter or "\0")
+        lines[line] = (type_.kind, delimiter, name in key, end - len(labels[line]), end)
+    return lines, np.frombuffer(b"".join(labels), np.uint8)

@@ -73,6 +73,9 @@ from deltaforge_dagster.sources.postgres.scan import read_16, read_32
 BEFORE, AFTER, KEY = range(3)
 """Lines of `ends` and `valid`."""
 
+MAX_ROOM = (1 << 31) - 1
+"""The most a text may hold: Arrow's string arrays end here."""
+
 BAD_VALUE = INVALID
 TOO_DEEP_VALUE = TOO_DEEP
 NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
