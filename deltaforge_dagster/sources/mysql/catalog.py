@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql import binlog, server_log
-from deltaforge_dagster.sources.mysql.column_types import labels
+from deltaforge_dagster.sources.mysql.column_types import is_binary, labels
 from deltaforge_dagster.sources.mysql.connection import Server, Session
 from deltaforge_dagster.sources.mysql.ddl import TableChange, table_changes
 from deltaforge_dagster.sources.mysql.ddl_tokens import Name
@@ -30,6 +30,7 @@ from deltaforge_dagster.sources.mysql.definitions import (
     apply,
     fit,
     key_of,
+    lacks_charsets,
     name_of,
     parse_definition,
     text_of,
@@ -42,7 +43,8 @@ SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 
 _SECONDS = 30.0
 _COLUMNS = """
-    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type,
+        CHARACTER_SET_NAME AS charset
     FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
 """
 _KEYS = """
@@ -63,13 +65,12 @@ class _Table:
     """A table of the catalog, and where the log ended when the catalog had been read."""
 
     read_at: BinlogPosition
-    columns: list[tuple[str, str]] = field(default_factory=list)
+    columns: list[CatalogColumn] = field(default_factory=list)
     primary_key: list[str] = field(default_factory=list)
 
     def definition(self) -> CatalogTable:
         """Return it as definitions are kept."""
-        columns = tuple(CatalogColumn(name, labels(type_), type_) for name, type_ in self.columns)
-        return CatalogTable(columns, tuple(self.primary_key))
+        return CatalogTable(tuple(self.columns), tuple(self.primary_key))
 
 
 class Catalog:
@@ -97,7 +98,13 @@ class Catalog:
         }
 
     def table(
-        self, db: str, table: str, types: tuple[str, ...], position: Position
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
     ) -> CatalogTable | Unknown:
         """Return the table that a row of the log at `position` belongs to, or why it is not known.
 
@@ -106,10 +113,11 @@ class Catalog:
             table: Its name.
             types: What the log says of its columns.
             position: Where the log describes it.
+            charsets: Whether the character sets of its texts must be known, too.
         """
         assert isinstance(position, BinlogPosition)
         known = self._tables.get((db, table))
-        if known is not None and fit(known, types):
+        if known is not None and fit(known, types) and not (charsets and lacks_charsets(known)):
             return known
         found = self._vouched_for(db, table, types, position)
         if isinstance(found, CatalogTable):
@@ -160,7 +168,7 @@ class Catalog:
         if not fit(definition, types):
             return Unknown(
                 f"{where}: its columns in the log ({', '.join(types)}) are not those of the catalog"
-                f" ({', '.join(type_ for _, type_ in found.columns)}); {_ADVICE}"
+                f" ({', '.join(column.type for column in found.columns)}); {_ADVICE}"
             )
         return definition
 
@@ -243,7 +251,9 @@ def read_tables(server: Server, seconds: float, only: Name | None = None) -> dic
     found: dict[Name, _Table] = {}
     for row in columns:
         table = found.setdefault((row["db"], row["name"]), _Table(now))
-        table.columns.append((row["col"], row["type"]))
+        type_ = row["type"]
+        charset = row["charset"] or ("binary" if is_binary(type_) else "")
+        table.columns.append(CatalogColumn(row["col"], labels(type_), type_, charset))
     for row in keys:
         if (row["db"], row["name"]) in found:
             found[row["db"], row["name"]].primary_key.append(row["col"])

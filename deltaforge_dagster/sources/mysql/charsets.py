@@ -171,6 +171,7 @@ _KEYBCS2 = _upper(
 )
 _SWE7 = dict(zip(map(bytes, zip(b"@[\\]^`{|}~\x7f")), (*"ÉÄÖÅÜéäöåü", "")))  # noqa: B905
 
+BINARY_COLLATION = 63
 BINARY = Charset("binary", Form.BINARY, 1, "ascii")
 
 
@@ -185,7 +186,7 @@ def _multi(
 
 
 _COLLATIONS: dict[Charset, tuple[int | tuple[int, int], ...]] = {
-    BINARY: (63,),
+    BINARY: (BINARY_COLLATION,),
     Charset("ascii", Form.UTF_8, 1, "ascii"): (11, 65),
     Charset("utf8mb3", Form.UTF_8, 3, "utf-8"): (
         33, 76, 83, (192, 215), 223, (576, 578), (2048, 2303),
@@ -250,3 +251,10 @@ CHARSETS = {
 
 # MariaDB's collations that do not pad: 1024 more than those that do.
 CHARSETS |= {1024 + number: charset for number, charset in CHARSETS.items() if number < 1024}
+
+_BY_NAME = {charset.name: number for number, charset in reversed(CHARSETS.items())} | {"utf8": 33}
+
+
+def any_collation(charset: str) -> int | None:
+    """Return the number of some collation of a character set, by the name that the catalog has."""
+    return _BY_NAME.get(charset)

@@ -25,6 +25,9 @@ TEXTS = {
 }  # fmt: skip
 """What `ANY_TEXT` may be."""
 
+ANY_SIGN = " signed or unsigned"
+"""What stands behind an integer type of a log that does not say which."""
+
 _GEOMETRIES = {
     "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
     "multipolygon", "geometrycollection", "geomcollection",
@@ -39,7 +42,7 @@ _SYNONYMS = {
 _KNOWN = {
     "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real", "bit",
     "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
-    "vector",
+    "vector", "uuid", "inet4", "inet6",
 } | TEXTS | _GEOMETRIES  # fmt: skip
 _SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
 """Types whose size is in the log, and the size that they have without one."""
@@ -120,6 +123,8 @@ def labels(column_type: str) -> tuple[str, ...]:
 
 def fits(defined: str, logged: str) -> bool:
     """Say whether a column that is defined so can be one that the log describes so."""
+    if logged.endswith(ANY_SIGN):
+        return fits(_without_sign(defined), logged.removesuffix(ANY_SIGN))
     ours, theirs = _comparable(defined), _comparable(logged)
     if ours == theirs:
         return True
@@ -128,6 +133,25 @@ def fits(defined: str, logged: str) -> bool:
     if ours == "real":  # by the session's mode
         return theirs in {"float", "double"}
     return (ours, theirs) == ("json", "longtext")  # MariaDB
+
+
+def is_text(column_type: str) -> bool:
+    """Say whether values of a type are text in a character set, so far as that is known."""
+    return re.match(r"any text|(?:var)?char|\w*text", column_type.lower()) is not None
+
+
+def is_binary(column_type: str) -> bool:
+    """Say whether a text type is one of bytes."""
+    return re.match(r"(?:var)?binary|\w*blob", column_type.lower()) is not None
+
+
+def is_unsigned(column_type: str) -> bool:
+    """Say whether a number type has no negative values."""
+    return "unsigned" in column_type.lower().split()
+
+
+def _without_sign(column_type: str) -> str:
+    return re.sub(r"(?i)\s+unsigned\b|\s+zerofill\b", "", column_type)
 
 
 def _comparable(column_type: str) -> str:
@@ -145,4 +169,9 @@ def _comparable(column_type: str) -> str:
     if name in _GEOMETRIES:
         return "geometry"
     # By the character set, which the log knows, one is the other.
-    return {"binary": "char", "varbinary": "varchar"}.get(name, name.replace("blob", "text"))
+    return _IN_THE_LOG.get(name, name.replace("blob", "text"))
+
+
+_IN_THE_LOG = {
+    "binary": "char", "varbinary": "varchar", "uuid": "char", "inet4": "char", "inet6": "char",
+}  # fmt: skip

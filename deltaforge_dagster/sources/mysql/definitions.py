@@ -20,6 +20,8 @@ from deltaforge_dagster.sources.mysql.column_types import (
     TEXTS,
     column_type,
     fits,
+    is_binary,
+    is_text,
     labels,
 )
 from deltaforge_dagster.sources.mysql.ddl_tokens import (
@@ -76,7 +78,7 @@ def text_of(tables: Definitions, name: Name) -> str | None:
     table = tables[name]
     if table is None:
         return _UNKNOWN
-    columns = [[column.name, column.type] for column in table.columns]
+    columns = [[column.name, column.type, column.charset] for column in table.columns]
     definition = {"columns": columns, "primary_key": list(table.primary_key)}
     return json.dumps(definition, ensure_ascii=False)
 
@@ -86,7 +88,10 @@ def parse_definition(text: str) -> CatalogTable | None:
     if text == _UNKNOWN:
         return None
     fields = json.loads(text)
-    columns = tuple(CatalogColumn(name, labels(type_), type_) for name, type_ in fields["columns"])
+    columns = tuple(
+        CatalogColumn(name, labels(type_), type_, *charset)
+        for name, type_, *charset in fields["columns"]
+    )
     return CatalogTable(columns, tuple(fields["primary_key"]))
 
 
@@ -95,6 +100,11 @@ def fit(known: CatalogTable, types: Sequence[str]) -> bool:
     return len(known.columns) == len(types) and all(
         fits(column.type, type_) for column, type_ in zip(known.columns, types, strict=True)
     )
+
+
+def lacks_charsets(known: CatalogTable) -> bool:
+    """Say whether it is not known of each text in which character set it is."""
+    return any(is_text(column.type) and not column.charset for column in known.columns)
 
 
 def table_of_statement(statement: str, database: str) -> CatalogTable | None:
@@ -373,7 +383,9 @@ def _loosen(table: _Table) -> None:
     for name, column in table.columns:
         known = table.changed.get(name, column)
         if known.type.split("(")[0] in TEXTS:
-            table.changed[name] = replace(known, type=ANY_TEXT)
+            known = replace(known, type=ANY_TEXT)
+        if is_text(known.type):
+            table.changed[name] = replace(known, charset="")
 
 
 def _add_action(table: _Table, item: TokenReader) -> None:
@@ -474,7 +486,9 @@ def _column(name: str, item: TokenReader) -> _Column:
             after = item.name()
         elif word in _WITH_VALUE and item.word != "(":
             item.take()
-    return _Column(CatalogColumn(name, labels(type_), type_), in_key, after)
+    # In which character set a text is depends on the table, its database and the server.
+    charset = "binary" if is_binary(type_) else ""
+    return _Column(CatalogColumn(name, labels(type_), type_, charset), in_key, after)
 
 
 _WITH_VALUE = {"COLLATE", "COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}

@@ -74,10 +74,16 @@ class _NoCatalog:
     """A catalog that knows no table."""
 
     def table(
-        self, db: str, table: str, types: tuple[str, ...], position: Position
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
     ) -> CatalogTable:
         """Know no table."""
-        del types, position
+        del types, position, charsets
         raise UnsupportedEvent(f"table {db}.{table} is not described")
 
     def statement(self, db: str, sql: str, position: Position) -> None:

@@ -46,11 +46,13 @@ class CatalogColumn:
         name: Its name.
         labels: Those of an ENUM or SET, in order.
         type: As `information_schema.columns.column_type` has it; "" when the log says it.
+        charset: Character set of a text, `binary` for bytes; "" when only the log may know.
     """
 
     name: str
     labels: tuple[str, ...] = ()
     type: str = ""
+    charset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class TableMap:
     unsigned: list[bool | None] = field(default_factory=list)
     collations: list[int | None] = field(default_factory=list)
     described: CatalogTable | None = None
+
+    def text_collations(self) -> list[int | None]:
+        """Return those of the text columns."""
+        pairs = zip(self.types, self.collations, strict=True)
+        return [collation for type_, collation in pairs if type_.is_text]
 
 
 class _Reader:

@@ -151,6 +151,11 @@ class LogType:
         return self.code in _INTEGERS or self.code in (_NEWDECIMAL, _FLOAT, _DOUBLE)
 
     @property
+    def is_integer(self) -> bool:
+        """Say whether it is an integer, which may be unsigned."""
+        return self.code in _INTEGERS
+
+    @property
     def is_text(self) -> bool:
         """Say whether the log tells its character set among those of text columns."""
         return self.code in (_VARCHAR, _VAR_STRING, _STRING, _BLOB)

@@ -9,7 +9,9 @@ too: their changes are counted, for which the sizes of their values must be know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +19,9 @@ import numpy as np
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.mysql.charsets import BINARY_COLLATION, any_collation
 from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
+from deltaforge_dagster.sources.mysql.column_types import ANY_SIGN, is_unsigned
 from deltaforge_dagster.sources.mysql.layout import (
     MAP_END,
     MAP_ID,
@@ -34,7 +38,14 @@ from deltaforge_dagster.sources.mysql.table_map import (
     Unknown,
     parse_table_map,
 )
-from deltaforge_dagster.sources.mysql.values import ValueForms, ValueType, skipped_type, value_type
+from deltaforge_dagster.sources.mysql.values import (
+    ValueForms,
+    ValueType,
+    fixed_type,
+    may_be_fixed,
+    skipped_type,
+    value_type,
+)
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _NO_STAMP = SchemaStamp("", 0, 0)
@@ -46,12 +57,19 @@ class Catalog(Protocol):
     """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
 
     def table(
-        self, db: str, table: str, types: tuple[str, ...], position: Position
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
     ) -> CatalogTable | Unknown:
         """Return what the log leaves out of a table as it was at `position`, if that is certain.
 
-        Asked only without `binlog_row_metadata=FULL`. `types` are the columns' types in the log, as
-        `information_schema.columns.column_type` has them, without labels.
+        `types` are the columns' types in the log, as `information_schema.columns.column_type` has
+        them, without labels; integers of unknown sign end in `column_types.ANY_SIGN`. `charsets`
+        says whether the log leaves out the character sets, too.
         """
         ...
 
@@ -62,6 +80,13 @@ class Catalog(Protocol):
 
 class TableVersions:
     """The table versions of one stream, by number, and which of them is in force per table id.
+
+    Args:
+        registry: Where versions are registered.
+        catalog: What the log leaves out.
+        captures: Whether changes of (database, table) are wanted.
+        forms: How values look where there is a choice.
+        fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
 
     Attributes:
         schemas, stamps: What was registered, by version; without columns where not captured.
@@ -77,11 +102,13 @@ class TableVersions:
         catalog: Catalog,
         captures: Callable[[str, str], bool],
         forms: ValueForms,
+        fixed_binary: bool = False,
     ) -> None:
         self._registry = registry
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
+        self._fixed_binary = fixed_binary
         self._known: dict[tuple[bytes, CatalogTable | None], int] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
@@ -106,27 +133,21 @@ class TableVersions:
         described = parse_table_map(content)
         captured = self._captures(described.db, described.table)
         name = f"table {described.db}.{described.table}"
-        known = described.described
+        known = None
         types: list[ValueType] = []
         if captured:
-            types = _types(described, name, self._forms)
-            if known is None:
-                answer = self._catalog.table(
-                    described.db, described.table, tuple(t.name for t in types), position
-                )
-                if isinstance(answer, Unknown):
-                    raise UnsupportedEvent(answer.reason)
-                known = answer
-            if len(known.columns) != len(types):
+            known = self._known_columns(described, name, position)
+            if len(known.columns) != len(described.types):
                 raise UnsupportedEvent(
-                    f"{name} has {len(types)} columns in the log, but {len(known.columns)} in the"
-                    " catalog; set binlog_row_metadata=FULL on the server, so that the log"
-                    " describes its tables"
+                    f"{name} has {len(described.types)} columns in the log, but"
+                    f" {len(known.columns)} in the catalog; set binlog_row_metadata=FULL on the"
+                    " server, so that the log describes its tables"
                 )
-        key = (content[ID_SIZE:], known if captured else None)
+            types = _types(described, known, name, self._forms)
+        key = (content[ID_SIZE:], known)
         version = self._known.get(key)
         if version is None:
-            if captured and known is not None:
+            if known is not None:
                 version = self._add(described, types, known, position)
             else:
                 version = self._add_skipped(described, name)
@@ -137,6 +158,32 @@ class TableVersions:
         """Return `database.table` of a version, for error messages."""
         schema = self.schemas[version]
         return f"{schema.db}.{schema.table}"
+
+    def _known_columns(self, described: TableMap, name: str, position: Position) -> CatalogTable:
+        """Return the columns as the log describes them, the rest from the catalog."""
+        logged = described.described
+        hidden = self._fixed_binary and any(map(may_be_fixed, described.types))
+        if logged is not None and not hidden:
+            return logged
+        answer = self._catalog.table(
+            described.db,
+            described.table,
+            _logged_types(described, name),
+            position,
+            charsets=None in described.text_collations(),
+        )
+        if isinstance(answer, Unknown):
+            raise UnsupportedEvent(answer.reason)
+        if logged is None:
+            return answer
+        pairs = list(zip(logged.columns, answer.columns, strict=True))
+        if any(ours.name != theirs.name for ours, theirs in pairs):
+            raise UnsupportedEvent(
+                f"{name}: which of its columns are UUID, INET4 or"
+                " INET6 only the catalog says, and it names other columns than the log"
+            )
+        columns = tuple(replace(ours, type=theirs.type) for ours, theirs in pairs)
+        return replace(logged, columns=columns)
 
     def _put_in_force(self, content: bytes, version: int) -> None:
         if self._mapped == _MAX_MAPS:
@@ -200,25 +247,47 @@ class TableVersions:
         self.tables = np.vstack([self.tables, np.array([line], np.int64)])
 
 
-def _types(described: TableMap, name: str, forms: ValueForms) -> list[ValueType]:
-    """Return how the columns' values are read."""
+def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
+    """Return the columns' types so far as the log says them."""
+    columns = zip(described.types, described.unsigned, described.collations, strict=True)
     types = []
-    for number, (type_, unsigned, collation) in enumerate(
-        zip(described.types, described.unsigned, described.collations, strict=True), start=1
-    ):
-        column = str(number)
-        if described.described is not None:
-            column = described.described.columns[number - 1].name
-        if unsigned is None or (type_.is_text and collation is None):
-            raise UnsupportedEvent(
-                f"{name}, column {column}: the log does not say whether it is unsigned, or its"
-                " character set; MySQL 8.0 or newer is needed"
-            )
-        try:
-            types.append(value_type(type_, collation, unsigned=unsigned, forms=forms))
-        except UnsupportedEvent as error:
-            raise UnsupportedEvent(f"{name}, column {column} is not decoded: {error}") from error
+    for number, (type_, sign, collation) in enumerate(columns, start=1):
+        with _named(f"{name}, column {number}"):
+            known = BINARY_COLLATION if collation is None else collation
+            logged = value_type(type_, known, unsigned=bool(sign)).name
+        types.append(logged + (ANY_SIGN if sign is None and type_.is_integer else ""))
+    return tuple(types)
+
+
+def _types(
+    described: TableMap, known: CatalogTable, name: str, forms: ValueForms
+) -> list[ValueType]:
+    """Return how the columns' values are read."""
+    columns = zip(
+        known.columns, described.types, described.unsigned, described.collations, strict=True
+    )
+    types = []
+    for column, type_, unsigned, collation in columns:
+        with _named(f"{name}, column {column.name}"):
+            fixed = fixed_type(type_, column.type)
+            if fixed is None and type_.is_text and collation is None:
+                collation = any_collation(column.charset)  # noqa: PLW2901 - now it is known
+                if collation is None:
+                    raise UnsupportedEvent(
+                        f"text in the character set {column.charset!r}, which the log leaves out"
+                    )
+            unsigned = is_unsigned(column.type) if unsigned is None else unsigned  # noqa: PLW2901
+            types.append(fixed or value_type(type_, collation, unsigned=unsigned, forms=forms))
     return types
+
+
+@contextmanager
+def _named(column: str) -> Generator[None]:
+    """Say which column it is that cannot be decoded."""
+    try:
+        yield
+    except UnsupportedEvent as error:
+        raise UnsupportedEvent(f"{column} is not decoded: {error}") from error
 
 
 def _labels_text(labels: Sequence[str]) -> str:

@@ -82,10 +82,10 @@ class Catalog:
         self.statements: list[tuple[str, str]] = []
 
     def table(
-        self, db: str, table: str, types: tuple[str, ...], position: Position
+        self, db: str, table: str, types: tuple[str, ...], position: Position, *, charsets: bool = False
     ) -> CatalogTable:
         """Return the table of that name."""
-        del position
+        del position, charsets
         self.asked.append((db, table, types))
         if table not in self.tables:
             raise UnsupportedEvent(f"table {table} is not known")
