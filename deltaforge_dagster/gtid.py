@@ -1,17 +1,20 @@
 """GTID sets: which transactions a server has executed, or a reader has seen.
 
-A GTID is `<uuid of the server>:<number>`. A set is written as MySQL writes it (manual: "GTID
-Format and Storage"), with `,` between servers and no white space::
+A GTID is `<uuid of the server>:<number>`, or, from MySQL 8.3 on, `<uuid>:<tag>:<number>`. A set is
+written as MySQL writes it (manual: "GTID Format and Storage"), with `,` between servers, tags behind
+what has none, and no white space::
 
-    3e11fa47-71ca-11e1-9e33-c80aa9429562:1-57:60,4d2e...:1
+    3e11fa47-71ca-11e1-9e33-c80aa9429562:1-57:60:batch:1-3,4d2e...:1
 
-and, in PREVIOUS_GTIDS events and in COM_BINLOG_DUMP_GTID, as little-endian bytes::
+In PREVIOUS_GTIDS events and in COM_BINLOG_DUMP_GTID a set is little-endian bytes. Without tags::
 
-    number of servers, 8 | for each: uuid, 16 | number of intervals, 8 | for each: first, 8
-                                                                        | last + 1, 8
+    Int64 number of servers | for each: Byte16 uuid | Int64 number of intervals
+                            | for each: Int64 first | Int64 last + 1
 
-MySQL 8.3 and later allow a tag between UUID and number, and write the bytes in another form: such
-sets are refused, not misread.
+With tags (`Gtid_set::encode` in the server's source) each pair of server and tag is an entry::
+
+    Int8 1 | Int48 number of entries | Int8 1
+    | for each: Byte16 uuid | Int8 2 * size of tag | tag | Int64 number of intervals | ...
 """
 
 from __future__ import annotations
@@ -22,24 +25,29 @@ import struct
 import uuid
 from typing import Self
 
-from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.errors import CorruptLog
 
 MAX_NUMBER = (1 << 63) - 2
 """The largest number of a GTID."""
 
 _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_TAGGED_FORM = 1 << 56  # the last byte of the count of servers says how the set is written
+_TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}\Z")
+_FORM = 56
+"""The highest byte of the first number says how a set is written: 0 without tags, 1 with."""
+
+Source = tuple[str, str]
+"""What numbers GTIDs: a server's UUID, and a tag, "" for none."""
 
 
 class GtidSet:
-    """A set of GTIDs that grows: per server, disjoint intervals that do not touch, in order."""
+    """A set of GTIDs that grows: per server and tag, disjoint intervals in order."""
 
     __slots__ = ("_intervals",)
 
     def __init__(self) -> None:
-        # Per UUID: the first numbers of the intervals, and the last ones.
-        self._intervals: dict[str, tuple[list[int], list[int]]] = {}
+        # Per source: the first numbers of the intervals, and the last ones; they do not touch.
+        self._intervals: dict[Source, tuple[list[int], list[int]]] = {}
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -47,22 +55,26 @@ class GtidSet:
 
         Raises:
             CorruptLog: The text is not a GTID set.
-            UnsupportedEvent: It has a GTID with a tag.
         """
         made = cls()
         for part in "".join(text.lower().split()).split(","):
-            server, *intervals = part.split(":")
+            server, *rest = part.split(":")
             if not part:
                 continue
-            if not _UUID.match(server) or not intervals:
-                raise CorruptLog(f"not a GTID set: {text[:80]!r}")
-            for interval in intervals:
-                match = _INTERVAL.match(interval)
-                if match is None:
-                    if interval[:1].isalpha() or interval.startswith("_"):
-                        raise _tagged()
-                    raise CorruptLog(f"not a GTID set: {text[:80]!r}")
-                made.add(server, int(match[1]), int(match[2] or match[1]))
+            if not _UUID.match(server) or not rest:
+                raise _no_set(text)
+            tag, empty = "", True
+            for word in rest:
+                interval = _INTERVAL.match(word)
+                if interval is not None:
+                    made.add(server, int(interval[1]), int(interval[2] or interval[1]), tag)
+                    empty = False
+                elif _TAG.match(word) and not (tag and empty):
+                    tag, empty = word, True
+                else:
+                    raise _no_set(text)
+            if empty:
+                raise _no_set(text)
         return made
 
     @classmethod
@@ -71,36 +83,47 @@ class GtidSet:
 
         Raises:
             CorruptLog: The bytes are not a GTID set.
-            UnsupportedEvent: It has GTIDs with tags.
         """
         made = cls()
         try:
-            (servers,) = struct.unpack_from("<Q", data)
-            if servers >= _TAGGED_FORM:
-                raise _tagged()
+            (entries,) = struct.unpack_from("<Q", data)
+            tagged = entries >> _FORM
+            if tagged not in (0, 1):
+                raise CorruptLog(f"a GTID set that is written in an unknown form, {tagged}")
+            if tagged:
+                entries = entries >> 8 & ((1 << 48) - 1)
             at = 8
-            for _ in range(servers):
-                sid, intervals = struct.unpack_from("<16sQ", data, at)
-                at += 24
+            for _ in range(entries):
+                (sid,) = struct.unpack_from("<16s", data, at)
+                at += 16
+                tag = ""
+                if tagged:
+                    (size,) = struct.unpack_from("<B", data, at)
+                    tag = bytes(data[at + 1 : at + 1 + size // 2]).decode("ascii", "replace")
+                    at += 1 + size // 2
+                    if size % 2 or not (not tag or _TAG.match(tag)):
+                        raise CorruptLog("a GTID set with a tag that is none")
+                (intervals,) = struct.unpack_from("<Q", data, at)
+                at += 8
                 for _ in range(intervals):
                     first, end = struct.unpack_from("<qq", data, at)
                     at += 16
-                    made.add(str(uuid.UUID(bytes=sid)), first, end - 1)
+                    made.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
         except struct.error:
             raise CorruptLog("a GTID set that is shorter than it says") from None
         if at != len(data):
             raise CorruptLog("a GTID set that is longer than it says")
         return made
 
-    def add(self, server: str, first: int, last: int) -> None:
-        """Add the GTIDs `server:first` to `server:last`; `server` is a UUID in lower case.
+    def add(self, server: str, first: int, last: int, tag: str = "") -> None:
+        """Add the GTIDs with numbers `first` to `last`; UUID and tag are in lower case.
 
         Raises:
             CorruptLog: There are no such GTIDs.
         """
         if not 1 <= first <= last <= MAX_NUMBER:
             raise CorruptLog(f"not an interval of GTIDs: {server}:{first}-{last}")
-        firsts, lasts = self._intervals.setdefault(server, ([], []))
+        firsts, lasts = self._intervals.setdefault((server, tag), ([], []))
         # All intervals that the new one overlaps or touches become one.
         begin = bisect.bisect_left(lasts, first - 1)
         end = bisect.bisect_right(firsts, last + 1)
@@ -108,9 +131,9 @@ class GtidSet:
             first, last = min(first, firsts[begin]), max(last, lasts[end - 1])
         firsts[begin:end], lasts[begin:end] = [first], [last]
 
-    def contains(self, server: str, number: int) -> bool:
-        """Say whether `server:number` is in the set."""
-        firsts, lasts = self._intervals.get(server, ([], []))
+    def contains(self, server: str, number: int, tag: str = "") -> bool:
+        """Say whether a GTID is in the set."""
+        firsts, lasts = self._intervals.get((server, tag), ([], []))
         at = bisect.bisect_right(firsts, number) - 1
         return at >= 0 and number <= lasts[at]
 
@@ -121,18 +144,26 @@ class GtidSet:
         return made
 
     def to_bytes(self) -> bytes:
-        """Return the set as COM_BINLOG_DUMP_GTID carries it."""
-        parts = [struct.pack("<Q", len(self._intervals))]
-        for server in sorted(self._intervals):
-            firsts, lasts = self._intervals[server]
-            parts.append(struct.pack("<16sQ", uuid.UUID(server).bytes, len(firsts)))
+        """Return the set as COM_BINLOG_DUMP_GTID carries it.
+
+        With tags only where there are any: servers before MySQL 8.3 know no other form.
+        """
+        tagged = any(tag for _, tag in self._intervals)
+        count = len(self._intervals)
+        parts = [struct.pack("<Q", 1 << _FORM | count << 8 | 1 if tagged else count)]
+        for server, tag in sorted(self._intervals):
+            firsts, lasts = self._intervals[server, tag]
+            parts.append(uuid.UUID(server).bytes)
+            if tagged:
+                parts.append(bytes([2 * len(tag)]) + tag.encode())
+            parts.append(struct.pack("<Q", len(firsts)))
             parts += [struct.pack("<qq", f, e + 1) for f, e in zip(firsts, lasts, strict=True)]
         return b"".join(parts)
 
     def __le__(self, other: GtidSet) -> bool:
         """Say whether every GTID of this set is in the other one."""
-        for server, (firsts, lasts) in self._intervals.items():
-            theirs = other._intervals.get(server, ([], []))
+        for source, (firsts, lasts) in self._intervals.items():
+            theirs = other._intervals.get(source, ([], []))
             for first, last in zip(firsts, lasts, strict=True):
                 at = bisect.bisect_right(theirs[0], first) - 1
                 if at < 0 or last > theirs[1][at]:
@@ -145,23 +176,17 @@ class GtidSet:
     __hash__ = None  # type: ignore[assignment] # a set that grows
 
     def __str__(self) -> str:
-        """Return the set in MySQL's notation, servers in order; empty for no GTID at all."""
-        return ",".join(
-            ":".join(
-                (
-                    server,
-                    *(
-                        str(f) if f == e else f"{f}-{e}"
-                        for f, e in zip(*self._intervals[server], strict=True)
-                    ),
-                )
+        """Return the set in MySQL's notation, servers and tags in order; empty for no GTID."""
+        texts: dict[str, str] = {}
+        for server, tag in sorted(self._intervals):
+            intervals = ":".join(
+                str(f) if f == e else f"{f}-{e}"
+                for f, e in zip(*self._intervals[server, tag], strict=True)
             )
-            for server in sorted(self._intervals)
-        )
+            texts.setdefault(server, server)
+            texts[server] += f":{tag}:{intervals}" if tag else f":{intervals}"
+        return ",".join(texts.values())
 
 
-def _tagged() -> UnsupportedEvent:
-    return UnsupportedEvent(
-        "GTIDs with tags (uuid:tag:number) are not supported by this version; "
-        "set gtid_next to AUTOMATIC, without a tag, in every session that writes"
-    )
+def _no_set(text: str) -> CorruptLog:
+    return CorruptLog(f"not a GTID set: {text[:80]!r}")

@@ -6,50 +6,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.gtid import GtidSet
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "0d2e11fa-71ca-11e1-9e33-c80aa9429562"
 
-intervals = st.lists(
-    st.tuples(st.sampled_from([A, B]), st.integers(1, 40), st.integers(0, 6)), max_size=20
-)
+sources = st.tuples(st.sampled_from([A, B]), st.sampled_from(["", "batch", "_b1"]))
+intervals = st.lists(st.tuples(sources, st.integers(1, 40), st.integers(0, 6)), max_size=20)
+Parts = list[tuple[tuple[str, str], int, int]]
 
 
-def made(parts: list[tuple[str, int, int]]) -> GtidSet:
-    """Return a set of these intervals: server, first, how many more."""
+def made(parts: Parts) -> GtidSet:
+    """Return a set of these intervals: server and tag, first, how many more."""
     whole = GtidSet()
-    for server, first, more in parts:
-        whole.add(server, first, first + more)
+    for (server, tag), first, more in parts:
+        whole.add(server, first, first + more, tag)
     return whole
 
 
-def members(parts: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
+def members(parts: Parts) -> set[tuple[tuple[str, str], int]]:
     """Return the same as a set of Python."""
     return {(s, number) for s, first, more in parts for number in range(first, first + more + 1)}
 
 
 @given(intervals)
-def test_a_set_holds_what_was_added(parts: list[tuple[str, int, int]]) -> None:
+def test_a_set_holds_what_was_added(parts: Parts) -> None:
     """Intervals merge, whatever their order and overlap."""
     whole = made(parts)
 
-    held = {(s, number) for s in (A, B) for number in range(60) if whole.contains(s, number)}
+    held = {
+        ((server, tag), number)
+        for server in (A, B)
+        for tag in ("", "batch", "_b1")
+        for number in range(60)
+        if whole.contains(server, number, tag)
+    }
     assert held == members(parts)
 
 
 @given(intervals, intervals)
-def test_equal_and_part_of_are_those_of_sets(
-    parts: list[tuple[str, int, int]], others: list[tuple[str, int, int]]
-) -> None:
+def test_equal_and_part_of_are_those_of_sets(parts: Parts, others: Parts) -> None:
     """How a set was put together does not show."""
     assert (made(parts) <= made(others)) == (members(parts) <= members(others))
     assert (made(parts) == made(others)) == (members(parts) == members(others))
 
 
 @given(intervals)
-def test_a_set_is_read_back_from_its_text_and_its_bytes(parts: list[tuple[str, int, int]]) -> None:
+def test_a_set_is_read_back_from_its_text_and_its_bytes(parts: Parts) -> None:
     """Both forms say everything."""
     whole = made(parts)
 
@@ -81,12 +85,29 @@ def test_other_text_is_refused(text: str) -> None:
         GtidSet.parse(text)
 
 
-def test_tags_are_refused() -> None:
-    """A tagged GTID is neither dropped nor taken for an untagged one."""
-    with pytest.raises(UnsupportedEvent, match="tags"):
-        GtidSet.parse(f"{A}:daily:1-5")
-    with pytest.raises(UnsupportedEvent, match="tags"):
-        GtidSet.from_bytes(struct.pack("<Q", 1 << 56 | 1 << 8))
+def test_tags_stand_behind_their_server() -> None:
+    """As MySQL prints them; a tag that is none, or has no numbers, is no set."""
+    text = f"{A}:b_2:7,{B}:1,{A}:Batch:1-3:5,{A}:9"
+
+    assert str(GtidSet.parse(text)) == f"{B}:1,{A}:9:b_2:7:batch:1-3:5"
+    for wrong in (f"{A}:1:batch", f"{A}:batch:b:1", f"{A}:2x:1", f"{A}:{'t' * 33}:1"):
+        with pytest.raises(CorruptLog, match="not a GTID set"):
+            GtidSet.parse(wrong)
+
+
+def test_bytes_with_tags_are_those_of_the_server() -> None:
+    """The form that MySQL 8.3 and later write once there is a tag; another form is refused."""
+    sid = bytes.fromhex(A.replace("-", ""))
+    data = struct.pack("<Q", 1 << 56 | 2 << 8 | 1)
+    data += sid + b"\0" + struct.pack("<Qqq", 1, 1, 6)
+    data += sid + b"\x0abatch" + struct.pack("<Qqq", 1, 3, 4)
+
+    assert str(GtidSet.from_bytes(data)) == f"{A}:1-5:batch:3"
+    assert GtidSet.from_bytes(data).to_bytes() == data
+    with pytest.raises(CorruptLog, match="unknown form, 2"):
+        GtidSet.from_bytes(struct.pack("<Q", 2 << 56))
+    with pytest.raises(CorruptLog, match="tag that is none"):
+        GtidSet.from_bytes(data.replace(b"batch", b"bat h"))
 
 
 @pytest.mark.parametrize("cut", [3, 8, 30, 47])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from deltaforge_dagster.sources.arrays import (
 )
 from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.mysql.binlog import Query
 from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
 from deltaforge_dagster.sources.mysql.json_binary import FRAME_WIDTH, MAX_DEPTH
 from deltaforge_dagster.sources.mysql.layout import (
@@ -31,11 +35,13 @@ from deltaforge_dagster.sources.mysql.layout import (
     ROW_SIZE,
     ROW_TABLE,
     ROW_TX,
+    ROW_WIDTH,
     TABLE_FIRST,
     TX_A,
     TX_B,
     TX_HAS_GTID,
     TX_NUMBER,
+    TX_TAG,
     TX_TS_US,
 )
 from deltaforge_dagster.sources.mysql.rows import (
@@ -57,6 +63,26 @@ _ROOM = 16 << 20
 _MAX_TEXT = (1 << 31) - 1
 """Arrow's string arrays end here."""
 
+DDL_TABLE = "_ddl"
+"""Stands for the table in rows of statements that are not about one."""
+
+
+def gtid_prefix(sid: bytes, tag: str) -> str:
+    """Return what a GTID has before its number: the server's UUID, and the tag if there is one."""
+    return f"{uuid.UUID(bytes=sid)}:{tag}:" if tag else f"{uuid.UUID(bytes=sid)}:"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a row is about, and where it stands: as the columns of those names in the frame."""
+
+    op: str
+    db: str
+    table: str
+    file: str
+    pos: int
+    row: int
+
 
 class BatchWriter:
     """Writes rows of one stream into record batches; its scratch memory is used again and again."""
@@ -74,6 +100,29 @@ class BatchWriter:
         self._stack = np.empty((MAX_DEPTH, FRAME_WIDTH), np.int64)
         self._report = np.empty(REPORT_WIDTH, np.int64)
         self._names = StampNames()
+        self.tags: dict[int, str] = {0: ""}
+
+    def statement(self, query: Query, place: Place, line: Longs) -> pa.RecordBatch:
+        """Return the row of a statement; `line` is that of its transaction."""
+        rows = np.zeros((1, ROW_WIDTH), np.int64)
+        rows[0, ROW_INDEX] = place.row
+        txs = line.reshape(1, -1)
+        ddl = json.dumps({"sql": query.statement, "database": query.database}, ensure_ascii=False)
+        columns = {
+            "op": _one(place.op),
+            "ts_us": pa.array(txs[:, TX_TS_US]),
+            "db": _one(place.db),
+            "table": _one(place.table),
+            "file": _one(place.file),
+            "pos": pa.array([place.pos]),
+            "row": pa.array([place.row]),
+            "tx_id": _tx_ids(txs, np.zeros(1, np.int64), self.tags),
+            "tx_end": pa.array([False]),
+            "event_id": self._event_ids(rows, 0, 1, txs),
+            "ddl": pa.array([ddl]),
+            "raw_payload": pa.array([False]),
+        }
+        return record_batch(columns, 1)
 
     def write(  # noqa: PLR0917 - what a kernel reads
         self,
@@ -173,7 +222,7 @@ class BatchWriter:
             "file": coded(np.zeros(count), pa.array([file])),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_POS])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
-            "tx_id": _tx_ids(txs[first_tx : int(tx[-1]) + 1], tx - first_tx),
+            "tx_id": _tx_ids(txs[first_tx : int(tx[-1]) + 1], tx - first_tx, self.tags),
             "tx_end": pa.array(rows[:, ROW_LAST] == 1),
             "schema_version": coded(names.version_codes[table], names.versions),
             "schema_sequence": pa.array(names.sequences[table]),
@@ -183,18 +232,25 @@ class BatchWriter:
         return record_batch(columns, count)
 
 
-def _tx_ids(txs: Longs, codes: Longs) -> pa.DictionaryArray[Any, Any]:
+def _one(text: str) -> pa.DictionaryArray[Any, Any]:
+    return coded(np.zeros(1), pa.array([text]))
+
+
+def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryArray[Any, Any]:
     """Return the GTIDs of the transactions that `codes` name as text, null where there is none."""
-    servers = txs[:, (TX_A, TX_B)]
-    changed = np.any(servers[1:] != servers[:-1], axis=1)
+    sources = txs[:, (TX_A, TX_B, TX_TAG)]
+    changed = np.any(sources[1:] != sources[:-1], axis=1)
     places = np.concatenate([[0], np.cumsum(changed)])
     firsts = [0, *(np.flatnonzero(changed) + 1)]
-    sids = [str(uuid.UUID(bytes=servers[tx].astype(">i8").tobytes())) for tx in firsts]
+    prefixes = [
+        gtid_prefix(sources[tx, :2].astype(">i8").tobytes(), tags[int(sources[tx, 2])])
+        for tx in firsts
+    ]
     numbers = pa.array(txs[:, TX_NUMBER]).cast(pa.string())
     texts: pa.Array[Any] = pc.binary_join_element_wise(  # type: ignore[call-overload]
-        pa.array(sids).take(pa.array(places)),
+        pa.array(prefixes).take(pa.array(places)),
         numbers,
-        ":",
+        "",
     )
     without = txs[codes, TX_HAS_GTID] == 0
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), texts, mask=without)

@@ -16,6 +16,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
     type and body
       2 QUERY             Int32 thread | Int32 seconds | Int8 size of database | Int16 error
                           | Int16 size of status variables | variables | database | 0 | statement
+                            variables: Int8 code | a value whose size the code fixes, or says ...
       4 ROTATE            Int64 position | file name
      15 FORMAT_DESCR.     Int16 version 4 | Byte50 server version | Int32 time | Int8 19
                           | sizes of the events' fixed parts ... | Int8 checksum: 0 none, 1 CRC32
@@ -25,12 +26,18 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      33 GTID, 34 ANON.    Int8 flags | Byte16 UUID | Int64 number | Int8 2 | Int64, Int64 clocks
                           | Int56 commit time here, microseconds since 1970 (MySQL 8.0); its highest
                           bit: Int56 commit time on the first server follows | ...
+     38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
+                          | gtrid | bqual                                       see `prepared`
+     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `payload`, `gtid_events`
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags
      have 0x80 ("ignorable")
 
-A transaction is GTID (or ANONYMOUS_GTID), QUERY `BEGIN`, any number of TABLE_MAP and ROWS events,
-XID or QUERY `COMMIT`. A DDL statement is GTID and QUERY alone.
+A transaction is GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of TABLE_MAP and
+ROWS events, XID or QUERY `COMMIT`; everything behind the GTID may stand in a TRANSACTION_PAYLOAD. A DDL
+statement is GTID and QUERY alone. A transaction of XA is GTID, QUERY `XA START`, TABLE_MAP and ROWS
+events, QUERY `XA END`, XA_PREPARE, and later, as one of its own, GTID and QUERY `XA COMMIT` or
+`XA ROLLBACK`.
 
 Frequent events are read by the kernels (`scan`, `rows`). Here are those that steer the stream, and
 the words for errors.
@@ -44,6 +51,7 @@ import zlib
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.mysql.charsets import CHARSETS
 
 HEADER = 19
 """Bytes of an event before its body."""
@@ -54,6 +62,7 @@ WRITE_ROWS_1, UPDATE_ROWS_1, DELETE_ROWS_1 = 23, 24, 25
 WRITE_ROWS_2, UPDATE_ROWS_2, DELETE_ROWS_2 = 30, 31, 32
 HEARTBEAT, IGNORABLE, ROWS_QUERY, HEARTBEAT_2 = 27, 28, 29, 41
 GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS, TRANSACTION_CONTEXT, VIEW_CHANGE = 33, 34, 35, 36, 37
+XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, GTID_TAGGED = 38, 39, 40, 42
 
 FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
 """Made by the server for this connection, in no file; safe to pass over when not known."""
@@ -72,10 +81,7 @@ EVENT_NAMES = {
     21: "UPDATE_ROWS (version 0)",
     22: "DELETE_ROWS (version 0)",
     26: "INCIDENT (the server lost events)",
-    38: "XA_PREPARE",
     39: "PARTIAL_UPDATE_ROWS (binlog_row_value_options=PARTIAL_JSON)",
-    40: "TRANSACTION_PAYLOAD (binlog_transaction_compression=ON)",
-    42: "GTID_TAGGED",
 }
 """Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
 
@@ -102,10 +108,41 @@ def parse_query(body: bytes) -> Query:
     database = body[at : at + database_size]
     if len(body) < at + database_size + 1:
         raise CorruptLog("a QUERY event that is too short")
-    # Statements are in the client's character set; words and quoted names that matter are ASCII.
-    return Query(
-        database.decode(errors="replace"), body[at + database_size + 1 :].decode(errors="replace")
-    )
+    charset = CHARSETS.get(_collation(body[13:at])) or CHARSETS[_UTF_8]
+    text = body[at + database_size + 1 :]
+    try:
+        statement = charset.decode(text)
+    except (ValueError, LookupError):  # a statement may hold bytes of any kind in its literals
+        statement = text.decode(errors="replace")
+    return Query(database.decode(errors="replace"), statement)
+
+
+_UTF_8 = 45
+_CHARSET = 4
+_SIZES = {0: 4, 1: 8, 3: 4, _CHARSET: 6}
+"""Sizes of the status variables that stand before the one of the client's character set."""
+_TEXTS = {6: 0, 2: 1, 5: 0}
+"""Those that say their size first, and how many bytes stand behind the text."""
+
+
+def _collation(variables: bytes) -> int:
+    """Return the collation of the client that sent a statement, 0 where the log does not say it.
+
+    `Query_event` in the server's `statement_events.h`: the variables stand in the order of its
+    writer, flags and modes first.
+    """
+    at = 0
+    while at + 2 < len(variables):
+        code = variables[at]
+        if code == _CHARSET:
+            return int.from_bytes(variables[at + 1 : at + 3], "little")
+        if code in _SIZES:
+            at += 1 + _SIZES[code]
+        elif code in _TEXTS:
+            at += 2 + variables[at + 1] + _TEXTS[code]
+        else:
+            break
+    return 0
 
 
 def parse_rotate(body: bytes) -> tuple[str, int]:

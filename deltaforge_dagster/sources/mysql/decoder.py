@@ -6,12 +6,15 @@ changes and transactions in it, `write_changes` writes their row images, and the
 is put around them in bulk. Python acts once per piece and for rare events, never per row. The
 decoder has no socket, no thread and no clock: what comes out depends on what went in, wherever it
 is cut.
+
+Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
+one. Those go through the same three steps, as streams within the stream (`inner`), a piece at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,22 +22,25 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.positions import Position
+from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
-from deltaforge_dagster.sources.mysql.batches import BatchWriter
+from deltaforge_dagster.sources.mysql.batches import DDL_TABLE, BatchWriter, Place
 from deltaforge_dagster.sources.mysql.binlog import (
     EVENT_NAMES,
     HEADER,
     Query,
-    first_words,
     has_checksums,
     parse_query,
     parse_rotate,
 )
+from deltaforge_dagster.sources.mysql.ddl import Change, table_changes
+from deltaforge_dagster.sources.mysql.gtid_events import GtidEvent, parse_tagged_gtid, tag_hash
+from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
+    BARE,
     BEGUN,
     CHECKSUM,
     EVENT,
@@ -42,12 +48,15 @@ from deltaforge_dagster.sources.mysql.layout import (
     EVENT_POS,
     FILE_A,
     FILE_B,
+    GROUP,
     INDEX,
+    INNER,
     JOINED,
     OFFSET,
     OPEN,
     PACKET_END,
     POS,
+    PREPARING,
     ROW_END,
     ROW_LAST,
     ROW_TX,
@@ -59,9 +68,13 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_END,
     TX_HAS_GTID,
     TX_NUMBER,
+    TX_TAG,
+    TX_TS_US,
     TX_WIDTH,
     TXS,
 )
+from deltaforge_dagster.sources.mysql.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
 from deltaforge_dagster.sources.mysql.scan import (
     BAD_EVENT,
     BAD_ORDER,
@@ -74,17 +87,23 @@ from deltaforge_dagster.sources.mysql.scan import (
     NEW_FILE,
     NEW_TABLE,
     NO_COLUMNS,
+    OF_XA,
+    PAYLOAD,
+    PREPARED,
     SPLIT,
     SPLIT_SIZE,
     STATEMENT,
+    TAGGED,
     UNKNOWN_TABLE,
     UNSUPPORTED,
     commit,
     pass_event,
     scan,
 )
+from deltaforge_dagster.sources.mysql.statements import Kind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.pieces import PIECE_BYTES
 
 MAX_ROWS = 1 << 17
 """Changes, and transactions, per round of the kernels."""
@@ -97,19 +116,15 @@ _DAMAGE = {
     UNKNOWN_TABLE: "a change of a table that was never described",
 }
 _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
-_CHANGING = {
-    "INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "XA", "ROLLBACK", "SELECT",
-    "TABLE", "VALUES", "IMPORT",
-}  # fmt: skip
-"""First words of statements that change rows, or say that earlier changes did not happen."""
 
 
 class GtidRun(NamedTuple):
-    """Transactions of one server with numbers `first` to `last`, both included."""
+    """Transactions of one server and tag with numbers `first` to `last`, both included."""
 
     sid: bytes
     first: int
     last: int
+    tag: str = ""
 
 
 class Progress(Protocol):
@@ -137,12 +152,15 @@ class Decoded:
         foreign: `ERR` or `EOF` for a packet that is no event and ends the stream, else ""; it
             stands at `consumed`.
         error: Why decoding cannot go on, to be raised after `batches` were handed on.
+        again: There is more in what was fed: drop what is consumed, and feed the rest, even if it is
+            nothing, before new bytes.
     """
 
     consumed: int
     batches: tuple[ChangeBatch, ...]
     foreign: str = ""
     error: DeltaforgeError | None = None
+    again: bool = False
 
 
 class Decoder:
@@ -161,9 +179,15 @@ class Decoder:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
+        prepared: FindsPrepared,
         forms: ValueForms = LABEL_FORMS,
     ) -> None:
         self._progress = progress
+        self._captures = captures
+        self._prepared = prepared
+        self._kept = PreparedRows()
+        self._inner: list[InnerEvents] = []
+        self._inner_bytes = 0
         self._catalog = catalog
         self._versions = TableVersions(
             registry=registry, catalog=catalog, captures=captures, forms=forms
@@ -177,6 +201,7 @@ class Decoder:
         self._told = 0  # lines of txs that progress knows
         # The last change of the open transaction; what follows tells whether it is its last.
         self._held: pa.RecordBatch | None = None
+        self._held_line = 0  # of txs
         self._passed = ("", 0)  # what was told last of where the log is read to
         self._unclaimed = 0
         self._batches: list[ChangeBatch] = []
@@ -192,10 +217,14 @@ class Decoder:
         state = self._state
         state[OFFSET] = 0
         self._batches = []
-        foreign = ""
+        foreign, again = "", False
         # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
+        self._inner_bytes = 0
         with np.errstate(over="ignore"):
-            while self._error is None:
+            while self._error is None and self._inner_bytes < PIECE_BYTES:
+                if self._inner:
+                    self._step_inside()
+                    continue
                 stop = self._round(source)
                 if stop == SPLIT and self._error is None:
                     if not self._joined(source):
@@ -205,9 +234,11 @@ class Decoder:
                         code = int(source[state[OFFSET] + 4])
                         foreign = _FOREIGN.get(code, "ERR")
                     break
-        if self._error is None and not state[OPEN]:
+            else:
+                again = self._error is None
+        if self._error is None and not again and not state[OPEN]:
             self._pass()
-        return Decoded(int(state[OFFSET]), tuple(self._batches), foreign, self._error)
+        return Decoded(int(state[OFFSET]), tuple(self._batches), foreign, self._error, again)
 
     def _pass(self) -> None:
         """Tell how far the log is read without a transaction open, when that is new."""
@@ -223,7 +254,7 @@ class Decoder:
         # The open transaction, the last line so far, is the first line now.
         self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
         state[TXS] = 1 if state[OPEN] else 0
-        self._told = 0
+        self._told = self._held_line = 0
         begun = int(state[OFFSET])
         stop = int(
             scan(
@@ -245,8 +276,17 @@ class Decoder:
                 self._unclaimed += int(state[PACKET_END] - state[OFFSET])
                 pass_event(state)
         except DeltaforgeError as error:
-            self._error = error
+            self._fail(error)
         return stop
+
+    def _fail(self, error: DeltaforgeError) -> None:
+        """Stop at an error, which says where it is."""
+        where = self._where()
+        if type(error) in (CorruptLog, UnsupportedEvent) and where not in str(error):
+            placed = type(error)(f"{error}, {where}")
+            placed.__cause__ = error
+            error = placed
+        self._error = error
 
     def _joined(self, source: Bytes) -> bool:
         """Decode the event in several packets at the offset; False when it is not whole."""
@@ -268,20 +308,52 @@ class Decoder:
         if source[begun + 4] != 0:
             self._error = CorruptLog(f"a packet of 16 MiB that is no event, {self._where()}")
             return True
-        state[OFFSET], state[JOINED] = 0, 1
+        state[OFFSET], state[BARE] = 0, JOINED
         stop = FULL
         while stop != NEED_MORE and self._error is None:
             stop = self._round(event)
-        state[OFFSET], state[JOINED] = at, 0
+        if self._error is None and state[OFFSET] != event.size:
+            self._error = CorruptLog(f"{_DAMAGE[BAD_EVENT]}, {self._where()}")
+        state[OFFSET], state[BARE] = at, 0
         self._unclaimed += at - begun - event.size
         return True
+
+    def _nest(self, pieces: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
+        """Decode these events next, as if they stood where the event stands that is read.
+
+        Args:
+            pieces: Whole events one behind the other, without checksums, in pieces cut anywhere.
+            end: To be called behind the last of them.
+        """
+        self._inner.append(InnerEvents(pieces, end))
+
+    def _step_inside(self) -> None:
+        """Decode a piece of the innermost of the streams in the stream."""
+        state, inner = self._state, self._inner[-1]
+        offset = int(state[OFFSET])
+        try:
+            piece = inner.next()
+            if piece is None:
+                self._inner.pop()
+                inner.end()
+                return
+        except DeltaforgeError as error:
+            self._fail(error)
+            return
+        self._inner_bytes += piece.size
+        state[OFFSET], state[BARE] = 0, INNER
+        while self._error is None and self._inner[-1] is inner:
+            if self._round(piece) == NEED_MORE:
+                break
+        inner.keep(piece[state[OFFSET] :])
+        state[OFFSET], state[BARE] = offset, 0
 
     def _act(self, stop: int, source: Bytes) -> None:
         """Do what `scan` stopped for; it goes on after the event when this returns."""
         state = self._state
         start, end = int(state[EVENT]), int(state[EVENT_END])
         if stop in _DAMAGE:
-            raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
+            raise CorruptLog(_DAMAGE[stop])
         if stop == NO_COLUMNS:
             raise UnsupportedEvent(
                 "a change whose image has no column, so that it does not say how many rows it is"
@@ -291,20 +363,41 @@ class Decoder:
             code = int(source[start + 4])
             name = EVENT_NAMES.get(code, f"type {code}")
             raise UnsupportedEvent(
-                f"the log holds an event {name}, which this version does not decode,"
-                f" {self._where()}"
+                f"the log holds an event {name}, which this version does not decode"
             )
-        body = source[start + HEADER : end].tobytes()
+        if stop == FORMAT:
+            packet = source[start : int(state[PACKET_END])].tobytes()
+            state[CHECKSUM] = has_checksums(packet)
+            self._versions.forget()  # table ids begin again when a server starts
+        elif stop == OF_XA:
+            self._kept.keep(source[start:end].tobytes())
+        else:
+            self._read(stop, source[start + HEADER : end].tobytes())
+
+    def _read(self, stop: int, body: bytes) -> None:
+        """Act on the body of an event."""
         if stop == NEW_TABLE:
             self._versions.describe(body, self._here())
         elif stop == STATEMENT:
             self._statement(parse_query(body))
+        elif stop == PAYLOAD:
+            self._nest(payload_pieces(body))
+        elif stop == PREPARED:
+            self._prepare(*parse_xa_prepare(body))
+        elif stop == TAGGED:
+            self._begin(parse_tagged_gtid(body))
         elif stop == NEW_FILE:
             self._open_file(*parse_rotate(body))
-        elif stop == FORMAT:
-            packet = source[start : int(state[PACKET_END])].tobytes()
-            state[CHECKSUM] = has_checksums(packet)
-            self._versions.forget()  # table ids begin again when a server starts
+
+    def _begin(self, event: GtidEvent) -> None:
+        """Open the transaction of a GTID event that the kernel does not read."""
+        state, line = self._state, self._txs[int(self._state[TXS])]
+        line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
+        line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
+        line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = 1, event.ts_us, 0
+        self._writer.tags[int(line[TX_TAG])] = event.tag
+        state[TXS] += 1
+        state[OPEN], state[INDEX] = GROUP, 0
 
     def _open_file(self, name: str, position: int) -> None:
         """Go on in a file, from a position."""
@@ -317,29 +410,109 @@ class Decoder:
     def _statement(self, query: Query) -> None:
         """Act on a statement that is no transaction control as every transaction has it."""
         state = self._state
-        words = first_words(query.statement)
-        verb = words.partition(" ")[0]
-        without_effect = words == "ROLLBACK" and state[INDEX] == 0
-        if verb in _CHANGING and not without_effect:
-            raise UnsupportedEvent(
-                f"the log holds the statement {words} ..., which changes rows that are not in the"
-                f" log, or takes changes back, {self._where()}; it takes binlog_format=ROW, and"
-                " transactions that are neither XA nor use tables without transactions"
-            )
-        if not without_effect:
-            self._catalog.statement(query.database, query.statement, self._here())
-            self._versions.forget()
-        if without_effect or state[OPEN] != BEGUN:
-            commit(state, self._rows, self._txs)
-            self._flush(read_only(b""), int(state[OFFSET]))
+        found = statement(query)
+        match found.kind:
+            case Kind.PASSED:
+                pass
+            case Kind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
+                self._commit()
+                return
+            case Kind.DEFINES | Kind.EMPTIES:
+                self._define(query, found.kind)
+            case Kind.XA_START if state[OPEN] == GROUP:
+                state[OPEN] = PREPARING
+                self._kept.begin()
+            case Kind.XA_END if state[OPEN] == PREPARING:
+                pass
+            case Kind.XA_COMMIT | Kind.XA_ROLLBACK if state[OPEN] == GROUP:
+                self._decide(query, found.kind)
+                return
+            case Kind.UNKNOWN:
+                raise UnsupportedEvent(
+                    f"the log holds a statement {found.words} ..., which this version does not know,"
+                    f" {self._where()}"
+                )
+            case _:
+                raise UnsupportedEvent(
+                    f"the log holds the statement {found.words} ..., which changes rows that are not"
+                    f" in the log, or takes changes back, {self._where()}; it takes"
+                    " binlog_format=ROW, and tables with transactions"
+                )
+        if state[OPEN] == GROUP:
+            self._commit()
+
+    def _define(self, query: Query, kind: Kind) -> None:
+        """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
+        self._catalog.statement(query.database, query.statement, self._here())
+        self._versions.forget()
+        if kind is Kind.DEFINES:
+            self._add_statement("ddl", query.database, DDL_TABLE, query)
+            return
+        for change in table_changes(query.statement, query.database):
+            if change.change is Change.EMPTIES and change.table is not None:
+                self._truncated(change.db, change.table, query)
+
+    def _truncated(self, db: str, table: str, query: Query) -> None:
+        if self._captures(db, table):
+            self._add_statement("t", db, table, query)
+
+    def _add_statement(self, op: str, db: str, table: str, query: Query) -> None:
+        """Hold the row of a statement, as the last change of its transaction so far."""
+        state = self._state
+        self._release_held(more=True)
+        row = self._writer.statement(
+            query,
+            Place(op, db, table, self._file, int(state[EVENT_POS]), int(state[INDEX])),
+            self._txs[int(state[TXS]) - 1],
+        )
+        self._hold(row)
+        state[INDEX] += 1
+
+    def _prepare(self, xid: Xid, one_phase: bool) -> None:
+        """End a transaction of XA: decided at once, or later by another one."""
+        self._kept.prepare(xid)
+        if one_phase:
+            self._replay(xid)
+        else:
+            self._commit()
+
+    def _decide(self, query: Query, kind: Kind) -> None:
+        """Commit or roll back a prepared transaction; its rows belong to this one."""
+        xid = xid_of(query.statement)
+        if xid is None:
+            raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")
+        if kind is Kind.XA_COMMIT:
+            self._replay(xid)
+        else:
+            self._kept.forget(xid)
+            self._commit()
+
+    def _replay(self, xid: Xid) -> None:
+        """Decode the rows of a prepared transaction, and commit them."""
+        kept = self._kept.take(xid)
+        pieces = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
+        self._state[OPEN] = BEGUN
+        self._nest(pieces, self._commit)
+
+    def _commit(self) -> None:
+        """Close the open transaction at the event that was read."""
+        state = self._state
+        commit(state, self._rows, self._txs)
+        self._release_held(more=False)
+        ended = int(state[TXS])
+        if ended > self._told:
+            self._batches.append(ChangeBatch(None, self._committed(ended)))
+
+    def _place(self) -> BinlogPosition:
+        return BinlogPosition(self._file, int(self._state[EVENT_POS]))
 
     def _here(self) -> Position:
         return self._progress.within(self._file, int(self._state[EVENT_POS]))
 
     def _where(self) -> str:
         """Say for an error message where the decoder stands."""
-        state = self._state
-        return f"after {self._file}:{int(state[POS])}"
+        place = f"{self._file}:{int(self._state[POS])}"
+        return f"in the event that ends at {place}" if self._inner else f"after {place}"
 
     def _flush(self, source: Bytes, begun: int) -> None:
         """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
@@ -349,7 +522,7 @@ class Decoder:
         """
         rows, state = self._rows, self._state
         count = int(state[ROWS])
-        self._release_held(count)
+        self._release_held(more=bool(count) and rows[0, ROW_TX] == 0)
         committed = np.flatnonzero(rows[:count, ROW_LAST])
         whole = int(committed[-1]) + 1 if committed.size else 0
         cursor = self._write(source, 0, whole, begun)
@@ -363,21 +536,29 @@ class Decoder:
             )
             if error is not None:
                 raise error
-            self._held = held
+            self._hold(held)
         self._unclaimed += max(int(state[OFFSET]) - cursor, 0)
         state[ROWS] = 0
 
-    def _release_held(self, count: int) -> None:
-        """Hand on the held change, once it is known whether it is its transaction's last."""
+    def _hold(self, row: pa.RecordBatch | None) -> None:
+        """Keep a change until it is known whether the open transaction has more."""
+        self._held, self._held_line = row, int(self._state[TXS]) - 1
+
+    def _release_held(self, *, more: bool) -> None:
+        """Hand on the held change, once it is known whether its transaction has `more`.
+
+        Otherwise its transaction may still be open, and it stays.
+        """
         held = self._held
         if held is None:
             return
-        if count and self._rows[0, ROW_TX] == 0:
+        if more:
             self._held = None
             self._batches.append(ChangeBatch(held, None))
-        elif self._txs[0, TX_END]:
+        elif self._txs[self._held_line, TX_END]:
             self._held = None
-            self._batches.append(ChangeBatch(with_tx_end(held), self._committed(1)))
+            position = self._committed(self._held_line + 1)
+            self._batches.append(ChangeBatch(with_tx_end(held), position))
 
     def _write(self, source: Bytes, first: int, last: int, cursor: int) -> int:
         """Write `rows[first:last]`; return where in the piece the last one ends."""
@@ -410,10 +591,12 @@ class Decoder:
         numbered = txs[txs[:, TX_HAS_GTID] != 0]
         if len(numbered):
             numbers = numbered[:, TX_NUMBER]
-            same = np.all(numbered[1:, (TX_A, TX_B)] == numbered[:-1, (TX_A, TX_B)], axis=1)
+            sources = numbered[:, (TX_A, TX_B, TX_TAG)]
+            same = np.all(sources[1:] == sources[:-1], axis=1)
             breaks = np.flatnonzero(~same | (numbers[1:] != numbers[:-1] + 1)) + 1
             for start, end in zip([0, *breaks], [*breaks, len(numbers)], strict=True):
                 sid = numbered[start, (TX_A, TX_B)].astype(">i8").tobytes()
-                runs.append(GtidRun(sid, int(numbers[start]), int(numbers[end - 1])))
+                tag = self._writer.tags[int(numbered[start, TX_TAG])]
+                runs.append(GtidRun(sid, int(numbers[start]), int(numbers[end - 1]), tag))
         self._passed = (self._file, int(txs[-1, TX_END]))
         return self._progress.committed(runs, *self._passed)

@@ -1,6 +1,6 @@
 """What names a change of MySQL for its event id: its GTID and its index in the transaction.
 
-Without a GTID it is where the transaction begins: the file's name and the position in it. So ids
+A tag belongs to the GTID. Without a GTID it is where the transaction begins: the file's name and the position in it. So ids
 are the same on every server of a replication group, unless it works without GTIDs.
 """
 
@@ -19,6 +19,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_A,
     TX_B,
     TX_NUMBER,
+    TX_TAG,
     TX_TS_US,
 )
 
@@ -37,6 +38,9 @@ def write_event_ids(
             tx_a, tx_b = seed[0], seed[1]
             for column in (TX_A, TX_B, TX_NUMBER):
                 number = np.uint64(txs[tx, column])
+                tx_a, tx_b = mix_a(tx_a ^ number), mix_b(tx_b ^ number)
+            if txs[tx, TX_TAG] != 0:
+                number = np.uint64(txs[tx, TX_TAG])
                 tx_a, tx_b = mix_a(tx_a ^ number), mix_b(tx_b ^ number)
         index = np.uint64(rows[row, ROW_INDEX])
         a, b = mix_a(tx_a ^ index), mix_b(tx_b ^ index)

@@ -33,11 +33,12 @@ OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OP_LETTERS = ("c", "u", "d")
 
 # One line per transaction.
-TX_A, TX_B, TX_NUMBER, TX_HAS_GTID, TX_TS_US, TX_END = range(6)
-"""GTID: the halves of the server's UUID and the number, or, without one, two hashes of the file's
-name and where in the file the transaction begins; whether it is a GTID; commit time, microseconds
-since 1970; where in the file the transaction ends, 0 while it is open."""
-TX_WIDTH = 6
+TX_A, TX_B, TX_NUMBER, TX_TAG, TX_HAS_GTID, TX_TS_US, TX_END = range(7)
+"""GTID: the halves of the server's UUID, the number, and a hash of the tag, 0 for none; or, without
+a GTID, two hashes of the file's name and where in the file the transaction begins; whether it is a
+GTID; commit time, microseconds since 1970; where in the file the transaction ends, 0 while it is
+open."""
+TX_WIDTH = 7
 
 # State of `scan`, carried from call to call.
 (
@@ -55,16 +56,19 @@ TX_WIDTH = 6
     EVENT_POS,
     FILE_A,
     FILE_B,
-    JOINED,
+    BARE,
 ) = range(15)
-"""Where to go on in the buffer; lines used of rows and txs; `GROUP` or `BEGUN` while
-a transaction is open (the last line of txs); changes seen in it, captured or not; how far the file
-is read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none;
-start and end of the event that `scan` stopped at, its packet's end, and where it ends in the file;
-hashes of the file's name; 1 when the buffer is one event without packet headers."""
+"""Where to go on in the buffer; lines used of rows and txs; `GROUP`, `BEGUN` or `PREPARING` while a
+transaction is open (the last line of txs); changes seen in it, captured or not; how far the file is
+read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none; start
+and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
+of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers."""
 STATE_WIDTH = 15
-GROUP, BEGUN = 1, 2
-"""After a GTID event; after BEGIN."""
+GROUP, BEGUN, PREPARING = 1, 2, 3
+"""After a GTID event; after BEGIN; after XA START."""
+JOINED, INNER = 1, 2
+"""One event of the file; events out of another one, which have no sums, and stand where that one
+stands."""
 
 # One line per table version, and one per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)

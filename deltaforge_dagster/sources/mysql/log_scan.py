@@ -7,8 +7,7 @@ an offset, was a table altered since. `binlog` draws packets and events.
 from __future__ import annotations
 
 import struct
-import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,21 +23,26 @@ from deltaforge_dagster.sources.mysql.dump import (
     open_dump,
     refusal,
 )
+from deltaforge_dagster.sources.mysql.gtid_events import parse_gtid
+from deltaforge_dagster.sources.mysql.inner import without_checksum
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
 from deltaforge_dagster.sources.pieces import PIECE_BYTES, PieceBuffer
 
-_CONTINUED = 0xFFFFFF
+_CONTINUED = b"\xff\xff\xff"
 _EVENT = 0x00
 _ERROR = 0xFF
-_BODIES = {
-    binlog.QUERY,
-    binlog.ROTATE,
-    binlog.FORMAT_DESCRIPTION,
-    binlog.TABLE_MAP,
-    binlog.GTID,
-    binlog.PREVIOUS_GTIDS,
-}
-"""Events that are looked into."""
+_STEERING = {binlog.ROTATE, binlog.FORMAT_DESCRIPTION}
+LOOKED_INTO = frozenset(
+    {
+        binlog.QUERY,
+        binlog.TABLE_MAP,
+        binlog.GTID,
+        binlog.GTID_TAGGED,
+        binlog.PREVIOUS_GTIDS,
+        binlog.TRANSACTION_PAYLOAD,
+    }
+)
+"""Events that questions are about, usually."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,17 @@ class Seen:
     Attributes:
         type: As in `binlog`.
         end: Where it ends; 0 as offset if it stands in no file.
-        body: What follows its header, without checksum; empty for types that nobody looks into.
+        event: It, without checksum; empty for types that nobody looks into.
     """
 
     type: int
     end: BinlogPosition
-    body: bytes
+    event: bytes
+
+    @property
+    def body(self) -> bytes:
+        """What follows the header."""
+        return self.event[binlog.HEADER :]
 
 
 class LogScan:
@@ -64,15 +73,22 @@ class LogScan:
         start: From its GTID set if it has one, else from file and offset.
         reader_id: A server id of its own: the server ends the older of two readers with the same.
         seconds: For connecting.
+        kinds: The types of events to look into.
 
     Attributes:
         log_bytes: Bytes of log received so far.
     """
 
     def __init__(
-        self, server: Server, start: BinlogPosition, reader_id: int, seconds: float
+        self,
+        server: Server,
+        start: BinlogPosition,
+        reader_id: int,
+        seconds: float,
+        kinds: Collection[int] = LOOKED_INTO,
     ) -> None:
         self.log_bytes = 0
+        self._kinds = {*kinds, *_STEERING}
         self._server = server
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
@@ -97,7 +113,7 @@ class LogScan:
             CorruptLog: What came is not the log.
         """
         buffer = PieceBuffer(PIECE_BYTES)
-        skipping = continued = False
+        self._parts: list[bytes] = []
         while True:
             if not buffer.fill(self._stream.receive, 1.0):
                 if self._stream.silence > SILENCE_SECONDS:
@@ -105,16 +121,11 @@ class LogScan:
                 yield None
                 continue
             at = 0
-            while buffer.length - at >= PACKET_HEADER:
-                size = int.from_bytes(buffer.data[at : at + 3], "little")
-                begin, end = at + PACKET_HEADER, at + PACKET_HEADER + size
-                if buffer.length < end:
-                    break
-                packet = memoryview(buffer.data)[begin:end]
-                continued, skipping = size == _CONTINUED, continued
+            while (end := _packet_end(buffer, at)) is not None:
+                self.log_bytes += end - at - PACKET_HEADER
+                packet = self._whole(memoryview(buffer.data)[at:end])
                 at = end
-                self.log_bytes += size
-                if skipping:
+                if packet is None:
                     continue
                 if packet[:1] != bytes([_EVENT]):
                     if packet[:1] == bytes([_ERROR]):
@@ -124,20 +135,48 @@ class LogScan:
                 packet.release()
             buffer.drop(at)
 
+    def _whole(self, packet: memoryview) -> memoryview | None:
+        """Return the content of a packet with that of those before it; None if more belong to it.
+
+        Only the first part of an event that nobody looks into.
+        """
+        content, more = packet[PACKET_HEADER:], packet[:3] == _CONTINUED
+        if self._parts:
+            if self._wants(self._parts[0]):
+                self._parts.append(bytes(content))
+            content = memoryview(b"" if more else b"".join(self._parts))
+        elif more:
+            self._parts = [bytes(content)]
+        if not more:
+            self._parts = []
+        return None if more else content
+
+    def _wants(self, packet: bytes) -> bool:
+        """Say whether the event that a packet begins with is looked into."""
+        return len(packet) > 5 and packet[5] in self._kinds
+
     def _event(self, event: memoryview) -> Seen:
         if len(event) < binlog.HEADER:
             raise CorruptLog(f"{self._server.where}: an event that is too short")
         kind = event[4]
         (pos,) = struct.unpack_from("<I", event, 13)
-        body = b""
-        if kind in _BODIES:
+        whole = b""
+        if kind in self._kinds:
             if kind == binlog.FORMAT_DESCRIPTION:
                 self._checksums = binlog.has_checksums(bytes(event))
             end = len(event) - (binlog.CHECKSUM_SIZE if self._checksums else 0)
-            body = bytes(event[binlog.HEADER : end])
+            whole = without_checksum(bytes(event[:end]))
             if kind == binlog.ROTATE:
-                self._file, pos = binlog.parse_rotate(body)
-        return Seen(kind, BinlogPosition(self._file, pos), body)
+                self._file, pos = binlog.parse_rotate(whole[binlog.HEADER :])
+        return Seen(kind, BinlogPosition(self._file, pos), whole)
+
+
+def _packet_end(buffer: PieceBuffer, at: int) -> int | None:
+    """Return where the packet at `at` ends; None if that has not come yet."""
+    if buffer.length - at < PACKET_HEADER:
+        return None
+    end = at + PACKET_HEADER + int.from_bytes(buffer.data[at : at + 3], "little")
+    return end if end <= buffer.length else None
 
 
 def executed_before(
@@ -161,9 +200,9 @@ def executed_before(
                 break
             if event.type == binlog.PREVIOUS_GTIDS:
                 found = GtidSet.from_bytes(event.body)
-            if event.type == binlog.GTID and found is not None:
-                number = int.from_bytes(event.body[17:25], "little")
-                found.add(str(uuid.UUID(bytes=event.body[1:17])), number, number)
+            gtid = parse_gtid(event.type, event.body)
+            if gtid is not None and found is not None:
+                found.add(gtid.server, gtid.number, gtid.number, gtid.tag)
     if found is None:
         raise CorruptLog(f"{server.where}: {position.file} does not say which GTIDs are before it")
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.positions import Position
+from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
+from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun
 from deltaforge_dagster.sources.mysql.samples import orders
+from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -27,6 +28,7 @@ def make_up() -> Decoder:
         registry=_NoRegistry(),
         catalog=_NoCatalog(),
         captures=lambda _database, _table: True,
+        prepared=_NoLog(),
     )
 
 
@@ -68,6 +70,14 @@ class _NoRegistry:
         """Return a made-up stamp."""
         del table, position
         return SchemaStamp("sha256:", 1, 1)
+
+
+class _NoLog:
+    """A log that holds no prepared transaction."""
+
+    def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
+        """Find nothing."""
+        raise PositionLost(f"no XA transaction {xid} before {until.file}:{until.pos}")
 
 
 class _NoCatalog:

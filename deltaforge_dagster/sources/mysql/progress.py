@@ -25,7 +25,7 @@ class Progress:
         """Take in transactions in log order; return the position after the last of them."""
         if self._executed is not None and gtids:
             for run in gtids:
-                self._executed.add(str(uuid.UUID(bytes=run.sid)), run.first, run.last)
+                self._executed.add(str(uuid.UUID(bytes=run.sid)), run.first, run.last, run.tag)
             self._text = str(self._executed)
         return BinlogPosition(file, pos, self._text)
 

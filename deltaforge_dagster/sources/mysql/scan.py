@@ -33,10 +33,12 @@ from deltaforge_dagster.sources.mysql.binlog import (
     FLAG_IGNORABLE,
     FORMAT_DESCRIPTION,
     GTID,
+    GTID_TAGGED,
     HEADER,
     HEARTBEAT,
     HEARTBEAT_2,
     IGNORABLE,
+    PARTIAL_UPDATE_ROWS,
     PREVIOUS_GTIDS,
     QUERY,
     ROTATE,
@@ -44,15 +46,18 @@ from deltaforge_dagster.sources.mysql.binlog import (
     STOP,
     TABLE_MAP,
     TRANSACTION_CONTEXT,
+    TRANSACTION_PAYLOAD,
     UPDATE_ROWS_1,
     UPDATE_ROWS_2,
     VIEW_CHANGE,
     WRITE_ROWS_1,
     WRITE_ROWS_2,
+    XA_PREPARE,
     XID,
 )
 from deltaforge_dagster.sources.mysql.checksum import crc32
 from deltaforge_dagster.sources.mysql.layout import (
+    BARE,
     BEGUN,
     CHECKSUM,
     COLUMN_KIND,
@@ -65,7 +70,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     FILE_B,
     GROUP,
     INDEX,
-    JOINED,
+    INNER,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -78,6 +83,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     OPEN,
     PACKET_END,
     POS,
+    PREPARING,
     ROW_END,
     ROW_INDEX,
     ROW_LAST,
@@ -102,6 +108,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_END,
     TX_HAS_GTID,
     TX_NUMBER,
+    TX_TAG,
     TX_TS_US,
     TXS,
 )
@@ -119,9 +126,12 @@ from deltaforge_dagster.sources.mysql.numbers import (
 from deltaforge_dagster.sources.mysql.values import BLOB, BYTES, JSON, UTF_8_TEXT
 
 NEED_MORE, FULL, FOREIGN, SPLIT, NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, UNSUPPORTED = range(9)
+TAGGED, PAYLOAD, OF_XA, PREPARED = range(9, 13)
 """Why `scan` stops: the rest is not whole; no line left in rows or txs; a packet that is no
 event; an event in several packets; a TABLE_MAP event not seen before; a QUERY event that is no
-transaction control; a ROTATE event; a FORMAT_DESCRIPTION event; an event that is not decoded."""
+transaction control; a ROTATE event; a FORMAT_DESCRIPTION event; an event that is not decoded. A
+GTID_TAGGED event; a TRANSACTION_PAYLOAD event; an event about rows of an XA transaction; an XA_PREPARE
+event."""
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE, NO_COLUMNS = range(20, 26)
 """Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
 transaction may not have it; a row that does not follow its table; a table never described. And a
@@ -347,6 +357,7 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
         txs[tx, TX_B] = state[FILE_B]
         txs[tx, TX_NUMBER] = state[EVENT_POS]
         txs[tx, TX_HAS_GTID] = 0
+    txs[tx, TX_TAG] = 0
     txs[tx, TX_TS_US] = seconds * 1_000_000
     # The commit times follow the two clocks, which the byte 2 announces.
     clocks = at + 25
@@ -391,16 +402,21 @@ def scan(
 ) -> int:
     """Read events from `state[OFFSET]` on, and return why it stopped.
 
+    They stand in packets, or, as `state[BARE]` says, one directly behind the other.
+
     Everything before `state[OFFSET]` is done. Where Python has to act, the offset is that of the
     packet, `state[EVENT]` and `state[EVENT_END]` are where the event stands (without its sum) and
     `state[PACKET_END]` is where to go on: the caller acts, and calls `pass_event`.
     """
     while True:
         at = state[OFFSET]
-        if state[JOINED] != 0:
-            if at >= length:
+        bare = state[BARE]
+        if bare != 0:
+            if length - at < HEADER:
                 return NEED_MORE
-            packet_end = length
+            packet_end = at + read_32(source, at + 9)
+            if packet_end > length:
+                return NEED_MORE
         else:
             if length - at < 4:
                 return NEED_MORE
@@ -416,19 +432,21 @@ def scan(
                 return FOREIGN
             at += 5
         end = packet_end
-        if end - at < HEADER + CHECKSUM_SIZE or read_32(source, at + 9) != end - at:
+        if end - at < HEADER or read_32(source, at + 9) != end - at:
             return BAD_EVENT
         kind = read_8(source, at + 4)
         flags = read_16(source, at + 17)
-        if kind == FORMAT_DESCRIPTION:
+        if bare != INNER and (kind == FORMAT_DESCRIPTION or state[CHECKSUM] != 0):
             end -= CHECKSUM_SIZE
-        elif state[CHECKSUM] != 0:
-            end -= CHECKSUM_SIZE
-            if state[NEXT_ROW] == 0 and crc32(source, at, end) != read_32(source, end):
+            if end - at < HEADER:
+                return BAD_EVENT
+            # Python looks at that of FORMAT_DESCRIPTION, which says whether there are any.
+            checked = kind == FORMAT_DESCRIPTION or state[NEXT_ROW] != 0
+            if not checked and crc32(source, at, end) != read_32(source, end):
                 return BAD_SUM
         low = read_32(source, at + 13)
         pos = state[POS]
-        if low != 0 and flags & FLAG_ARTIFICIAL == 0:
+        if low != 0 and flags & FLAG_ARTIFICIAL == 0 and bare != INNER:
             pos = (pos & ~np.int64(0xFFFFFFFF)) | low
             if pos < state[POS]:
                 # Only events of the file stand beyond 4 GiB; a heartbeat repeats what was sent.
@@ -438,7 +456,14 @@ def scan(
         state[EVENT_POS] = pos
         at += HEADER
         stop = 0
-        if (WRITE_ROWS_2 <= kind <= DELETE_ROWS_2) or (WRITE_ROWS_1 <= kind <= DELETE_ROWS_1):
+        rows_event = (WRITE_ROWS_2 <= kind <= DELETE_ROWS_2) or (
+            WRITE_ROWS_1 <= kind <= DELETE_ROWS_1
+        )
+        if state[OPEN] == PREPARING and (
+            rows_event or kind == TABLE_MAP or kind == PARTIAL_UPDATE_ROWS
+        ):
+            return OF_XA
+        if rows_event:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
             stop = _scan_rows(source, kind, at, end, state, maps, tables, columns, rows)
@@ -455,11 +480,15 @@ def scan(
                 if source[at + i] != map_texts[start + i]:
                     return NEW_TABLE
         elif kind == GTID or kind == ANONYMOUS_GTID:
+            if bare == INNER:
+                return BAD_ORDER
             stop = _begin(source, at, end, state, txs, read_32(source, at - HEADER))
         elif kind == XID:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
             commit(state, rows, txs)
+        elif kind == XA_PREPARE:
+            return PREPARED if state[OPEN] == PREPARING else BAD_ORDER
         elif kind == QUERY:
             if end - at < 13:
                 return BAD_EVENT
@@ -474,10 +503,16 @@ def scan(
                 commit(state, rows, txs)
             elif state[OPEN] != BEGUN or not _is_text(source, text, end, _SAVEPOINT):
                 return STATEMENT
-        elif kind == ROTATE:
-            return NEW_FILE if state[OPEN] == 0 else BAD_ORDER
-        elif kind == FORMAT_DESCRIPTION:
-            return FORMAT if state[OPEN] == 0 else BAD_ORDER
+        elif kind == TRANSACTION_PAYLOAD:
+            return PAYLOAD if state[OPEN] == GROUP and bare != INNER else BAD_ORDER
+        elif kind == GTID_TAGGED or kind == ROTATE or kind == FORMAT_DESCRIPTION:
+            if state[OPEN] != 0 or bare == INNER:
+                return BAD_ORDER
+            if kind == ROTATE:
+                return NEW_FILE
+            if kind == FORMAT_DESCRIPTION:
+                return FORMAT
+            return TAGGED if state[TXS] < txs.shape[0] else FULL
         elif (
             flags & FLAG_IGNORABLE == 0
             and kind != HEARTBEAT

@@ -24,7 +24,6 @@ _WANTED = {
     "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
     "binlog_row_image": ("FULL", "run: SET PERSIST binlog_row_image = FULL, and reconnect what writes"),
     "binlog_row_value_options": ("", "run: SET PERSIST binlog_row_value_options = '', and reconnect what writes"),
-    "binlog_transaction_compression": ("OFF", "run: SET PERSIST binlog_transaction_compression = OFF, and reconnect what writes"),
 }  # fmt: skip
 """Per variable: what it must be where the server has it, and how to get there."""
 
@@ -127,8 +126,13 @@ def check_held(session: Session, where: str, position: BinlogPosition, found: Fa
         time.sleep(0.1)
 
 
+def log_files(session: Session) -> dict[str, int]:
+    """Return the files of the log, oldest first, and their sizes in bytes."""
+    return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+
+
 def _check_file(session: Session, where: str, position: BinlogPosition) -> None:
-    sizes = {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+    sizes = log_files(session)
     if position.file not in sizes:
         raise lost(where, f"the binary log file {position.file} was purged")
     if position.pos > sizes[position.file]:

@@ -32,10 +32,14 @@ from deltaforge_dagster.sources.mysql.dump import (
     open_dump,
     refusal,
 )
+from deltaforge_dagster.sources.mysql.inner import events
 from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, table_of
+from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.preflight import preflight
+from deltaforge_dagster.sources.mysql.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.progress import Progress
 from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.statements import WORTH_A_RUN, statement
 from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.stream_socket import StreamSocket
@@ -127,11 +131,22 @@ class MysqlSource:
             for event in scan:
                 if scan.log_bytes > MAX_UNREAD_BYTES or time.monotonic() > deadline:
                     return True
-                if event is None or event.type != binlog.TABLE_MAP:
-                    continue
-                if self._patterns.matches(*table_of(event.body)):
+                if event is not None and self._concerns(event.event):
                     return True
         return False
+
+    def _concerns(self, event: bytes) -> bool:
+        """Say whether an event is worth a run."""
+        kind, body = event[4:5], event[binlog.HEADER :]
+        match kind[0] if kind else -1:
+            case binlog.TABLE_MAP:
+                return self._patterns.matches(*table_of(body))
+            case binlog.QUERY:
+                return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
+            case binlog.TRANSACTION_PAYLOAD:
+                return any(self._concerns(inner) for inner in events(payload_pieces(body)))
+            case _:
+                return False
 
     def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
@@ -167,6 +182,7 @@ class MysqlSource:
             ),
             captures=self._patterns.matches,
             forms=self._forms,
+            prepared=PreparedLog(self._server, server_id(self._config.id, "look ahead")),
         )
         try:
             yield from self._batches(stream, decoder, begin, limits)
@@ -248,9 +264,9 @@ class MysqlSource:
         self, stream: StreamSocket, decoder: Decoder, start: BinlogPosition, limits: ReadLimits
     ) -> Iterator[ChangeBatch]:
         buffer = PieceBuffer(limits.max_bytes)
-        told = start
+        told, again = start, False
         while True:
-            if not buffer.fill(stream.receive, limits.max_wait):
+            if not again and not buffer.fill(stream.receive, limits.max_wait):
                 if stream.silence > SILENCE_SECONDS:
                     raise SourceUnavailable(
                         f"{self._server.where}: the server has said nothing for "
@@ -270,9 +286,10 @@ class MysqlSource:
             if decoded.foreign:
                 packet = bytes(buffer.data[decoded.consumed + PACKET_HEADER : buffer.length])
                 raise refusal(self._server, packet)
-            if not decoded.batches:
+            if not decoded.batches and not decoded.again:
                 yield ChangeBatch(None, None)
             buffer.drop(decoded.consumed)
+            again = decoded.again
 
 
 def _forms(values: ValueOptions) -> ValueForms:

@@ -13,17 +13,18 @@ import json
 import struct
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
-from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.positions import Position
+from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
+from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.mysql.decoder import GtidRun
 from deltaforge_dagster.sources.mysql.samples import Field
+from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
@@ -95,6 +96,19 @@ class Catalog:
         """Remember the statement."""
         del position
         self.statements.append((db, sql))
+
+
+class NoLog:
+    """A log in which no prepared transaction is found, unless it was given its events."""
+
+    def __init__(self, pieces: dict[Xid, list[bytes]] | None = None) -> None:
+        self.pieces = pieces or {}
+
+    def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
+        """Return the pieces that were given."""
+        if xid not in self.pieces:
+            raise PositionLost(f"no transaction {xid} before {until.file}:{until.pos}")
+        yield from self.pieces[xid]
 
 
 @dataclass

@@ -24,6 +24,7 @@ from deltaforge_dagster.sources.mysql.scan import commit, find_table, pass_event
 from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
 from tests.sources.mysql.reference import (
     Catalog,
+    NoLog,
     Place,
     Progress,
     Reference,
@@ -48,6 +49,7 @@ def make_decoder(**changed: Any) -> Decoder:
         "registry": Registry(),
         "catalog": Catalog(),
         "captures": lambda _database, _table: True,
+        "prepared": NoLog(),
     }
     return Decoder(**arguments | changed)
 
@@ -64,6 +66,10 @@ def decode(
         decoded = decoder.feed(piece, len(piece))
         assert 0 <= decoded.consumed <= len(piece)
         batches += decoded.batches
+        while decoded.again:
+            piece = piece[decoded.consumed :]
+            decoded = decoder.feed(piece, len(piece))
+            batches += decoded.batches
         tail, at = bytes(piece[decoded.consumed :]), cut
         piece[:] = bytes(len(piece))  # what came out must not look into the buffer any more
         if decoded.error or decoded.foreign:
@@ -197,7 +203,7 @@ def test_what_holds_no_change_is_progress() -> None:
 
     assert error is None
     assert rows_of(batches) == []
-    assert catalog.statements == [("", "GRANT ALL ON *.* TO x")]
+    assert catalog.statements == []
     assert Place(FILE, before, 3) in [batch.end for batch in batches]
     assert batches[-1].end == Place("binlog.000002", log.pos, 3)
 
@@ -316,7 +322,7 @@ def test_the_catalog_names_what_the_log_leaves_out() -> None:
 
     assert error is None
     assert catalog.asked == [("shop", "users", ("bigint", "varchar(63)", "enum"))] * 2
-    assert [row["after"] for row in rows_of(batches)] == [
+    assert [row["after"] for row in rows_of(batches) if row["op"] == "c"] == [
         '{"a":1,"b":"x","c":"gay"}',
         '{"a":3,"b":"x","c":"gay"}',
     ]

@@ -305,18 +305,91 @@ class TestTables:
 
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
 
-    def test_truncating_a_captured_table_stops_the_pipeline(self, bench: MysqlBench) -> None:
-        """The rows that it deletes are not in the log; another table's does not matter."""
+    def test_statements_are_in_order_with_rows(self, bench: MysqlBench) -> None:
+        """TRUNCATE of a captured table, and DDL, where they stand in the log."""
         start = bench.source().ensure_start()
         bench.execute(insert("orders", 1))
-        bench.run("TRUNCATE TABLE other", "TRUNCATE items")
-        taken = Taken([], start, [])
+        bench.run("TRUNCATE TABLE other", "TRUNCATE items", "CREATE TABLE fresh (id int)")
+        bench.execute(insert("items", 2))
+        taken = take(bench, start, whole(3))
+        rows = [row for batch in taken.batches if batch.rows for row in batch.rows.to_pylist()]
 
-        with pytest.raises(UnsupportedEvent) as caught:
-            read_all(bench, start, taken)
+        assert [(row["op"], row["table"]) for row in rows] == [
+            ("c", "orders"),
+            ("t", "items"),
+            ("ddl", "_ddl"),
+            ("c", "items"),
+        ]
+        assert [json.loads(str(row["ddl"])) for row in rows[1:3]] == [
+            {"sql": "TRUNCATE items", "database": bench.database},
+            {"sql": "CREATE TABLE fresh (id int)", "database": bench.database},
+        ]
+        assert all(row["tx_end"] and row["tx_id"] for row in rows)
+
+
+class TestXa:
+    """Prepared transactions of a real server."""
+
+    def test_rows_come_when_they_are_committed(self, bench: MysqlBench) -> None:
+        """Whoever reads when: at once, from between, or from long after, in another file."""
+        start = bench.source().ensure_start()
+        xid = f"'{bench.database}','b',3"
+        bench.run(f"XA START {xid}", insert("orders", 1, 2), f"XA END {xid}", f"XA PREPARE {xid}")
+        bench.reconnect()  # which holds no session of its own any more
+        bench.execute(insert("items", 3))
+        before = take(bench, start, whole(1))
+        bench.run("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+        assert not bench.source().has_changes(before.end)
+        bench.run(f"XA COMMIT {xid}")
+        assert bench.source().has_changes(before.end)
+        at_once = take(bench, start, whole(3))
+        later = take(bench, before.end, whole(2))
+
+        assert before.changes == inserts("items", 3)
+        assert at_once.changes == inserts("items", 3) + inserts("orders", 1, 2)
+        assert unversioned(later.rows) == unversioned(at_once.rows[1:])
+        assert later.end.to_json() == at_once.end.to_json()
+
+    def test_a_rolled_back_one_is_never_seen(self, bench: MysqlBench) -> None:
+        """Its rows are in the log, and nobody gets them; one phase is a commit."""
+        start = bench.source().ensure_start()
+        xid = f"'{bench.database}'"
+        for way in ("PREPARE", "ROLLBACK", "COMMIT {} ONE PHASE"):
+            if way == "ROLLBACK":
+                bench.run(f"XA ROLLBACK {xid}")
+                continue
+            last = f"XA {way.format(xid)}" if "{" in way else f"XA {way} {xid}"
+            bench.run(f"XA START {xid}", insert("orders", 1), f"XA END {xid}", last)
+        taken = take(bench, start, whole(1))
 
         assert taken.changes == inserts("orders", 1)
-        assert f"TRUNCATE TABLE of {bench.database}.items" in problem(caught)
+        assert taken.end == bench.source().head()
+
+    def test_its_rows_may_be_gone(self, bench: MysqlBench) -> None:
+        """Committed after the server forgot that part of the log: a position that is lost."""
+        xid = f"'{bench.database}'"
+        bench.run(f"XA START {xid}", insert("orders", 1), f"XA END {xid}", f"XA PREPARE {xid}")
+        bench.reconnect()
+        start = bench.source().head()
+        bench.forget()
+        bench.run(f"XA COMMIT {xid}")
+
+        with pytest.raises(PositionLost, match="the rows of the XA transaction"):
+            take(bench, start, whole(1))
+
+
+def test_checksums_begin_and_end(bench: MysqlBench) -> None:
+    """`binlog_checksum` may change while we read; each file says what it has."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    bench.run("SET GLOBAL binlog_checksum = NONE")
+    try:
+        bench.execute(insert("orders", 2))
+    finally:
+        bench.run("SET GLOBAL binlog_checksum = CRC32")
+    bench.execute(insert("orders", 3))
+
+    assert take(bench, start, whole(3)).changes == inserts("orders", 1, 2, 3)
 
 
 def until(reading: Iterator[object], taken: Taken, rows: int) -> None:
