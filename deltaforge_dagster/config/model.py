@@ -481,6 +481,13 @@ class ValueOptions(_Block):
     mysql_timestamp: Literal["iso", "micros"] = "iso"
 
 
+class PostgresOptions(_Block):
+    """How a PostgreSQL server is used, where there is a choice."""
+
+    failover_slot: bool = False
+    heartbeat_seconds: Seconds | None = None
+
+
 class Engine(_Block):
     """Fields of our own: everything that the original does not have."""
 
@@ -491,6 +498,7 @@ class Engine(_Block):
     journal: JournalLimits = JournalLimits()
     dagster: DagsterOptions = DagsterOptions()
     values: ValueOptions = ValueOptions()
+    postgres: PostgresOptions = PostgresOptions()
 
 
 class Spec(_Block):

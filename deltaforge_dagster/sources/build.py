@@ -22,5 +22,5 @@ def build_source(spec: PipelineSpec) -> Source:
             from deltaforge_dagster.sources.postgres import source as postgres_source  # noqa: PLC0415
 
             return postgres_source.PostgresSource(
-                postgres, spec.metadata.name, spec.spec.engine.values
+                postgres, spec.metadata.name, spec.spec.engine.values, spec.spec.engine.postgres
             )

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = "__wal_message"
 """`source.schema` of a message's event."""
 
+MESSAGES_VERSION = 140000
+"""Servers from here on send logical messages, if asked to."""
+
 HEARTBEAT = "deltaforge_heartbeat"
 """Prefix of our own messages, which only move the position; never delivered."""
 

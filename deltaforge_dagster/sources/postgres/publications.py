@@ -2,7 +2,8 @@
 
 A missing one is created, with the tables that match the pipeline's patterns, before the slot: the
 server looks a publication up as it was at the place in the log it decodes, and fails when it was
-not there yet. One that exists belongs to somebody: it is checked and never changed.
+not there yet. It carries a comment that says so, and gets the tables that match later, from when
+they are added on. One without that comment belongs to somebody: it is checked and never changed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from psycopg import sql
 from deltaforge_dagster.errors import PermissionMissing, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.postgres import catalog
 from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.refusals import one_line
 from deltaforge_dagster.sources.tables import TablePatterns
 
 logger = logging.getLogger(__name__)
 
 _VIA_ROOT_VERSION = 130000
+_OURS = "made by deltaforge, which adds the tables that match"
+_LOCK_MS = 500
 
 
 def create(
@@ -54,7 +58,11 @@ def create(
         # Rows of a partition carry the name of the partitioned table that the patterns chose.
         statement += sql.SQL(" WITH (publish_via_partition_root = true)")
     try:
-        connection.execute(statement)
+        with connection.transaction():
+            connection.execute(statement)
+            connection.execute(
+                sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(name), _OURS)
+            )
     except psycopg.errors.DuplicateObject:
         return  # somebody else was quicker, perhaps this pipeline's other process
     except psycopg.errors.InsufficientPrivilege as error:
@@ -69,6 +77,42 @@ def create(
             "captured is locked by another session"
         ) from error
     logger.info("%s: created publication %s for %d tables", server.where, name, len(tables))
+
+
+def extend(
+    connection: psycopg.Connection, server: Server, name: str, patterns: TablePatterns
+) -> None:
+    """Add the tables that match and are not sent, to a publication that was made here.
+
+    Their changes are captured from then on. What cannot be added now (a table is locked, or has no
+    replica identity, or belongs to another role) is logged, and tried again the next time.
+    """
+    row = connection.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s",
+        (name,),
+    ).fetchone()
+    sent = catalog.published(connection, name)
+    if row is None or row[0] != _OURS or sent is None:
+        return
+    missing = _missing(catalog.tables(connection), sent, patterns)
+    bare = set(catalog.without_identity(connection, missing)) if missing else set()
+    missing = [table for table in missing if table.full_name not in bare]
+    if not missing:
+        return
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+            connection.execute(_adding(name, missing))
+    except psycopg.Error as error:
+        logger.warning(
+            "%s: publication %s does not get %s (%s)",
+            server.where,
+            name,
+            _names(missing),
+            one_line(str(error)),
+        )
+    else:
+        logger.info("%s: publication %s now sends %s", server.where, name, _names(missing))
 
 
 def check(
@@ -155,7 +199,10 @@ def _names(tables: Sequence[catalog.Table]) -> str:
 
 
 def _add(connection: psycopg.Connection, name: str, tables: Sequence[catalog.Table]) -> str:
-    statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
+    return _adding(name, tables).as_string(connection)
+
+
+def _adding(name: str, tables: Sequence[catalog.Table]) -> sql.Composed:
+    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
         sql.Identifier(name), sql.SQL(", ").join(table.identifier for table in tables)
     )
-    return statement.as_string(connection)

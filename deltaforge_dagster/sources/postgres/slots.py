@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres import catalog
 from deltaforge_dagster.sources.postgres.connection import Server
-from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.messages import HEARTBEAT, MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate
 
 logger = logging.getLogger(__name__)
@@ -31,22 +31,33 @@ MAX_UNCONFIRMED_BYTES = 64 << 20
 
 _PLUGIN = "pgoutput"
 _SKIPS_EMPTY_VERSION = 150000
-MESSAGES_VERSION = 140000
-"""Servers from here on send logical messages, if asked to."""
+_FAILOVER_VERSION = 170000
 _WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
 
-def create(connection: psycopg.Connection, server: Server, name: str) -> None:
+def create(
+    connection: psycopg.Connection, server: Server, name: str, *, failover: bool, version: int
+) -> None:
     """Create the slot; the server first waits for the transactions that are open now.
+
+    With `failover` its replicas keep a copy (manual: "Logical Replication Failover").
 
     Raises:
         SourceUnavailable: They did not end in time; the message names the oldest.
-        SourceMisconfigured: The server has no free slot.
+        SourceMisconfigured: The server has no free slot, or is too old for failover slots.
         PermissionMissing: The role may not replicate.
     """
+    if failover and version < _FAILOVER_VERSION:
+        raise SourceMisconfigured(
+            f"{server.where}: engine.postgres.failover_slot needs PostgreSQL 17 or later"
+        )
+    more = ", failover => true" if failover else ""
     try:
-        connection.execute("SELECT pg_create_logical_replication_slot(%s, %s)", (name, _PLUGIN))
+        connection.execute(
+            f"SELECT pg_create_logical_replication_slot(%s, %s{more})",
+            (name, _PLUGIN),
+        )
     except psycopg.errors.DuplicateObject:
         return
     except psycopg.errors.QueryCanceled as error:

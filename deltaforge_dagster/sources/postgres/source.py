@@ -6,17 +6,15 @@ is the `end_lsn` of a commit, or a place that the server says it has passed with
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterator
 
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.config.model import PostgresConfig, ValueOptions
+from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions, ValueOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
-    DeltaforgeError,
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
@@ -25,15 +23,19 @@ from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, pars
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
-from deltaforge_dagster.sources.postgres import catalog, identity, publications, slots
+from deltaforge_dagster.sources.postgres import catalog, endings, identity, publications, slots
 from deltaforge_dagster.sources.postgres.batches import Unsent
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
-from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
+from deltaforge_dagster.sources.postgres.handshake import RefusedError
+from deltaforge_dagster.sources.postgres.heartbeat import Heartbeat
 from deltaforge_dagster.sources.postgres.preflight import preflight
-from deltaforge_dagster.sources.postgres.refusals import may_not_replicate, translate
 from deltaforge_dagster.sources.postgres.reselect import Reselection
-from deltaforge_dagster.sources.postgres.stream import STATUS_SECONDS, ReplicationStream
+from deltaforge_dagster.sources.postgres.stream import (
+    STATUS_SECONDS,
+    ReplicationStream,
+    start_command,
+)
 from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
@@ -44,6 +46,7 @@ _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
 _OPEN_SECONDS = 30.0
 _HANDSHAKE_SECONDS = 10.0
 _DEFAULT_VALUES = ValueOptions()
+_DEFAULT_OPTIONS = PostgresOptions()
 
 
 class PostgresSource:
@@ -53,13 +56,19 @@ class PostgresSource:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`.
+        options: `spec.engine.postgres`.
     """
 
     def __init__(
-        self, config: PostgresConfig, pipeline: str, values: ValueOptions = _DEFAULT_VALUES
+        self,
+        config: PostgresConfig,
+        pipeline: str,
+        values: ValueOptions = _DEFAULT_VALUES,
+        options: PostgresOptions = _DEFAULT_OPTIONS,
     ) -> None:
         self._config = config
         self._values = values
+        self._options = options
         self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._patterns = TablePatterns(
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
@@ -99,6 +108,7 @@ class PostgresSource:
             if found is None:
                 self._refuse_unreachable_start(facts.flushed_lsn)
             if catalog.published(connection, config.publication) is not None:
+                publications.extend(connection, server, config.publication, self._patterns)
                 publications.check(connection, server, config.publication, self._patterns)
             elif found is None:
                 publications.create(
@@ -111,7 +121,13 @@ class PostgresSource:
                     f"decoded; run: {self._drop_slot(connection)}, then both are made anew"
                 )
             if found is None:
-                slots.create(connection, server, config.slot)
+                slots.create(
+                    connection,
+                    server,
+                    config.slot,
+                    failover=self._options.failover_slot,
+                    version=facts.version,
+                )
                 found = catalog.slot(connection, config.slot)
             return self._start(slots.check(found, server, config.slot), facts.flushed_lsn)
 
@@ -138,6 +154,7 @@ class PostgresSource:
                 return False
             if facts.flushed_lsn - begin > slots.MAX_UNCONFIRMED_BYTES:
                 return True
+            publications.extend(connection, server, config.publication, self._patterns)
             try:
                 return slots.has_changes(
                     connection,
@@ -199,9 +216,13 @@ class PostgresSource:
             captures=self._patterns.matches,
             unsent=self._unsent(),
         )
+        seconds = self._options.heartbeat_seconds
+        heartbeat = None if seconds is None else Heartbeat(self._server, seconds)
         try:
             yield from self._batches(stream, decoder, limits)
         finally:
+            if heartbeat is not None:
+                heartbeat.stop()
             stream.close()
 
     def confirm(self, position: Position) -> None:
@@ -279,9 +300,10 @@ class PostgresSource:
             facts = self._facts(connection)
             found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
             slots.check_start(found, server, config.slot, start.lsn, facts.flushed_lsn)
+            publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
-            command = _start_command(connection, config, start, facts.version)
+            command = start_command(connection, config, start, facts.version)
             connected = server.replicate(connection, _HANDSHAKE_SECONDS)
         status_seconds = min(STATUS_SECONDS, facts.sender_timeout / 4 or STATUS_SECONDS)
         stream = ReplicationStream(connected, server.where, status_seconds)
@@ -295,7 +317,7 @@ class PostgresSource:
             stream.start(command)
         except RefusedError as refused:
             stream.close()
-            raise self._refusal(refused, started=False) from None
+            raise endings.refusal(refused, server, config, started=False) from None
         except BaseException:
             stream.close()
             raise
@@ -314,7 +336,12 @@ class PostgresSource:
                 stream.send_status()
             yield from self._hand_on(stream, decoded, limits)
             if decoded.foreign:
-                raise self._ending(stream, bytes(buffer.data[decoded.consumed : buffer.length]))
+                raise endings.ending(
+                    stream,
+                    bytes(buffer.data[decoded.consumed : buffer.length]),
+                    self._server,
+                    self._config,
+                )
             buffer.drop(decoded.consumed)
 
     def _hand_on(
@@ -328,39 +355,6 @@ class PostgresSource:
             raise decoded.error
         if not decoded.batches:
             yield ChangeBatch(None, None)
-
-    def _ending(self, stream: ReplicationStream, message: bytes) -> DeltaforgeError:
-        """Return the error for a message that ends the stream."""
-        where = self._server.where
-        if message[:1] in {b"c", b"C", b"Z"}:
-            return SourceUnavailable(f"{where}: the server ended the stream; is it shutting down?")
-        if message[:1] != b"E":
-            return CorruptLog(f"{where}: unexpected message {message[:1]!r} in the stream")
-        whole = message
-        while len(whole) < 5 or len(whole) < 1 + struct.unpack_from("!i", whole, 1)[0]:
-            piece = bytearray(4096)
-            whole += bytes(piece[: stream.receive(memoryview(piece), 1.0)])
-        fields = error_fields(whole[5:])
-        return self._refusal(RefusedError(fields.get("C", ""), fields.get("M", "")), started=True)
-
-    def _refusal(self, refused: RefusedError, *, started: bool) -> DeltaforgeError:
-        """Return the error for what the server said instead of, or inside, the stream."""
-        config, server = self._config, self._server
-        match refused.sqlstate:
-            case "58P01" | "55000":  # a WAL file was removed; the slot was invalidated meanwhile
-                return slots.lost(server, config.slot, "no longer has its log")
-            case "42704" if started:
-                return SourceMisconfigured(
-                    f"{server.where}: publication {config.publication!r} did not exist when this "
-                    "part of the log was written, which therefore cannot be decoded"
-                )
-            case "42704":
-                return slots.lost(server, config.slot, "is gone")
-            case "42501":
-                return may_not_replicate(server.where, server.user)
-            case "55006":
-                return slots.in_use(server, config.slot, "another process")
-        return translate(refused.sqlstate, refused.message, server.where, server.user)
 
     def _facts(self, connection: psycopg.Connection) -> catalog.Facts:
         facts, where = catalog.facts(connection), self._server.where
@@ -406,25 +400,6 @@ class PostgresSource:
     def _drop_slot(self, connection: psycopg.Connection) -> str:
         statement = sql.SQL("SELECT pg_drop_replication_slot({})").format(self._config.slot)
         return statement.as_string(connection)
-
-
-def _start_command(
-    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition, version: int
-) -> str:
-    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
-
-    Version 1 of the protocol sends each transaction whole and at its commit, in the log's order,
-    prepared ones at COMMIT PREPARED. The later versions send open transactions in pieces, between
-    each other, and prepared ones early: all of that would have to be kept here until the
-    commit, which the server does as well.
-    """
-    names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
-    messages = ", messages 'true'" if version >= slots.MESSAGES_VERSION else ""
-    return (
-        f"START_REPLICATION SLOT {sql.Identifier(config.slot).as_string(connection)} "
-        f"LOGICAL {format_lsn(start.lsn)} "
-        f"(proto_version '1', publication_names {names.as_string(connection)}{messages})"
-    )
 
 
 def _lsn(position: Position) -> int:

@@ -18,8 +18,14 @@ import struct
 import threading
 import time
 
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.config.model import PostgresConfig
 from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
+from deltaforge_dagster.sources.postgres.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.stream_socket import StreamSocket
 
 STATUS_SECONDS = 1.0
@@ -28,6 +34,25 @@ SILENCE_SECONDS = 60.0
 
 _STATUS = struct.Struct("!cicqqqqb")
 _EPOCH_2000 = 946_684_800
+
+
+def start_command(
+    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition, version: int
+) -> str:
+    """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
+
+    Version 1 of the protocol sends each transaction whole and at its commit, in the log's order,
+    prepared ones at COMMIT PREPARED. The later versions send open transactions in pieces, between
+    each other, and prepared ones early: all of that would have to be kept here until the
+    commit, which the server does as well.
+    """
+    names = sql.Literal(sql.Identifier(config.publication).as_string(connection))
+    messages = ", messages 'true'" if version >= MESSAGES_VERSION else ""
+    return (
+        f"START_REPLICATION SLOT {sql.Identifier(config.slot).as_string(connection)} "
+        f"LOGICAL {format_lsn(start.lsn)} "
+        f"(proto_version '1', publication_names {names.as_string(connection)}{messages})"
+    )
 
 
 class ReplicationStream:

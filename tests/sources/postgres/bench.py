@@ -10,7 +10,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import conninfo, sql
 
-from deltaforge_dagster.config.model import PostgresConfig
+from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 
@@ -60,8 +60,9 @@ class PostgresBench:
         return PostgresConfig(**{**fields, **changed})
 
     def source(self, **changed: Any) -> PostgresSource:
-        """Return a new source, closed when the bench ends."""
-        source = PostgresSource(self.config(**changed), PIPELINE)
+        """Return a new source, closed when the bench ends; `options` are `engine.postgres`."""
+        options = changed.pop("options", PostgresOptions())
+        source = PostgresSource(self.config(**changed), PIPELINE, options=options)
         self._sources.append(source)
         return source
 

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
+from deltaforge_dagster.config.model import PostgresOptions
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     PermissionMissing,
@@ -236,7 +237,8 @@ class TestPublication:
     def test_a_new_table_that_matches_a_wildcard_is_logged(
         self, bench: PostgresBench, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is not captured, which is said with the remedy, and the others go on."""
+        """In a publication of somebody else: not captured, said with the remedy; the others go on."""
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items, other")
         start = bench.source(tables=("public.*",)).ensure_start()
         bench.execute("CREATE TABLE newer (id int PRIMARY KEY, v text)", insert("newer", 1))
         bench.execute(insert("orders", 1))
@@ -246,6 +248,42 @@ class TestPublication:
 
         assert taken.changes == inserts("orders", 1)
         assert 'ALTER PUBLICATION "p" ADD TABLE "public"."newer"' in caplog.text
+
+    def test_our_own_gets_the_tables_that_come_later(self, bench: PostgresBench) -> None:
+        """When a run begins, and when the sensor asks; what was written before is not captured."""
+        of_all = {"tables": ("public.*",)}
+        start = bench.source(**of_all).ensure_start()
+        bench.execute("CREATE TABLE newer (id int PRIMARY KEY, v text)", insert("newer", 1))
+        take(bench, start, lambda _: True, source=bench.source(**of_all))
+        bench.execute(insert("newer", 2))
+        bench.execute(
+            "CREATE TABLE newest (id int PRIMARY KEY, v text)", "CREATE TABLE bare (v int)"
+        )
+        assert bench.source(**of_all).has_changes(start)
+        bench.execute(insert("newest", 3), "INSERT INTO bare VALUES (4)")
+        bench.execute("UPDATE bare SET v = 5")
+
+        taken = take(bench, start, whole(2), source=bench.source(**of_all))
+
+        assert taken.changes == inserts("newer", 2) + inserts("newest", 3)
+
+    def test_a_table_that_cannot_be_added_now_stops_nothing(
+        self, bench: PostgresBench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A locked table is tried again the next time."""
+        of_all = {"tables": ("public.*",)}
+        start = bench.source(**of_all).ensure_start()
+        bench.execute("CREATE TABLE newer (id int PRIMARY KEY, v text)", insert("orders", 1))
+        with psycopg.connect(bench.dsn) as other:
+            other.execute("LOCK TABLE newer")
+            taken = take(bench, start, whole(1), source=bench.source(**of_all))
+        assert taken.changes == inserts("orders", 1)
+        assert "does not get public.newer" in caplog.text
+
+        take(bench, start, lambda _: True, source=bench.source(**of_all))
+        bench.execute(insert("newer", 2))
+        end = take(bench, taken.end, whole(1), source=bench.source(**of_all))
+        assert end.changes == inserts("newer", 2)
 
     def test_a_wider_publication_captures_no_more(self, bench: PostgresBench) -> None:
         """Tables that the publication sends beyond the patterns are passed over."""
@@ -350,6 +388,62 @@ class TestSlot:
         bench.execute(insert("orders", 1))
 
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_a_slot_for_prepared_transactions_is_refused(self, bench: PostgresBench) -> None:
+        """It would send what may be rolled back."""
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+        bench.value(
+            "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", bench.slot
+        )
+
+        with pytest.raises(SourceMisconfigured, match="made with two_phase"):
+            bench.source().ensure_start()
+
+    def test_an_old_server_has_no_failover_slots(self, bench: PostgresBench) -> None:
+        """The option is refused before anything is made."""
+        if bench.connection.info.server_version >= 170000:
+            pytest.xfail("this server has them")
+        with pytest.raises(SourceMisconfigured, match="needs PostgreSQL 17"):
+            bench.source(options=PostgresOptions(failover_slot=True)).ensure_start()
+
+    def test_log_that_is_about_to_go_is_warned_of_and_then_lost(
+        self, start_postgres: StartPostgres, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """`unreserved` is a warning; after the next checkpoint the slot is invalidated."""
+        server = start_postgres({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"})
+        with PostgresBench(server.dsn) as bench:
+            start = bench.source().ensure_start()
+            bench.execute(insert("orders", 1))
+            for _ in range(3):
+                bench.value("SELECT pg_switch_wal()::text")
+                bench.execute(insert("other", bench.value("SELECT count(*) FROM other")))
+            status = "SELECT wal_status FROM pg_replication_slots"
+            assert bench.value(status) in {"unreserved", "extended"}
+            if bench.value(status) == "unreserved":
+                take(bench, start, whole(1))
+                assert "removes at its next checkpoint" in caplog.text
+            bench.execute("CHECKPOINT")
+
+            with pytest.raises(PositionLost) as caught:
+                take(bench, start, whole(1))
+
+        assert "was invalidated" in problem(caught)
+
+    def test_heartbeats_move_the_slot(self, bench: PostgresBench) -> None:
+        """They come back as progress that can be confirmed, and as no change."""
+        start = bench.source().ensure_start()
+        reader = bench.source(options=PostgresOptions(heartbeat_seconds=0.2))
+        ends = []
+        for batch in reader.read(start, ReadLimits(), Versions()):
+            assert batch.rows is None
+            if isinstance(batch.end, LsnPosition) and batch.end.tx_id is not None:
+                ends.append(batch.end)
+                reader.confirm(batch.end)
+            if len(ends) > 2 and bench.confirmed() > start:
+                break
+        reader.close()
+
+        assert not bench.source().has_changes(ends[-1])
 
     def test_a_reader_that_is_not_ours_is_named(
         self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
