@@ -93,6 +93,7 @@ class Preparations:
         """
         with self._lock:
             self._reached[sink] = (segment, ordinal)
+            self._let_go()  # first, so that the job begun below can write over its files
         entry = self._entry((segment, ordinal))
         if entry is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
@@ -199,18 +200,22 @@ class Preparations:
             entry.users -= 1
             self._clock += 1
             entry.used = self._clock
-            passed = min(self._reached.values(), default=(0, 0))
-            idle = sorted(
-                (one for one in self._entries if not one.users and one.future.done()),
-                key=lambda one: one.used,
-            )
-            needed = [one for one in idle if not _failed(one) and passed < one.end]
-            kept = needed[-self._keep :]
-            spare = [one for one in idle if one not in kept]
-            self._entries = [one for one in self._entries if one not in spare]
-            for one in spare:
-                if not _failed(one):
-                    self._preparer.recycle(one.future.result())
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what nobody uses or needs any more; called with the lock."""
+        passed = min(self._reached.values(), default=(0, 0))
+        idle = sorted(
+            (one for one in self._entries if not one.users and one.future.done()),
+            key=lambda one: one.used,
+        )
+        needed = [one for one in idle if not _failed(one) and passed < one.end]
+        kept = needed[-self._keep :]
+        spare = [one for one in idle if one not in kept]
+        self._entries = [one for one in self._entries if one not in spare]
+        for one in spare:
+            if not _failed(one):
+                self._preparer.recycle(one.future.result())
 
 
 def _failed(entry: _Entry) -> bool:

@@ -36,11 +36,15 @@ class Job:
 
 @dataclass
 class CountingPreparer:
-    """Stands in for Spark, which has nothing to do with sharing: counts jobs, fails on demand."""
+    """Stands in for Spark, which has nothing to do with sharing: counts jobs, fails on demand.
+
+    `free` says for each job how many before it had no use for their files when it began.
+    """
 
     jobs: list[Job] = field(default_factory=list)
     failures: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
+    free: list[int] = field(default_factory=list)
 
     def parts(self, segment: SegmentRow) -> list[range]:
         """Take a segment in parts of ten rows."""
@@ -52,6 +56,7 @@ class CountingPreparer:
         if self.failures:
             self.failures -= 1
             raise SparkUnavailable("gone")
+        self.free.append(sum(job.discarded for job in self.jobs))
         self.jobs.append(Job(segments[0].segment, segments[-1].segment, ordinals))
         return self.jobs[-1]
 
@@ -169,6 +174,16 @@ def test_files_go_once_nobody_needs_them(
         eventually(lambda: [job.discarded for job in preparer.jobs[:3]] == [True, True, False])
     preparations.close()
     assert all(job.discarded for job in preparer.jobs)
+
+
+def test_the_files_of_one_job_are_free_for_the_next_but_one(
+    preparations: Preparations, preparer: CountingPreparer
+) -> None:
+    """What a sink has passed goes before the next job begins, which can write over it."""
+    for segment, jobs in ((1, 2), (4, 3), (7, 4)):
+        with preparations.covering("a", segment, 0):
+            eventually(lambda jobs=jobs: len(preparer.jobs) == jobs)  # type: ignore[misc]
+    assert preparer.free == [0, 0, 1, 2]
 
 
 def test_a_sink_that_hangs_keeps_no_more_than_a_few(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
@@ -91,6 +94,25 @@ def test_session_that_dies_in_use(make: Make, remembered: list[str]) -> None:
     assert sessions.lost(caught.value)
     assert sessions.session().range(1).count() == 1
     assert remembered[-1] == sessions.session().session_id
+
+
+def test_workers_keep_memory(make: Make) -> None:
+    """A task finds the memory that the one before it has freed, and touches no page anew."""
+    session = make(None).session()
+
+    def faults(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for used in range(2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            arrays = [np.ones(24 << 20, np.uint8) for _ in range(6)]
+            pools = [pa.nulls(4 << 20, pa.uint8()) for _ in arrays]
+            del arrays, pools
+            if used:
+                more = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+                yield pa.record_batch([pa.array([more])], ["faults"])
+
+    (row,) = session.range(0, 1, 1, 1).mapInArrow(faults, "faults bigint").collect()
+
+    assert row["faults"] < 40, "144 MB in pages of at most 2 MB are 72"
 
 
 def test_other_errors_lose_nothing(make: Make) -> None:
