@@ -50,5 +50,7 @@ def rebuild(
     )
     for sink in rebuilt.lossy:
         typer.echo(f"{sink}: never gets what it lacks from before that position.")
+    for subject in rebuilt.held:
+        typer.echo(f"{subject}: what was held of it may never reach a sink.")
     for sink in rebuilt.detached:
         typer.echo(f"{sink}: stays detached; it can be attached with --tail only.")

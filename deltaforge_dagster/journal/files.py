@@ -26,10 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
+from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED, FRAME
+from deltaforge_dagster.journal.checksummed import Checksummed, readable
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.storage import NewFile, Storage, open_storage
+from deltaforge_dagster.journal.held import HeldWriter, orphans, read_held
+from deltaforge_dagster.journal.held import folder as held_folder
+from deltaforge_dagster.journal.storage import Storage, open_storage
 from deltaforge_dagster.journal.summary import Summary
 
 ROW_GROUP_BYTES = 16 << 20
@@ -150,7 +153,7 @@ class Journal:
             JournalDamaged: Missing, or not Parquet.
             StoreUnavailable: The storage cannot be read now.
         """
-        with _readable(path):
+        with readable(path):
             return pq.ParquetFile(self._storage.open(path))
 
     def batches(
@@ -165,7 +168,7 @@ class Journal:
         with self.open(row.path) as file:
             names = None if columns is None else list(columns)
             for group in range(file.num_row_groups):
-                with _readable(row.path):
+                with readable(row.path):
                     rows = file.read_row_group(group, columns=names)
                 yield from rows.to_batches()
 
@@ -193,7 +196,7 @@ class Journal:
                 if ordinals and not (rows.start < ordinals.stop and ordinals.start < rows.stop):
                     continue
                 if counted % of == part:
-                    with _readable(path):
+                    with readable(path):
                         table = file.read_row_group(group, columns=list(columns))
                     yield from table.to_batches()
                 counted += 1
@@ -231,6 +234,35 @@ class Journal:
             rows += batch.num_rows
         _compare(row, "rows", rows, row.rows)
         _compare(row, "content hash", content.hexdigest(), row.content_hash)
+
+    def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
+        """Begin a file of held events.
+
+        Raises:
+            StoreUnavailable: The file cannot be created.
+        """
+        return HeldWriter(self._storage, pipeline, epoch)
+
+    def read_held(self, path: str, checksum: str) -> Iterator[bytes]:
+        """Yield the events of such a file in order.
+
+        Raises:
+            JournalDamaged: The file is missing, or differs from its checksum.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        return read_held(self._storage, path, checksum)
+
+    def sweep_held(
+        self, pipeline: str, known: Collection[str], *, epoch: int, older_than: float
+    ) -> list[str]:
+        """Remove files of held events that no row names, as `sweep` does; return their paths."""
+        swept = []
+        for path in orphans(self._storage.list(held_folder(pipeline)), known, epoch):
+            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
+                if self._storage.age(path) > older_than:
+                    self._storage.delete(path)
+                    swept.append(path)
+        return swept
 
     def exists(self, path: str) -> bool:
         """Say whether a file is there."""
@@ -277,7 +309,7 @@ class Journal:
     def _checksum(self, path: str) -> tuple[str, int]:
         digest = hashlib.sha256()
         size = 0
-        with _readable(path), self._storage.open(path) as file:
+        with readable(path), self._storage.open(path) as file:
             while piece := file.read(_READ_BYTES):
                 digest.update(piece)
                 size += len(piece)
@@ -318,7 +350,7 @@ class SegmentWriter:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._numbered = 0
-        self._file = _Checksummed(storage.create(self._path))
+        self._file = Checksummed(storage.create(self._path))
         self._parquet = pq.ParquetWriter(
             cast("IO[bytes]", self._file),  # Arrow calls write and tell, nothing else
             FRAME,
@@ -420,45 +452,6 @@ class SegmentWriter:
             raise
 
 
-class _Checksummed:
-    """What the Parquet writer writes into: hashes the bytes on their way to the file."""
-
-    def __init__(self, file: NewFile) -> None:
-        self.closed = False
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: pa.Buffer | bytes) -> int:
-        # The Parquet writer writes its footer whatever happened: after the end it goes nowhere.
-        if not self.closed:
-            self._digest.update(data)
-            self._size += len(data)
-            self._file.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        """Do nothing: `commit` makes everything durable at once."""
-
-    def close(self) -> None:
-        """Do nothing: `commit` or `discard` ends the file."""
-
-    def commit(self) -> None:
-        self._file.commit()
-        self.closed = True
-
-    def discard(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self._file.discard()
-
-    def checksum(self) -> str:
-        return self._digest.hexdigest()
-
-
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch so that no piece is much larger than a row group."""
     parts = -(-batch.nbytes // ROW_GROUP_BYTES)
@@ -474,16 +467,3 @@ def _damaged(row: SegmentFile, what: str) -> JournalDamaged:
 def _compare(row: SegmentFile, what: str, found: object, expected: object) -> None:
     if found != expected:
         raise _damaged(row, f"{what} {found}, but {expected} when it was written")
-
-
-@contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Tell a file that cannot be decoded from storage that cannot be read."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
-    except OSError as error:
-        if error.errno is None:  # Arrow's own: the bytes do not follow the format
-            raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
-        raise StoreUnavailable(f"journal file {path}: {error.strerror}") from error

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state import holds
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
@@ -32,6 +33,7 @@ class Rebuilt:
         segments: How many segments were dropped.
         ranges: How many ranges were dropped.
         lossy: Sinks that will never get changes which they lack.
+        held: What was held and is not any more: its events may never reach a sink.
         detached: Sinks that stay detached, and can be attached at the journal's tail only.
     """
 
@@ -39,6 +41,7 @@ class Rebuilt:
     segments: int
     ranges: int
     lossy: list[str]
+    held: list[str]
     detached: list[str]
 
 
@@ -51,6 +54,14 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
     position = pipeline.confirmed_position or pipeline.start_position
     if position is None:
         raise NotAllowed(f"pipeline {name!r} has captured nothing yet; there is no journal")
+    kept = [f"{hold.kind} {hold.subject}" for hold in holds.read_holds(connection, name)]
+    if kept and not accept_loss:
+        raise NotAllowed(
+            f"pipeline {name!r} holds {', '.join(kept)}: what is captured again would no longer be "
+            "told from what sinks have; release it (deltaforge hold release), let a run deliver it, "
+            "then rebuild; --accept-loss goes on without what is held"
+        )
+    holds.drop_all(connection, name)
     sinks = read_checkpoints(connection, name)
     lossy = sorted(
         sink
@@ -76,7 +87,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
         if one.attached:
             _start_afresh(connection, pipeline, one, position)
     detached = sorted(sink for sink, one in sinks.items() if not one.attached)
-    return Rebuilt(position, dropped[0], dropped[1], lossy, detached)
+    return Rebuilt(position, dropped[0], dropped[1], lossy, kept, detached)
 
 
 def _lacks(

@@ -16,6 +16,9 @@ Want = Literal["running", "paused", "stopped"]
 Attachment = Literal["attached", "detached"]
 """Whether the journal keeps its segments for a sink; a detached one gets nothing."""
 
+HoldState = Literal["held", "released", "journaled"]
+"""What becomes of held events, see `holds`."""
+
 Counts = Mapping[str, Mapping[str, int]]
 
 
@@ -161,3 +164,64 @@ class CheckpointRow:
     def whole_segment(self) -> int:
         """Number of the last segment that has arrived whole."""
         return self.segment if self.complete else self.segment - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A durable file of events that are kept back.
+
+    Attributes:
+        kind: What is held: `table`.
+        subject: Which one: a table's full name.
+        reason: Why, for people; kept of the first part only.
+        since_position: A position before all of these events, JSON text.
+        path: Relative to the journal's root.
+        checksum: SHA-256 of the file's bytes.
+        events: How many events it has.
+        bytes: Size of the file.
+    """
+
+    kind: str
+    subject: str
+    reason: str
+    since_position: str
+    path: str
+    checksum: str
+    events: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRow:
+    """A hold. `since` is a time, `since_position` a position before everything that is held.
+
+    `mend` is what a released one's events are to be decoded with, JSON text in the source's words.
+    """
+
+    kind: str
+    subject: str
+    state: HoldState
+    reason: str
+    since: float
+    since_position: str
+    events: int
+    bytes: int
+    mend: str | None
+    last_segment: int | None
+
+    def passed(self, whole_segment: int) -> bool:
+        """Say whether a sink that has everything up to a segment has everything that was held."""
+        return self.state == "journaled" and whole_segment >= (self.last_segment or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPartRow:
+    """A file of a hold; `number` orders the files of a pipeline."""
+
+    kind: str
+    subject: str
+    number: int
+    path: str
+    checksum: str
+    events: int
+    bytes: int

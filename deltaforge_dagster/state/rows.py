@@ -10,14 +10,26 @@ from sqlalchemy import ColumnElement, Connection, Table, select
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.records import (
     CheckpointRow,
+    HoldPartRow,
+    HoldRow,
     LeaseRow,
     PipelineRow,
     RangeRow,
     SegmentRow,
 )
-from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, ranges, segments
+from deltaforge_dagster.state.tables import (
+    checkpoints,
+    hold_parts,
+    holds,
+    leases,
+    pipelines,
+    ranges,
+    segments,
+)
 
-Row = TypeVar("Row", PipelineRow, LeaseRow, RangeRow, SegmentRow, CheckpointRow)
+Row = TypeVar(
+    "Row", PipelineRow, LeaseRow, RangeRow, SegmentRow, CheckpointRow, HoldRow, HoldPartRow
+)
 
 _TABLES: dict[type, Table] = {
     PipelineRow: pipelines,
@@ -25,6 +37,8 @@ _TABLES: dict[type, Table] = {
     RangeRow: ranges,
     SegmentRow: segments,
     CheckpointRow: checkpoints,
+    HoldRow: holds,
+    HoldPartRow: hold_parts,
 }
 
 

@@ -1,6 +1,6 @@
 """The state store's tables, for SQLite and PostgreSQL alike.
 
-Six tables hold how far each pipeline has come; four hold the primitives (`primitives`). Columns
+Eight tables hold how far each pipeline has come; four hold the primitives (`primitives`). Columns
 carry the names of the fields in `records`, where they are explained. `migrations` makes these
 tables; a test proves that both say the same, so a change here needs a new migration.
 
@@ -144,6 +144,35 @@ published = Table(
     Column("range", BigInteger, primary_key=True, autoincrement=False),
     Column("asset", Text, primary_key=True),
     Column("published_at", Double, nullable=False),
+)
+
+holds = Table(
+    "hold",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("state", Text, nullable=False),  # `records.HoldState`
+    Column("reason", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("since_position", Text, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("mend", Text),
+    Column("last_segment", BigInteger),
+)
+
+hold_parts = Table(
+    "hold_part",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("checksum", Text, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
 )
 
 kv = Table(

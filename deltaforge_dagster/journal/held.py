@@ -1,0 +1,115 @@
+"""Files of held events: raw events of one subject, kept in the order of the log until released.
+
+A file lies at `<pipeline>/held/<epoch>-<random>.arrow`, beside the folders of segments: it does not
+belong to one uid of the journal. It is an Arrow IPC stream with one column `event` of bytes, whose
+content only the source understands, compressed with Zstandard. Like a segment it is durable before
+the state store knows of it, never replaced, and an orphan when no row names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+
+from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.journal.checksummed import Checksummed, readable
+from deltaforge_dagster.journal.storage import Storage
+
+_SCHEMA = pa.schema([pa.field("event", pa.large_binary(), nullable=False)])
+_BATCH_BYTES = 4 << 20
+_NAME = re.compile(r"^(?P<epoch>[0-9]+)-[0-9a-f]{32}\.arrow$")
+
+
+class HeldWriter:
+    """Writes one file of held events; ends with `close`, or with `abort`.
+
+    Attributes:
+        path: Relative to the journal's root.
+        events: Events written so far.
+        bytes: Their size, before compression.
+    """
+
+    def __init__(self, storage: Storage, pipeline: str, epoch: int) -> None:
+        self.path = f"{folder(pipeline)}/{epoch:06d}-{uuid.uuid4().hex}.arrow"
+        self.events = 0
+        self.bytes = 0
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._file = Checksummed(storage.create(self.path))
+        sink: Any = self._file  # Arrow calls write and tell, nothing else
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._stream = pa.ipc.new_stream(sink, _SCHEMA, options=options)
+
+    def write(self, event: bytes) -> None:
+        """Append an event.
+
+        Raises:
+            StoreUnavailable: The storage refuses.
+        """
+        self._waiting.append(event)
+        self._waiting_bytes += len(event)
+        self.events += 1
+        self.bytes += len(event)
+        if self._waiting_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def close(self) -> tuple[str, int]:
+        """Finish the file, which is durable then; return its checksum and size.
+
+        Raises:
+            StoreUnavailable: The storage refuses.
+        """
+        self._flush()
+        self._stream.close()
+        self._file.commit()
+        return self._file.checksum(), self._file.tell()
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        self._file.discard()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            events = pa.array(self._waiting, pa.large_binary())
+            self._stream.write_batch(pa.record_batch([events], schema=_SCHEMA))
+            self._waiting.clear()
+            self._waiting_bytes = 0
+
+
+def folder(pipeline: str) -> str:
+    """Return the folder of a pipeline's held events."""
+    return f"{pipeline}/held"
+
+
+def read_held(storage: Storage, path: str, checksum: str) -> Iterator[bytes]:
+    """Yield the events of a file in order, after its checksum was compared.
+
+    Raises:
+        JournalDamaged: The file is missing, or differs from its checksum.
+        StoreUnavailable: The storage cannot be read now.
+    """
+    digest = hashlib.sha256()
+    with readable(path), storage.open(path) as file:
+        while piece := file.read(_BATCH_BYTES):
+            digest.update(piece)
+    if digest.hexdigest() != checksum:
+        raise JournalDamaged(f"journal file {path}: checksum differs from when it was written")
+    with readable(path), storage.open(path) as file:
+        for batch in pa.ipc.open_stream(cast("pa.NativeFile", file)):
+            for event in batch.column(0):
+                yield event.as_py()
+
+
+def orphans(paths: Collection[str], known: Collection[str], epoch: int) -> list[str]:
+    """Return the files of `paths` that no row names, and that no live run is writing."""
+    found = []
+    for path in paths:
+        name = _NAME.match(path.rpartition("/")[2])
+        if name is not None and path not in known and int(name["epoch"]) < epoch:
+            found.append(path)
+    return found
