@@ -11,6 +11,8 @@ The rules for writing one:
   complexity rules of the linter are off in files of kernels.
 - Numba checks no bounds. A kernel compares every length it reads with the end of what it may read,
   and every write with the room that is left, before it touches a byte.
+- With `NUMBA_BOUNDSCHECK=1` every access is checked, which tests do (give it a cache directory of its
+  own: Numba does not tell that code from other code).
 - It also runs as ordinary Python (`NUMBA_DISABLE_JIT=1`), where a byte read from an array is a
   `numpy.uint8` that overflows: convert with `np.int64(...)` before any arithmetic.
 - It releases the GIL, so the threads that renew the lease and answer keepalives run meanwhile.
@@ -93,8 +95,19 @@ def _copy_natively(_typing: Any, out: Any, at: Any, source: Any, start: Any, siz
     return numba.void(out, at, source, start, size), generate
 
 
-_plain_python: bool = numba.config.DISABLE_JIT  # type: ignore[attr-defined]  # set at import
-_copy_bytes: Callable[..., None] = _copy_slowly if _plain_python else _copy_natively
+def _copy_checked(out: Bytes, at: int, source: Bytes, start: int, size: int) -> None:
+    for i in range(size):
+        out[at + i] = source[start + i]
+
+
+def _copy_of(config: Any) -> Callable[..., None]:
+    """Return the copy for how Numba was told to compile when it was imported."""
+    if config.DISABLE_JIT:
+        return _copy_slowly
+    return kernel(_copy_checked) if config.BOUNDSCHECK else _copy_natively
+
+
+_copy_bytes = _copy_of(numba.config)
 
 
 @kernel

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.kernel import Bytes, Longs, read_only
 from deltaforge_dagster.sources.postgres.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.layout import ROW_TABLE
@@ -144,7 +145,7 @@ class Filler:
             end = numbers[answer.asked]
         text, fields, _ = read_copied(answer.copied, 1 + len(answer.columns))
         lines = [
-            (numbers[int(text[start:stop].tobytes())], column.ordinal_position - 1, *place)
+            (_row(numbers, text[start:stop].tobytes()), column.ordinal_position - 1, *place)
             for (start, stop), *values in fields.tolist()
             for column, place in zip(answer.columns, values, strict=True)
         ]
@@ -161,6 +162,13 @@ def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], li
         known.setdefault(row, {})[column] = text
     whole = {row: key for row, key in known.items() if len(key) == len(places)}
     return list(whole), [[key[place] for key in whole.values()] for place in places]
+
+
+def _row(numbers: list[int], text: bytes) -> int:
+    """Return the row that a line of an answer names."""
+    if not text.isdigit() or int(text) >= len(numbers):
+        raise CorruptLog("the server's answer names a row that was not asked for")
+    return numbers[int(text)]
 
 
 def _together(parts: list[tuple[Longs, Bytes]], last: int) -> Fills:

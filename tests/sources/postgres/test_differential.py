@@ -98,9 +98,9 @@ class Readings:
         assert [row["after"] for row in logged] == images
         assert [row["key"] for row in logged] == keys
         own = self._own(table, names, drawn)
-        for change, (whole, *values) in zip(logged, own, strict=True):
+        for change, (whole, *parts) in zip(logged, own, strict=True):
             found, theirs = dict(parse(change["after"]).pairs), dict(parse(whole).pairs)
-            for name, column, (dimensions, texts) in zip(names, drawn, values, strict=True):
+            for name, column, (dimensions, texts) in zip(names, drawn, parts, strict=True):
                 said = [expected(column.type.kind, text) for text in texts or ()]
                 assert scalars(found[name], dimensions) == said, column
                 if column.type.as_json:

@@ -1,0 +1,94 @@
+"""Kernels and decoder against mutated real messages, with every access to memory checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.sources.postgres.catalog import Catalog
+from deltaforge_dagster.sources.postgres.decoder import Decoder
+from deltaforge_dagster.sources.postgres.values import CatalogType
+from tests.sources.postgres.fuzz import Recorded, messages_of
+from tests.sources.postgres.strategies import columns
+from tests.sources.postgres.test_differential import ROWS, Readings
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def recorded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real stream with values of every type, and of arrays of them."""
+    stream = bytearray()
+    types: dict[int, CatalogType] = {}
+    feed, type_ = Decoder.feed, Catalog.type
+
+    def recording_feed(self: Decoder, data: Any, length: int) -> Any:
+        decoded = feed(self, data, length)
+        stream.extend(bytes(data[: decoded.consumed]))
+        return decoded
+
+    def recording_type(self: Catalog, oid: int) -> CatalogType | None:
+        found = type_(self, oid)
+        if found is not None:
+            types[oid] = found
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, Readings(postgres_server) as readings:
+        patch.setattr(Decoder, "feed", recording_feed)
+        patch.setattr(Catalog, "type", recording_type)
+
+        @settings(max_examples=1, database=None, suppress_health_check=list(HealthCheck))
+        @given(st.data())
+        def write(data: st.DataObject) -> None:
+            for every in (False, True):
+                drawn = data.draw(columns(readings.version, ROWS, every=every))
+                for at in range(0, len(drawn), 8):  # tables of a size that mutations can reach
+                    readings.compare(drawn[at : at + 8])
+
+        write()
+    path = tmp_path_factory.mktemp("fuzz") / "recorded.json"
+    Recorded(messages_of(bytes(stream)), types).save(path)
+    return path
+
+
+def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict[str, int]:
+    """Run the program; return how often each outcome was."""
+    ran = subprocess.run(
+        [
+            sys.executable, "-W", "error", "-m", "tests.sources.postgres.fuzz",
+            str(recorded), str(count), str(random.randrange(1 << 30)),
+        ],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    outcomes: dict[str, int] = json.loads(ran.stdout)
+    return outcomes
+
+
+def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
+    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
+    outcomes = fuzz(recorded, tmp_path, 5_000, NUMBA_BOUNDSCHECK="1")
+
+    assert set(outcomes) == {"NoneType", "CorruptLog", "UnsupportedEvent"}
+    assert outcomes["NoneType"] > 250
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(8 * 3600)
+def test_mutated_messages_at_length(recorded: Path, tmp_path: Path) -> None:
+    """As above, ten million times."""
+    for _ in range(100):
+        fuzz(recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
