@@ -57,6 +57,9 @@ class DagsterProcesses:
         code_port = free_port()
         workspace = dagster_home / "workspace.deltaforge.yaml"
         workspace.write_text(_WORKSPACE.format(port=code_port))
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` leaves it
+            # They would inherit that, and ignore SIGTERM, too, since Dagster treats both alike.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         # Also for the runs, which the code server starts.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
         # Processes that make Dagster's SQLite tables at the same time leave them unusable.

@@ -1,7 +1,9 @@
-"""Plain `dagster dev`, from the checkout's workspace.yaml, runs the pipelines as well."""
+"""`deltaforge dev` runs the pipelines here, and so does plain `dagster dev` with workspace.yaml."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -18,21 +20,50 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 
 
-@pytest.mark.timeout(300)
-def test_dagster_dev_serves_the_ui_and_delivers(
-    shop: Shop, deploy: Callable[..., Deployment]
-) -> None:
-    """Nothing but Dagster's own command: the UI answers, the sensor starts a run, a row arrives."""
-    deployment = deploy()
-    deployment.add("plain", shop.pipeline("plain"))
+def serve_and_deliver(shop: Shop, deployment: Deployment, *command: str) -> subprocess.Popen[bytes]:
+    """Start a command in the directory of `pipelines`, and prove that the UI and the runs work.
+
+    Nothing names the pipeline's file; one of its sinks is a file with a relative path.
+    """
+    more = "    - {type: file, config: {id: lines, path: lines.jsonl}}\n"
+    deployment.add("plain", shop.pipeline("plain", more_sinks=more))
     port = free_port()
-    deployment.spawn("-m", "dagster", "dev", "-w", str(WORKSPACE), "-p", str(port))
+    process = deployment.spawn(
+        "-m", *command, "--port", str(port), more={"DELTAFORGE_PIPELINES": ""}
+    )
     eventually(lambda: answers(f"http://127.0.0.1:{port}/server_info"), what="the UI")
     eventually(lambda: started(deployment, "plain"), what="the first tick")
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
 
     eventually(lambda: len(shop.entries("plain.customers")) == 1, what="the delivery")
+    eventually((deployment.folder / "lines.jsonl").exists, what="the file")
+    return process
+
+
+@pytest.mark.timeout(300)
+def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
+    """Nothing but Dagster's own command: the UI answers, the sensor starts a run, a row arrives."""
+    serve_and_deliver(shop, deploy(), "dagster", "dev", "-w", str(WORKSPACE))
+
+
+@pytest.mark.timeout(300)
+def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
+    """The same for ours, which ends everything in order, also when a script started it with `&`."""
+    deployment = deploy()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = serve_and_deliver(shop, deployment, "deltaforge_dagster", "dev")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(120) == 0
+    assert deployment.members() == []
+    store = deployment.store()
+    assert [row.state for row in store.ranges("plain")] == ["closed"]
+    store.close()
 
 
 def answers(url: str) -> bool:
