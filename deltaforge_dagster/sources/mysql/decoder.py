@@ -73,6 +73,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_WIDTH,
     TXS,
 )
+from deltaforge_dagster.sources.mysql.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
 from deltaforge_dagster.sources.mysql.scan import (
@@ -88,6 +89,7 @@ from deltaforge_dagster.sources.mysql.scan import (
     NEW_TABLE,
     NO_COLUMNS,
     OF_XA,
+    PARTIAL,
     PAYLOAD,
     PREPARED,
     SPLIT,
@@ -369,6 +371,8 @@ class Decoder:
             packet = source[start : int(state[PACKET_END])].tobytes()
             state[CHECKSUM] = has_checksums(packet)
             self._versions.forget()  # table ids begin again when a server starts
+        elif stop == PARTIAL:
+            self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
         elif stop == OF_XA:
             self._kept.keep(source[start:end].tobytes())
         else:

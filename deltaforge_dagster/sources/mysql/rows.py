@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.json_bytes import write_base64, write_utf_8
 from deltaforge_dagster.sources.json_text import INVALID, write_null
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
 from deltaforge_dagster.sources.mysql.fixed_binary import write_inet4, write_inet6, write_uuid
-from deltaforge_dagster.sources.mysql.floats import write_float
+from deltaforge_dagster.sources.mysql.floats import write_float, write_vector
 from deltaforge_dagster.sources.mysql.json_binary import write_json
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_FIRST,
@@ -86,6 +86,7 @@ from deltaforge_dagster.sources.mysql.values import (
     UNSIGNED,
     UTF_8_TEXT,
     UUID,
+    VECTOR,
     YEAR,
 )
 
@@ -181,6 +182,8 @@ def _write_image(
                 place = write_float(source, at, size, out, place)
             elif kind == JSON:
                 place = write_json(source, at, end, out, place, stack)
+            elif kind == VECTOR:
+                place = write_vector(source, at, end, out, place)
             elif kind == MICROS:
                 place = write_micros(source, at, columns[column, COLUMN_FIRST], out, place)
             elif kind == YEAR:

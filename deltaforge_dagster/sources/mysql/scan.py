@@ -56,6 +56,7 @@ from deltaforge_dagster.sources.mysql.binlog import (
     XID,
 )
 from deltaforge_dagster.sources.mysql.checksum import crc32
+from deltaforge_dagster.sources.mysql.floats import VECTOR_GROWTH
 from deltaforge_dagster.sources.mysql.layout import (
     BARE,
     BEGUN,
@@ -123,15 +124,15 @@ from deltaforge_dagster.sources.mysql.numbers import (
     read_big,
     read_size,
 )
-from deltaforge_dagster.sources.mysql.values import BLOB, BYTES, JSON, UTF_8_TEXT
+from deltaforge_dagster.sources.mysql.values import BLOB, BYTES, JSON, UTF_8_TEXT, VECTOR
 
 NEED_MORE, FULL, FOREIGN, SPLIT, NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, UNSUPPORTED = range(9)
-TAGGED, PAYLOAD, OF_XA, PREPARED = range(9, 13)
+TAGGED, PAYLOAD, OF_XA, PREPARED, PARTIAL = range(9, 14)
 """Why `scan` stops: the rest is not whole; no line left in rows or txs; a packet that is no
 event; an event in several packets; a TABLE_MAP event not seen before; a QUERY event that is no
 transaction control; a ROTATE event; a FORMAT_DESCRIPTION event; an event that is not decoded. A
 GTID_TAGGED event; a TRANSACTION_PAYLOAD event; an event about rows of an XA transaction; an XA_PREPARE
-event."""
+event; a PARTIAL_UPDATE_ROWS event."""
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE, NO_COLUMNS = range(20, 26)
 """Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
 transaction may not have it; a row that does not follow its table; a table never described. And a
@@ -214,7 +215,9 @@ def _image_end(
             if size > end - at:
                 return -1, 0
             kind = columns[column, COLUMN_KIND]
-            if size < _EXACT or kind == JSON:
+            if kind == VECTOR:
+                room += size * VECTOR_GROWTH
+            elif size < _EXACT or kind == JSON:
                 room += size * STRING_GROWTH
             elif kind == BLOB:
                 room += 2 * size
@@ -467,6 +470,8 @@ def scan(
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
             stop = _scan_rows(source, kind, at, end, state, maps, tables, columns, rows)
+        elif kind == PARTIAL_UPDATE_ROWS:
+            return PARTIAL if state[OPEN] == BEGUN else BAD_ORDER
         elif kind == TABLE_MAP:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER

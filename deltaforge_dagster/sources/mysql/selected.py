@@ -52,7 +52,7 @@ from deltaforge_dagster.sources.json_text import (
 from deltaforge_dagster.sources.json_text import MAX_DEPTH as TEXT_DEPTH
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel, read_only
 from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
-from deltaforge_dagster.sources.mysql.floats import write_float
+from deltaforge_dagster.sources.mysql.floats import VECTOR_GROWTH, write_float, write_vector
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_FIRST,
     COLUMN_KIND,
@@ -80,6 +80,7 @@ from deltaforge_dagster.sources.mysql.values import (
     TIME,
     TIMESTAMP,
     UNSIGNED,
+    VECTOR,
     YEAR,
     ValueType,
 )
@@ -148,7 +149,8 @@ class SelectedRows:
         bounds[:, 0] = bounds[:, 1] - sizes
         bounds[[cell is None for cell in cells], 0] = -1
         source = read_only(b"".join(cell for cell in cells if cell is not None))
-        out = np.empty(len(rows) * self._room + STRING_GROWTH * source.size, np.uint8)
+        growth = max(STRING_GROWTH, VECTOR_GROWTH)
+        out = np.empty(len(rows) * self._room + growth * source.size, np.uint8)
         ends = np.empty(len(rows), np.int64)
         layout = self._layout
         with np.errstate(over="ignore"):
@@ -312,6 +314,8 @@ def _write_cell(
         return _write_micros(source, start, end, out, place)
     if kind == FLOAT:
         return write_float(source, start, column[COLUMN_SIZE], out, place)
+    if kind == VECTOR:
+        return write_vector(source, start, end, out, place)
     if kind == JSON:
         return write_document(source, start, end, out, place, stack)
     if kind == ENUM or kind == SET:

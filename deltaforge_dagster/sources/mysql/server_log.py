@@ -22,8 +22,6 @@ _OLDEST = (8, 0, 1)
 _WANTED = {
     "log_bin": ("ON", "start the server with --log-bin"),
     "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
-    "binlog_row_image": ("FULL", "run: SET PERSIST binlog_row_image = FULL, and reconnect what writes"),
-    "binlog_row_value_options": ("", "run: SET PERSIST binlog_row_value_options = '', and reconnect what writes"),
 }  # fmt: skip
 """Per variable: what it must be where the server has it, and how to get there."""
 

@@ -162,7 +162,7 @@ def parse_table_map(content: bytes) -> TableMap:
         fields[kind] = reader.text()
     found = TableMap(db, table, types, nullable)
     found.unsigned = _unsigned(types, fields.get(1))
-    found.collations = _collations(types, lambda t: t.is_text, fields.get(2), fields.get(3))
+    found.collations = _collations(types, lambda t: t.has_collation, fields.get(2), fields.get(3))
     if 4 in fields:
         found.described = _described(types, fields)
     return found

@@ -19,7 +19,9 @@ type                                   JSON
 `CHAR`, `VARCHAR`, `TEXT`              string
 `BINARY`, `VARBINARY`                  string if it is UTF-8, else `{"_base64":"..."}`; `BINARY(n)`
                                        has all its n bytes
-`BLOB`, `GEOMETRY`                     `{"_base64":"..."}`
+`BLOB`                                 `{"_base64":"..."}`
+`GEOMETRY`                             the same, of 4 bytes SRID (little-endian) and WKB
+`VECTOR`                               array of numbers
 `UUID`, `INET4`, `INET6` (MariaDB)     string
 `JSON`                                 the document itself
 =====================================  ==================================================
@@ -47,7 +49,7 @@ The log describes a column by a type byte and up to two bytes more (MySQL intern
     ENUM 247, SET 248         (as STRING 254) 1 to 8 bytes, little-endian: number; bits
     VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value. CHAR has lost
                               its spaces at the end, BINARY its zero bytes
-    BLOB 252, JSON 245, GEOMETRY 255    1 to 4 bytes size; value
+    BLOB 252, JSON 245, GEOMETRY 255, VECTOR 242    1 to 4 bytes size; value
 
 MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`fixed_binary`).
 """
@@ -87,10 +89,11 @@ from deltaforge_dagster.sources.mysql.scalars import decimal_size
     PADDED_BYTES,
     BLOB,
     JSON,
+    VECTOR,
     UUID,
     INET4,
     INET6,
-) = range(25)
+) = range(26)
 """Kinds of values: what a kernel does with them."""
 
 _TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
@@ -157,8 +160,13 @@ class LogType:
 
     @property
     def is_text(self) -> bool:
-        """Say whether the log tells its character set among those of text columns."""
+        """Say whether its values are bytes in a character set, `binary` being one."""
         return self.code in (_VARCHAR, _VAR_STRING, _STRING, _BLOB)
+
+    @property
+    def has_collation(self) -> bool:
+        """Say whether it counts among the columns of which the log tells the character set."""
+        return self.is_text or self.code == _VECTOR
 
     @property
     def has_labels(self) -> bool:
@@ -312,7 +320,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     if code == _GEOMETRY:
         return ValueType("geometry", BLOB, prefix=type_.first)
     if code == _VECTOR:
-        return ValueType("vector", BLOB, prefix=type_.first)
+        return ValueType("vector", VECTOR, prefix=type_.first)
     if type_.is_text and collation is not None:
         return _text_type(type_, collation)
     raise UnsupportedEvent(f"type {code} of the binary log")

@@ -195,6 +195,8 @@ def _peers_value(declaration: str, ours: Any, theirs: Any) -> Any:  # noqa: C901
         return _OTHER
     if theirs is None:
         return None
+    if name in {"enum", "set"} and "utf8mb4" not in declaration:
+        return _OTHER  # it takes labels of any character set for UTF-8
     match name:
         case "decimal":
             return ours if Decimal(ours) == theirs else theirs

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.json_text import INVALID
 from deltaforge_dagster.sources.kernel import read_only
-from deltaforge_dagster.sources.mysql.floats import FLOAT_ROOM, write_float
+from deltaforge_dagster.sources.mysql.floats import (
+    FLOAT_ROOM,
+    VECTOR_GROWTH,
+    write_float,
+    write_vector,
+)
 
 
 def written(content: bytes) -> str | None:
@@ -68,3 +73,23 @@ def test_floats(number: float) -> None:
 def test_what_json_has_no_number_for(content: bytes) -> None:
     """Infinity and what is not a number, which MySQL cannot store, are damage."""
     assert written(content) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (bytes.fromhex("0000803f00002040cdccccbd"), "[1.0,2.5,-0.1]"),  # what MySQL 9.7 wrote
+        (b"", "[]"),
+        (b"\0\0\xc0\x7f", '{"_base64":"AADAfw=="}'),
+        (b"\0\0\0\0\0", '{"_base64":"AAAAAAA="}'),
+    ],
+)
+def test_vectors(content: bytes, text: str) -> None:
+    """A vector is an array of its numbers; bytes that are none stay bytes."""
+    room = VECTOR_GROWTH * len(content) + 32
+    out = np.full(room + 16, 0xAA, np.uint8)
+    with np.errstate(over="ignore"):
+        end = write_vector(read_only(content), 0, len(content), out, 0)
+
+    assert out[:end].tobytes().decode() == text
+    assert np.all(out[room:] == 0xAA)

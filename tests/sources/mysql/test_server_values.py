@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deltaforge_dagster.servers.mysql import MysqlServer
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
@@ -255,6 +256,93 @@ def test_minimal_images(bench: MysqlBench) -> None:
         ["u", {"id": 1}, {"c": 2}, {"id": 1}],
         ["u", {"id": 1}, {"id": 3}, {"id": 3}],
         ["d", {"id": 3}, None, {"id": 3}],
+    ]
+
+
+def test_images_without_blobs(bench: MysqlBench) -> None:
+    """With binlog_row_image=NOBLOB, texts that an update did not touch are absent, not null."""
+    start = reader(bench).ensure_start()
+    bench.run(
+        "CREATE TABLE m (id int PRIMARY KEY, n int, t text)",
+        "SET SESSION binlog_row_image = NOBLOB",
+    )
+    bench.execute(
+        "INSERT INTO m VALUES (1, 2, 'x')",
+        "UPDATE m SET n = 3",
+        "UPDATE m SET t = NULL",
+        "DELETE FROM m",
+    )
+
+    taken = take(bench, start, whole(4), source=reader(bench))
+
+    changes = [
+        [row["op"], *(row[n] and json.loads(str(row[n])) for n in ("before", "after", "key"))]
+        for row in taken.rows
+    ]
+    assert changes == [
+        ["c", None, {"id": 1, "n": 2, "t": "x"}, {"id": 1}],
+        ["u", {"id": 1, "n": 2}, {"id": 1, "n": 3}, {"id": 1}],
+        ["u", {"id": 1, "n": 3}, {"id": 1, "n": 3, "t": None}, {"id": 1}],
+        ["d", {"id": 1, "n": 3}, None, {"id": 1}],
+    ]
+
+
+def test_minimal_images_without_a_key(bench: MysqlBench) -> None:
+    """A table without a key has its whole old row in the log, whatever binlog_row_image says."""
+    start = reader(bench).ensure_start()
+    bench.run("CREATE TABLE m (a int, b text)", "SET SESSION binlog_row_image = MINIMAL")
+    bench.execute("INSERT INTO m VALUES (1, 'x')", "UPDATE m SET a = 2", "DELETE FROM m")
+
+    taken = take(bench, start, whole(3), source=reader(bench))
+
+    images = [(row["before"], row["after"], row["key"]) for row in taken.rows]
+    assert images == [
+        (None, '{"a":1,"b":"x"}', None),
+        ('{"a":1,"b":"x"}', '{"a":2}', None),
+        ('{"a":2,"b":"x"}', None, None),
+    ]
+
+
+def test_generated_columns(bench: MysqlBench) -> None:
+    """Generated columns are in the images, stored or not, and may be part of the key."""
+    start = reader(bench).ensure_start()
+    bench.run(
+        "CREATE TABLE g (a int, s int AS (a + 1) STORED, v varchar(10) AS (concat('v', a)) VIRTUAL,"
+        " PRIMARY KEY (s))"
+    )
+    bench.execute("INSERT INTO g (a) VALUES (1)", "UPDATE g SET a = 2")
+
+    taken = take(bench, start, whole(2), source=reader(bench))
+
+    assert [(row["after"], row["key"]) for row in taken.rows] == [
+        ('{"a":1,"s":2,"v":"v1"}', '{"s":2}'),
+        ('{"a":2,"s":3,"v":"v2"}', '{"s":3}'),
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
+def test_what_newer_servers_have(
+    mysql_version: Callable[[str], MysqlServer], metadata: str
+) -> None:
+    """VECTOR, invisible columns and the key that the server makes by itself, of MySQL 9."""
+    with MysqlBench(mysql_version("9.7").create_database()) as bench:
+        bench.run(
+            "SET SESSION sql_generate_invisible_primary_key = ON",
+            f"SET GLOBAL binlog_row_metadata = {metadata}",
+            "CREATE TABLE v (v vector(3), t text, i int INVISIBLE DEFAULT 5)",
+        )
+        start = reader(bench).ensure_start()
+        bench.execute(
+            "INSERT INTO v (v, t) VALUES (string_to_vector('[1,2.5,-0.1]'), 'x')",
+            "UPDATE v SET t = 'y', v = NULL",
+        )
+        taken = take(bench, start, whole(2), source=reader(bench))
+        bench.run("SET GLOBAL binlog_row_metadata = MINIMAL")
+
+    assert [(row["after"], row["key"]) for row in taken.rows] == [
+        ('{"my_row_id":1,"v":[1.0,2.5,-0.1],"t":"x","i":5}', '{"my_row_id":1}'),
+        ('{"my_row_id":1,"v":null,"t":"y","i":5}', '{"my_row_id":1}'),
     ]
 
 

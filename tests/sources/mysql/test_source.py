@@ -455,8 +455,6 @@ class TestRefusals:
         ("setting", "value", "before"),
         [
             ("binlog_format", "STATEMENT", "ROW"),
-            ("binlog_row_image", "MINIMAL", "FULL"),
-            ("binlog_row_value_options", "PARTIAL_JSON", ""),
         ],
     )
     def test_a_setting_is_named(
