@@ -196,10 +196,10 @@ def executed_before(
         for event in scan:
             if event is None:
                 continue
-            if event.end > position:
-                break
-            if event.type == binlog.PREVIOUS_GTIDS:
+            if event.type == binlog.PREVIOUS_GTIDS:  # counts also at the very start of a file
                 found = GtidSet.from_bytes(event.body)
+            if event.end > position and found is not None:
+                break
             gtid = parse_gtid(event.type, event.body)
             if gtid is not None and found is not None:
                 found.add(gtid.server, gtid.number, gtid.number, gtid.tag)

@@ -12,7 +12,10 @@ from typing import Literal
 _IDS = 4_000_000_000
 
 
-def server_id(source_id: str, purpose: Literal["read", "peek", "look ahead"] = "read") -> int:
+Purpose = Literal["read", "peek", "look ahead", "prepared"]
+
+
+def server_id(source_id: str, purpose: Purpose = "read") -> int:
     """Return the id for a purpose of a source: 1 + CRC32 of the source's id, for reading."""
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS

@@ -182,7 +182,7 @@ class MysqlSource:
             ),
             captures=self._patterns.matches,
             forms=self._forms,
-            prepared=PreparedLog(self._server, server_id(self._config.id, "look ahead")),
+            prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
         )
         try:
             yield from self._batches(stream, decoder, begin, limits)

@@ -83,7 +83,13 @@ class Catalog:
         self.statements: list[tuple[str, str]] = []
 
     def table(
-        self, db: str, table: str, types: tuple[str, ...], position: Position, *, charsets: bool = False
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
     ) -> CatalogTable:
         """Return the table of that name."""
         del position, charsets

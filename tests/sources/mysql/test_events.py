@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.sources.mysql import samples
 from deltaforge_dagster.sources.mysql.decoder import Decoded
 from deltaforge_dagster.sources.mysql.gtid_events import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.samples import FILE, SID, Log, packed
 from deltaforge_dagster.sources.mysql.statements import Xid
+from tests.sources.mysql import recorded
 from tests.sources.mysql.reference import Catalog, NoLog, Place, Progress
 from tests.sources.mysql.test_decoder import (
     DESCRIPTION,
@@ -478,3 +480,46 @@ def test_a_file_that_was_not_closed_is_read_on() -> None:
 
     assert error is None
     assert [row["file"] for row in rows_of(batches)] == [FILE, "binlog.000002"]
+
+
+def test_a_log_of_mysql_9() -> None:
+    """Real bytes: compression, tags, XA in a compressed transaction, CREATE TABLE ... SELECT."""
+    progress = Progress()
+    batches, error = decode(recorded.stream(), progress=progress)
+    rows = [
+        (row["op"], row["table"], row["after"] and json.loads(row["after"]), row["tx_end"])
+        for row in rows_of(batches)
+    ]
+
+    assert error is None
+    assert rows == [
+        ("c", "orders", {"id": 1, "v": "a"}, False),
+        ("c", "orders", {"id": 2, "v": "b"}, False),
+        ("u", "orders", {"id": 2, "v": "x"}, True),
+        ("c", "orders", {"id": 3, "v": "c"}, True),
+        ("c", "orders", {"id": 4, "v": "d"}, True),
+        ("c", "orders", {"id": 5, "v": "e"}, True),
+        ("ddl", "_ddl", None, False),
+        ("c", "copy", {"id": 1}, False),
+        ("c", "copy", {"id": 2}, True),
+        ("t", "orders", None, True),
+    ]
+    executed = GtidSet()
+    for run in progress.runs:
+        executed.add(str(uuid.UUID(bytes=run.sid)), run.first, run.last, run.tag)
+    before, after = (GtidSet.from_bytes(previous_gtids(content)) for content in recorded.files())
+    assert before <= after
+    for text in str(executed).split(","):
+        assert GtidSet.parse(text) <= after
+    server = str(executed).partition(":")[0]
+    assert after.contains(server, 2, "batch")
+    assert executed.contains(server, 2, "batch")
+    assert not before.contains(server, 2, "batch")
+
+
+def previous_gtids(content: bytes) -> bytes:
+    """Return the body of the second event of a file."""
+    at = 4 + int.from_bytes(content[13:17], "little")
+    (size,) = struct.unpack_from("<I", content, at + 9)
+    assert content[at + 4] == 35
+    return content[at + 19 : at + size - 4]

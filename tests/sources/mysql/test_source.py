@@ -35,7 +35,7 @@ from tests.contracts.test_source import (
     take,
     whole,
 )
-from tests.fix_mysql import FAST, StartMysql
+from tests.fix_mysql import FAST, MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql
@@ -723,3 +723,37 @@ def test_reading_goes_on_after_a_failover(bench: MysqlBench, start_mysql: StartM
     assert isinstance(after.end, BinlogPosition)
     assert int(after.end.file.rpartition(".")[2]) < int(before.end.file.rpartition(".")[2])
     assert before.end < after.end
+
+
+@pytest.mark.soak
+def test_a_log_of_mysql_9(mysql_version: MysqlVersion) -> None:
+    """Compressed, tagged and prepared transactions, read at once and from every end between."""
+    with MysqlBench(mysql_version("9.7").create_database()) as bench:
+        start = bench.source().ensure_start()
+        xid = f"'{bench.database}'"
+        bench.run("SET SESSION binlog_transaction_compression = ON")
+        bench.execute(insert("orders", 1, 2), insert("items", 3))
+        bench.run("SET gtid_next = 'AUTOMATIC:batch'")
+        bench.execute(insert("orders", 4))
+        bench.run("SET gtid_next = 'AUTOMATIC'")
+        bench.run(f"XA START {xid}", insert("orders", 5), f"XA END {xid}", f"XA PREPARE {xid}")
+        bench.reconnect()
+        bench.run("FLUSH BINARY LOGS", f"XA COMMIT {xid}")
+        bench.run("SET SESSION binlog_transaction_compression = ON")
+        bench.execute(
+            "INSERT INTO other WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s"
+            " WHERE n < 500) SELECT n, repeat('x', 100000) FROM s"
+        )
+        bench.execute(insert("items", 6))
+        taken = take(bench, start, whole(6))
+        ends = {batch.end.to_json() for batch in taken.batches if batch.end is not None}
+
+        assert [row["after"] for row in taken.rows] == [
+            f'{{"id":{id_},"v":"{id_}"}}' for id_ in (1, 2, 3, 4, 5, 6)
+        ]
+        assert ":batch:1" in str(taken.end.to_json())
+        for end in ends - {taken.end.to_json()}:
+            again = take(bench, parse_position(end), lambda one: one.end == taken.end)
+
+            expected = taken.rows[len(taken.rows) - len(again.rows) :]
+            assert unversioned(again.rows) == unversioned(expected)
