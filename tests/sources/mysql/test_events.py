@@ -417,7 +417,8 @@ EVENTS = {
     **dict.fromkeys(range(160, 172), STOPS),
     2: BOUNDARY, 4: BOUNDARY, 15: BOUNDARY, 16: BOUNDARY, 33: BOUNDARY, 34: BOUNDARY, 38: BOUNDARY,
     42: BOUNDARY,
-    19: ROWS, 23: ROWS, 24: ROWS, 25: ROWS, 30: ROWS, 31: ROWS, 32: ROWS, 40: ROWS,
+    19: ROWS, 23: ROWS, 24: ROWS, 25: ROWS, 30: ROWS, 31: ROWS, 32: ROWS, 39: ROWS,
+    40: ROWS,
     3: PASSED, 27: PASSED, 28: PASSED, 29: PASSED, 35: PASSED, 36: PASSED, 37: PASSED, 41: PASSED,
 }  # fmt: skip
 """Every type of event that MySQL or MariaDB has, and what becomes of it."""
