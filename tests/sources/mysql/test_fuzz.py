@@ -1,0 +1,108 @@
+"""Kernels and decoder against mutated real logs, with every access to memory checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.servers.mysql import MysqlServer
+from deltaforge_dagster.sources.mysql.decoder import Decoder
+from tests.contracts.test_source import take, whole
+from tests.sources.mysql.bench import MysqlBench
+from tests.sources.mysql.fuzz import events_of, save
+from tests.sources.mysql.test_server_values import TYPES
+
+pytestmark = pytest.mark.mysql
+
+
+@pytest.fixture(scope="module")
+def recorded(mysql_server: MysqlServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real log with values of every type: inserts, updates, deletes, partial updates."""
+    stream = bytearray()
+    feed = Decoder.feed
+
+    def recording(self: Decoder, data: Any, length: int) -> Any:
+        decoded = feed(self, data, length)
+        stream.extend(bytes(data[: decoded.consumed]))
+        return decoded
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        MysqlBench(mysql_server.create_database()) as bench,
+    ):
+        bench.run("SET time_zone = '+00:00'", "SET sql_mode = ''")
+        bench.run("SET GLOBAL binlog_row_metadata = FULL")
+        source = bench.source(tables=(f"{bench.database}.*",))
+        start = source.ensure_start()
+        patch.setattr(Decoder, "feed", recording)
+        rows = write_everything(bench)
+        take(bench, start, whole(rows), source=source)
+        bench.run("SET GLOBAL binlog_row_metadata = MINIMAL")
+    path = tmp_path_factory.mktemp("fuzz") / "recorded.json"
+    save(events_of(bytes(stream)), path)
+    return path
+
+
+def write_everything(bench: MysqlBench) -> int:
+    """Change tables of a few columns each; return how many changes that were."""
+    count = 0
+    short = {name: [v for v in values if "0000" not in v] for name, (values, *_) in TYPES.items()}
+    types = [(name, values or ["NULL"]) for name, values in short.items()]
+    for at in range(0, len(types), 6):
+        some = types[at : at + 6]
+        declared = ", ".join(f"c{i} {name}" for i, (name, _) in enumerate(some))
+        bench.run(f"CREATE TABLE f{at} (id int PRIMARY KEY, {declared})")
+        for line in range(2):
+            values = ", ".join(values[line % len(values)] for _, values in some)
+            bench.execute(f"INSERT INTO f{at} VALUES ({line}, {values})")
+        bench.execute(f"UPDATE f{at} SET id = id + 5")
+        bench.execute(f"DELETE FROM f{at}")
+        count += 6
+    bench.run(
+        "SET SESSION binlog_row_value_options = PARTIAL_JSON",
+        "CREATE TABLE d (id int PRIMARY KEY, a json, b json)",
+    )
+    long = f"JSON_OBJECT('k', 1, 'l', '{'x' * 60}', 'n', JSON_ARRAY(1, 2.5, NULL))"
+    bench.execute(f"INSERT INTO d VALUES (1, {long}, {long})")
+    bench.execute("UPDATE d SET a = JSON_SET(a, '$.n[1]', 7), b = JSON_REMOVE(b, '$.k')")
+    return count + 2
+
+
+def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict[str, int]:
+    """Run the program; return how often each outcome was."""
+    ran = subprocess.run(
+        [
+            sys.executable, "-W", "error", "-m", "tests.sources.mysql.fuzz",
+            str(recorded), str(count), str(random.randrange(1 << 30)),
+        ],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    outcomes: dict[str, int] = json.loads(ran.stdout)
+    return outcomes
+
+
+def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
+    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
+    outcomes = fuzz(recorded, tmp_path, 3_000, NUMBA_BOUNDSCHECK="1")
+
+    assert set(outcomes) >= {"rows", "CorruptLog", "UnsupportedEvent"}
+    assert outcomes["rows"] > 150
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(8 * 3600)
+def test_mutated_logs_at_length(recorded: Path, tmp_path: Path) -> None:
+    """As above, ten million times."""
+    for _ in range(100):
+        fuzz(recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
