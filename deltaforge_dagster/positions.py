@@ -16,7 +16,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.gtid import GtidSet
@@ -131,31 +131,36 @@ class BinlogPosition:
         return int(number), self.pos, name
 
     def _compare_gtids(self, other: BinlogPosition) -> tuple[bool, bool] | None:
-        """Say whether the other one has all GTIDs of this one, and the other way round.
-
-        None where one of them does not say, or both speak of servers of different kinds.
-        """
-        mine, theirs = self.gtid_set, other.gtid_set
-        if mine is None or theirs is None:
+        if self.gtid_set is None or other.gtid_set is None:
             return None
-        if mine == theirs:
-            return True, True
-        of_mariadb = {is_of_mariadb(text) for text in (mine, theirs) if text}
-        if len(of_mariadb) > 1:
-            return None
-        kind = DomainGtids if of_mariadb == {True} else GtidSet
-        return _compare(kind.parse(mine), kind.parse(theirs))
+        return _compare(self.gtid_set, other.gtid_set)
 
 
-class _Ordered(Protocol):
-    def __le__(self, other: Self, /) -> bool: ...
+def covers(whole: str, part: str) -> bool:
+    """Say whether `whole` has every GTID of `part`; MySQL's and MariaDB's have nothing in common.
+
+    Raises:
+        CorruptLog: One of the texts is no set of GTIDs.
+    """
+    found = _compare(part, whole)
+    return found is not None and found[0]
 
 
-_O = TypeVar("_O", bound=_Ordered)
+def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
+    """Say whether the other set has all GTIDs of this one, and the other way round.
 
-
-def _compare(mine: _O, theirs: _O) -> tuple[bool, bool]:
-    return mine <= theirs, theirs <= mine
+    None where they are of servers of different kinds.
+    """
+    if mine == theirs:
+        return True, True
+    of_mariadb = {is_of_mariadb(text) for text in (mine, theirs) if text}
+    if len(of_mariadb) > 1:
+        return None
+    if of_mariadb == {True}:
+        ours, others = DomainGtids.parse(mine), DomainGtids.parse(theirs)
+        return ours <= others, others <= ours
+    one, other = GtidSet.parse(mine), GtidSet.parse(theirs)
+    return one <= other, other <= one
 
 
 def parse_position(text: str) -> LsnPosition | BinlogPosition:

@@ -5,6 +5,7 @@ While one works, each tick shows that a sink has begun to fail, or has everythin
 - `preflight`: the source's server is as capture needs it; errors fail, the rest are warnings.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
+- `holds`: nothing is kept back because it could not be decoded.
 - `delivered`, one per sink: the sink is attached and has everything that was captured. A sink that
   had lost data and got it again shows as a warning.
 
@@ -26,7 +27,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import attach_command, segments_behind
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.state.records import RangeRow
+from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
@@ -46,6 +47,7 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "agreement", asset=changes, description="Dagster's metadata is what the store says."
         ),
+        dg.AssetCheckSpec("holds", asset=changes, description="Nothing is kept back."),
         dg.AssetCheckSpec(SOURCE_CHECK, asset=changes, description="The source can be read."),
         dg.AssetCheckSpec(
             "preflight", asset=changes, description="The source's server is as capture needs it."
@@ -82,6 +84,7 @@ def evaluate(
     gap = _gap(ranges)
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
+    yield _held(changes, store.holds(loaded.name), loaded.name)
     yield _evaluation(changes, SOURCE_CHECK, source_error, {})
     yield _preflight(changes, findings)
     yield from delivered(store, loaded, ranges)
@@ -90,6 +93,17 @@ def evaluate(
 def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check `source`; `problem` is None when it can be read."""
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, problem, {})
+
+
+def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
+    kept = [hold for hold in holds if hold.state != "journaled"]
+    lines = [
+        f"{hold.kind} {hold.subject} ({hold.state}), {hold.events} events: {hold.reason}; once that"
+        f" is mended: deltaforge hold release {pipeline} {hold.subject}"
+        for hold in kept
+    ]
+    events = sum(hold.events for hold in kept)
+    return _evaluation(key, "holds", "\n".join(lines) or None, {"events": events})
 
 
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:

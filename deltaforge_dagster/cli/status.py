@@ -13,7 +13,7 @@ from rich.text import Text
 from deltaforge_dagster.cli.output import duration, moment, position, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.pipeline.committed import attach_command
-from deltaforge_dagster.state.records import CheckpointRow, LeaseRow, PipelineRow, RangeRow
+from deltaforge_dagster.state.records import CheckpointRow, HoldRow, LeaseRow, PipelineRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 _WANT_STYLES = {"running": "green", "paused": "yellow", "stopped": "red"}
@@ -75,12 +75,22 @@ def _pipeline(store: StateStore, row: PipelineRow) -> RenderableType:
     )
     if row.capture_pause is not None:
         facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
+    for hold in store.holds(row.name):
+        facts.add_row("  held", Text(_hold(hold, now), style="red"))
     facts.add_row("  confirmed", position(row.confirmed_position))
     facts.add_row("  journal", size(store.journal_bytes(row.name)))
     facts.add_row("  range", _range(newest[0], now) if newest else "none yet")
     facts.add_row("  lease", _lease(store.lease(row.name), now))
     title = Text.assemble((row.name, "bold"), "  ", (row.want, _WANT_STYLES[row.want]))
     return Group(title, facts)
+
+
+def _hold(hold: HoldRow, now: float) -> str:
+    if hold.state == "journaled":
+        return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
+    ago = duration(now - hold.since)
+    state = "" if hold.state == "held" else f" ({hold.state})"
+    return f"{hold.kind} {hold.subject}{state}: {hold.events:,} events for {ago}; {hold.reason}"
 
 
 def _range(newest: RangeRow, now: float) -> str:

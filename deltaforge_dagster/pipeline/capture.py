@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deltaforge_dagster.config.model import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal, SegmentWriter
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.cutter import Cutter
+from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, Source, SourceNotes
+from deltaforge_dagster.state.records import HeldPart, HoldRow
 
 _PAUSE_POLL_SECONDS = 0.05
 
@@ -36,6 +38,7 @@ class Capture:
         passed: A position that the log has passed without a change for us, newer than
             everything captured, or None.
         in_transaction: Changes were read whose commit was not.
+        reading: The log is being read, and what was released before is in the journal.
         moved_at: Monotonic time when something was captured last.
         segments: Segments written so far.
         rows: Changes written so far.
@@ -51,6 +54,7 @@ class Capture:
         uid: str,
         lease: HeldLease,
         ranges: Ranges,
+        holds: Holds,
         limits: SegmentLimits,
         start: Position,
         next_segment: int,
@@ -63,6 +67,7 @@ class Capture:
         self.failed = False
         self.passed: Position | None = None
         self.in_transaction = False
+        self.reading = False
         self.moved_at = time.monotonic()
         self.segments = 0
         self.rows = 0
@@ -73,6 +78,7 @@ class Capture:
         self._uid = uid
         self._lease = lease
         self._ranges = ranges
+        self._holds = holds
         self._limits = limits
         self._position = start
         self._confirmed = start
@@ -150,8 +156,17 @@ class Capture:
             self._source = source
             # Idle progress may be confirmed beyond the journal's end: the source has let go of it.
             start = max(self._position, self._confirmed)
-        cutter = Cutter(self._limits, self._open_writer, self._seal, self._someone_waits)
+        cutter = Cutter(
+            self._limits,
+            self._open_writer,
+            self._seal,
+            self._someone_waits,
+            open_hold=self._holds.open,
+            start=start,
+        )
         try:
+            self._release_holds(source, start)
+            self.reading = True
             found = self._find_start(source, start)
             if found != start:
                 start = self._position = found
@@ -177,7 +192,7 @@ class Capture:
             cutter.cut()  # the transactions before the error are whole
             raise
         finally:
-            self.in_transaction = False
+            self.in_transaction = self.reading = False
             cutter.abandon()
             with self._source_lock:
                 self._source = None
@@ -192,11 +207,36 @@ class Capture:
             self._pipeline, self._uid, self._next_segment, self._lease.epoch
         )
 
-    def _seal(self, writer: SegmentWriter, end: Position) -> None:
+    def _seal(self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position) -> None:
+        held = [hold.close() for hold in holds]
+        if writer is not None:
+            self._add_segment(writer, end, held)
+            return
+        self._holds.keep(held, end)
+        self._position = end
+        self.moved_at = time.monotonic()
+
+    def _release_holds(self, source: Source, start: Position) -> None:
+        """Put into the journal what was released, before anything else of its tables."""
+        self._holds.release(
+            source,
+            self._registry,
+            start,
+            open_writer=self._open_writer,
+            seal=lambda writer, hold: self._add_segment(writer, start, released=hold),
+        )
+
+    def _add_segment(
+        self,
+        writer: SegmentWriter,
+        end: Position,
+        held: Sequence[HeldPart] = (),
+        released: HoldRow | None = None,
+    ) -> None:
         written = writer.close()
         failpoint("segment-file-written")
         number = self._next_segment
-        self._ranges.add(number, written, self._position, end)
+        self._ranges.add(number, written, self._position, end, held=held, released=released)
         self._next_segment = number + 1
         self._position = end
         self.segments += 1

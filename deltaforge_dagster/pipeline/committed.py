@@ -3,15 +3,17 @@
 Each sink's checkpoint moves alone. The commit policy only rules which of them the source has to
 wait for: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
 fastest sink. A sink that is detached counts nowhere.
+
+A hold keeps the position before its first event until the sinks that count have its events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.records import CheckpointRow, HoldRow, PipelineRow
 
 
 def counted_sinks(spec: PipelineSpec) -> list[str]:
@@ -44,20 +46,23 @@ def attach_command(pipeline: str, sink: str) -> str:
 
 
 def committed_position(
-    spec: PipelineSpec, pipeline: PipelineRow, checkpoints: Mapping[str, CheckpointRow]
+    spec: PipelineSpec,
+    pipeline: PipelineRow,
+    checkpoints: Mapping[str, CheckpointRow],
+    holds: Sequence[HoldRow] = (),
 ) -> Position | None:
     """Return the position that the source may forget up to, or None when there is none yet.
 
     With `engine.journal.confirm: captured`, or when no sink counts, that is what the journal
     holds durably.
     """
-    captured = _parse(pipeline.captured_position)
+    captured = _before(_parse(pipeline.captured_position), holds)
     if spec.spec.engine.journal.confirm == "captured":
         return captured
     counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
     if not counted:
         return captured
-    reached = [_parse(checkpoints[sink].source_position) for sink in counted]
+    reached = [_reached(checkpoints[sink], holds) for sink in counted]
     known = sorted(position for position in reached if position is not None)
     policy = spec.spec.commit_policy
     needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
@@ -69,6 +74,25 @@ def segments_behind(pipeline: PipelineRow, checkpoint: CheckpointRow) -> int:
     if not checkpoint.attached:
         return 0
     return max(0, pipeline.next_segment - 1 - checkpoint.whole_segment)
+
+
+def _reached(checkpoint: CheckpointRow, holds: Sequence[HoldRow]) -> Position | None:
+    """Return a position up to which a sink has everything, also of what was held."""
+    lacking = [hold for hold in holds if not hold.passed(checkpoint.whole_segment)]
+    position = _parse(checkpoint.source_position)
+    return _earliest(position, lacking)
+
+
+def _before(position: Position | None, holds: Sequence[HoldRow]) -> Position | None:
+    """Return the position, not beyond the first event that is in no segment."""
+    return _earliest(position, [hold for hold in holds if hold.state != "journaled"])
+
+
+def _earliest(position: Position | None, holds: Sequence[HoldRow]) -> Position | None:
+    if position is None:
+        return None
+    begins: list[Position] = [parse_position(hold.since_position) for hold in holds]
+    return min([position, *begins])
 
 
 def _parse(position: str | None) -> Position | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.capture import Capture
@@ -10,6 +11,8 @@ from deltaforge_dagster.pipeline.committed import committed_position, segments_b
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.fenced import FencedWriter
+from deltaforge_dagster.state.records import CheckpointRow, HoldRow
 from deltaforge_dagster.state.store import StateStore
 
 _IDLE_PROGRESS_SECONDS = 10.0
@@ -39,20 +42,45 @@ class Confirmer:
         row = self._store.pipeline(self._loaded.name)
         assert row is not None
         checkpoints = self._store.checkpoints(self._loaded.name)
-        position = committed_position(self._loaded.spec, row, checkpoints)
+        holds = self._store.holds(self._loaded.name)
+        position = committed_position(self._loaded.spec, row, checkpoints, holds)
         delivered = not any(segments_behind(row, one) for one in checkpoints.values())
         if passed is not None and delivered and self._idle_progress_due():
             reached = passed.to_json()
             self._lease.write(lambda writer: writer.set_captured(reached))
-            position = passed
+            position = position if holds else passed
         if position is None or (self._confirmed is not None and position <= self._confirmed):
+            self._forget(holds, checkpoints, None)
             return
-        confirmed = position.to_json()
-        self._lease.write(lambda writer: writer.set_confirmed(confirmed))
+        self._forget(holds, checkpoints, position)
         self._confirmed = position
         if capture is not None:
             capture.confirm(position)
         failpoint("source-confirmed")
+
+    def _forget(
+        self,
+        holds: Sequence[HoldRow],
+        checkpoints: Mapping[str, CheckpointRow],
+        position: Position | None,
+    ) -> None:
+        """Write the committed position, and drop the holds whose events every sink has.
+
+        At once: without a hold's row the position must be beyond its events.
+        """
+        attached = [one.whole_segment for one in checkpoints.values() if one.attached]
+        delivered = min(attached, default=0)
+        passed = any(hold.passed(delivered) for hold in holds)
+        if position is None and not passed:
+            return
+
+        def write(writer: FencedWriter) -> None:
+            if position is not None:
+                writer.set_confirmed(position.to_json())
+            if passed:
+                writer.forget_holds(delivered)
+
+        self._lease.write(write)
 
     def _idle_progress_due(self) -> bool:
         now = time.monotonic()

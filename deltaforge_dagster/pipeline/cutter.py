@@ -4,22 +4,49 @@ A segment ends only where the source says that every transaction is whole. Chang
 transaction that is still open wait in memory until its commit arrives, so that the whole
 transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
 begin a segment of their own, written row group by row group, and memory stays bounded.
+
+Held events (`sources.base.HeldEvent`) take the same way into files of their own, which are cut with
+the segment: what is captured and what is kept back end at one position. While only held events
+come there are cuts without a segment.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
 from deltaforge_dagster.config.model import SegmentLimits
 from deltaforge_dagster.journal.files import SegmentWriter
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ChangeBatch
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.state.records import HeldPart
 
 SPILL_BYTES = 16 << 20
 """Changes of an open transaction kept in memory before they are written out."""
+
+
+class Hold(Protocol):
+    """A file of held events being written."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the events so far."""
+        ...
+
+    def write(self, event: bytes) -> None:
+        """Append an event."""
+        ...
+
+    def close(self) -> HeldPart:
+        """Make the file durable, and return its row."""
+        ...
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        ...
 
 
 class Cutter:
@@ -28,7 +55,10 @@ class Cutter:
     Args:
         limits: `engine.segment` of the pipeline file.
         open_writer: Makes the writer of the next segment.
-        seal: Makes a written segment durable; its changes end at the given position.
+        seal: Makes a written segment durable, None when there is none, and the files of held
+            events; all of them end at the given position.
+        open_hold: Begins a file for events of a table that are kept back, all after a position.
+        start: Where the stream begins.
         someone_waits: Whether a sink at the journal's end waits for work, which lets a segment
             end as soon as it is `min_ms` old.
 
@@ -41,14 +71,21 @@ class Cutter:
         self,
         limits: SegmentLimits,
         open_writer: Callable[[], SegmentWriter],
-        seal: Callable[[SegmentWriter, Position], None],
+        seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
         someone_waits: Callable[[], bool],
+        *,
+        open_hold: Callable[[HeldEvent, Position], Hold],
+        start: Position,
     ) -> None:
         self.passed: Position | None = None
         self._limits = limits
         self._open_writer = open_writer
         self._seal = seal
         self._someone_waits = someone_waits
+        self._open_hold = open_hold
+        self._reached = start
+        self._holds: dict[str, Hold] = {}
+        self._waiting_held: list[HeldEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
         self._end: Position | None = None  # None also while a spilled transaction is open
@@ -61,9 +98,14 @@ class Cutter:
             self.passed = None
             self._waiting.append(batch.rows)
             self._waiting_bytes += batch.rows.nbytes
+        if batch.held:
+            self.passed = None
+            self._waiting_held += batch.held
+            self._waiting_bytes += sum(len(event.data) for event in batch.held)
         if batch.end is not None:
             self._write_waiting()
-            if self._writer is None:
+            self._reached = batch.end
+            if self._writer is None and not self._holds:
                 self.passed = batch.end
             else:
                 self._end = batch.end
@@ -76,41 +118,56 @@ class Cutter:
     @property
     def in_transaction(self) -> bool:
         """Whether changes were taken whose commit has not been read."""
-        return bool(self._waiting) or (self._writer is not None and self._end is None)
+        open_ones = self._writer is not None or bool(self._holds)
+        return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
 
     def cut(self) -> None:
         """Make a segment of the whole transactions written so far, if there are any."""
-        if self._writer is None or self._end is None:
+        if self._end is None:
             return
-        writer, end = self._writer, self._end
+        writer, holds, end = self._writer, list(self._holds.values()), self._end
         self._writer = self._end = None
-        self._seal(writer, end)
+        self._holds.clear()
+        self._seal(writer, holds, end)
 
     def abandon(self) -> None:
         """Drop what belongs to no whole transaction; it is read again later."""
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
+        for hold in self._holds.values():
+            hold.abort()
+        self._holds.clear()
 
     def _write_waiting(self) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._waiting_held:
             return
-        if self._writer is None:
-            self._writer = self._open_writer()
+        if self._writer is None and not self._holds:
             self._began = time.monotonic()
+        if self._waiting and self._writer is None:
+            self._writer = self._open_writer()
         for rows in self._waiting:
+            assert self._writer is not None
             self._writer.write(rows)
+        for event in self._waiting_held:
+            if event.table not in self._holds:
+                self._holds[event.table] = self._open_hold(event, self._reached)
+            self._holds[event.table].write(event.data)
         self._waiting.clear()
+        self._waiting_held.clear()
         self._waiting_bytes = 0
         self._end = None
 
     def _due(self) -> bool:
-        if self._writer is None or self._end is None:
+        if self._end is None:
             return False
-        limits = self._limits
-        if self._writer.rows >= limits.max_events or self._writer.bytes >= limits.max_bytes:
+        limits, writer = self._limits, self._writer
+        if writer is not None and writer.rows >= limits.max_events:
+            return True
+        written = 0 if writer is None else writer.bytes
+        if written + sum(hold.size for hold in self._holds.values()) >= limits.max_bytes:
             return True
         age_ms = (time.monotonic() - self._began) * 1000
         if age_ms >= limits.max_ms:
             return True
-        return age_ms >= limits.min_ms and self._someone_waits()
+        return writer is not None and age_ms >= limits.min_ms and self._someone_waits()

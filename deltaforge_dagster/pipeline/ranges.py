@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deltaforge_dagster.config.model import RangeLimits
 from deltaforge_dagster.journal.files import WrittenSegment
@@ -17,7 +17,7 @@ from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.fenced import FencedWriter
-from deltaforge_dagster.state.records import NewSegment
+from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -59,8 +59,21 @@ class Ranges:
             for row in self._store.ranges(self._pipeline, state="open"):
                 self._close_row(row.range, "recovered")
 
-    def add(self, number: int, segment: WrittenSegment, start: Position, end: Position) -> None:
-        """Record a segment whose file is durable; the captured position becomes `end`."""
+    def add(
+        self,
+        number: int,
+        segment: WrittenSegment,
+        start: Position,
+        end: Position,
+        *,
+        held: Sequence[HeldPart] = (),
+        released: HoldRow | None = None,
+    ) -> None:
+        """Record a segment whose file is durable; the captured position becomes `end`.
+
+        With it go the files of events before `end` that are kept back, and the hold whose events
+        this segment brings.
+        """
         row = NewSegment(
             segment=number,
             segment_id=segment.segment_id,
@@ -78,7 +91,7 @@ class Ranges:
         )
         with self._lock:
             is_new = self._open is None
-            entered = self._lease.write(lambda writer: self._enter(writer, row))
+            entered = self._lease.write(lambda writer: self._enter(writer, row, held, released))
             failpoint("segment-row-written")
             if self._open is None:
                 self._open = _OpenRange(entered)
@@ -103,13 +116,19 @@ class Ranges:
             if self._open is not None:
                 self._close_open(reason)
 
-    def _enter(self, writer: FencedWriter, row: NewSegment) -> int:
+    def _enter(
+        self,
+        writer: FencedWriter,
+        row: NewSegment,
+        held: Sequence[HeldPart],
+        released: HoldRow | None,
+    ) -> int:
         """Add a segment to the open range, opening one if need be; return its number."""
         if self._open is None:
             number = writer.open_range(row.start_position, self._spec_hash, row.segment)
         else:
             number = self._open.number
-        writer.add_segment(row, number)
+        writer.add_segment(row, number, held=held, released=released)
         return number
 
     def _close_open(self, reason: str) -> None:

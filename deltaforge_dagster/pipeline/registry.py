@@ -31,3 +31,11 @@ class FencedRegistry:
     def defined(self, position: Position) -> dict[str, str]:
         """Return how tables looked at `position`."""
         return self._store.defined(self._lease.pipeline, position)
+
+    def held(self) -> Mapping[str, str]:
+        """Return the tables whose events are kept back, and why."""
+        return {
+            hold.subject: hold.reason
+            for hold in self._store.holds(self._lease.pipeline)
+            if hold.kind == "table" and hold.state != "journaled"
+        }

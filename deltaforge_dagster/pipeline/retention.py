@@ -51,6 +51,8 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     orphans = journal.sweep(
         loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
     )
+    kept = {part.path for part in store.held_parts(loaded.name)}
+    orphans += journal.sweep_held(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
     orphans += sweep_prepared(
         journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )

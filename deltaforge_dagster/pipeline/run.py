@@ -29,13 +29,14 @@ from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.failover import Failover
+from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.state.records import PipelineRow, Want
+from deltaforge_dagster.state.records import HoldRow, PipelineRow, Want
 
 _LOOK_SECONDS = 0.2
 _PUBLISH_SECONDS = 1.0
@@ -47,7 +48,7 @@ class RunOutcome:
 
     Attributes:
         reason: Why it ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `journal full`, `lease lost`, `capture failed`, or
+            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`, or
             `held elsewhere`.
         captured: Changes captured.
         delivered: Messages sent, by sink.
@@ -212,6 +213,7 @@ class LiveRun:
             uid=pipeline.uid,
             lease=self._lease,
             ranges=ranges,
+            holds=Holds(self._store, self._tools.journal, self._lease),
             limits=self._engine.segment,
             start=parse_position(position),
             next_segment=pipeline.next_segment,
@@ -227,10 +229,17 @@ class LiveRun:
             row = self._store.pipeline(self._loaded.name)
             if row is not None and row.want != self._want:
                 self.request_end(row.want)
+            # What was released before this run began to read is in the journal, or held again.
+            reading = self._capture is not None and self._capture.reading
+            if reading and any(hold.state == "released" for hold in self._holds()):
+                self.request_end("hold released")
         # A half-written or broken file shows by its own failing check; this run goes on.
         with contextlib.suppress(SpecError):
             if load_pipeline(self._loaded.path).hash != self._loaded.hash:
                 self.request_end("pipeline file changed")
+
+    def _holds(self) -> list[HoldRow]:
+        return self._store.holds(self._loaded.name)
 
     def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
         """Look after everything until the run is over; return why it is."""

@@ -4,6 +4,7 @@ A run is worth starting when, and only when, nobody holds the lease and
 
 - a range is open: a run was killed and left it;
 - a sink is behind and its back-off has passed;
+- a hold was released: what it holds can be put into the journal;
 - the source has changes beyond the captured position, and capture is paused neither by people
   nor by a journal that is full of what a sink has yet to get.
 
@@ -26,7 +27,7 @@ from deltaforge_dagster.state.store import StateStore
 
 MAX_PROBE_WAIT = 60.0
 
-Reason = Literal["range open", "sink behind", "changes"]
+Reason = Literal["range open", "sink behind", "hold released", "changes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ def find_work(
     paused = _paused(store, pipeline)
     if paused is not None:
         return NoWork(f"capture is paused{paused}")
+    return _released(store, loaded.name) or _probe(store, pipeline, now, build_source)
+
+
+def _probe(
+    store: StateStore, pipeline: PipelineRow, now: float, build_source: Callable[[], Source]
+) -> Work | NoWork:
     if pipeline.start_position is not None and now < pipeline.probe_after:
         return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
     source = build_source()
@@ -115,6 +122,13 @@ def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
 def _left_open(store: StateStore, pipeline: str) -> Work | None:
     for row in store.ranges(pipeline, state="open", limit=1):
         return Work("range open", f"range {row.range} was left open by a run that died")
+    return None
+
+
+def _released(store: StateStore, pipeline: str) -> Work | None:
+    for hold in store.holds(pipeline):
+        if hold.state == "released":
+            return Work("hold released", f"what is held of {hold.kind} {hold.subject} was released")
     return None
 
 

@@ -49,6 +49,14 @@ class SourceNotes(SchemaRegistry, Protocol):
         """Return what was noted of tables as they were at `position`."""
         ...
 
+    def held(self) -> Mapping[str, str]:
+        """Return the full names of tables whose events are kept back, and why.
+
+        Everything that comes of them is kept back, too (`HeldEvent`), whether it is understood or
+        not: nothing may overtake what is held.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
@@ -64,6 +72,21 @@ class ReadLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldEvent:
+    """An event of a table that cannot be decoded now, as the log has it.
+
+    Attributes:
+        table: Full name of the table.
+        reason: Why it is kept back, and what to do.
+        data: All that the source needs to decode it later (`Source.decode_held`).
+    """
+
+    table: str
+    reason: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeBatch:
     """Changes in log order.
 
@@ -73,11 +96,13 @@ class ChangeBatch:
             far. None while a transaction is open. On a batch without rows it is a position that
             the log has passed without a change for us (idle progress), or None.
         log_bytes: Bytes of log read for this batch.
+        held: Events that are to be kept back, which stand before `end`, too.
     """
 
     rows: pa.RecordBatch | None
     end: Position | None
     log_bytes: int = 0
+    held: tuple[HeldEvent, ...] = ()
 
     def split(self, max_events: int) -> Iterator[ChangeBatch]:
         """Yield batches of at most so many rows; only the last of them may end a segment."""
@@ -180,6 +205,22 @@ class Source(Protocol):
 
         Raises:
             SourceMisconfigured: There is no such table.
+        """
+        ...
+
+    def decode_held(
+        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of held events of one table, as if they had never been held.
+
+        Args:
+            events: `HeldEvent.data` of every event, in order.
+            mend: What was found out about the table meanwhile, JSON text (`deltaforge hold`).
+            position: Where the journal ends.
+            registry: Where table versions are registered.
+
+        Raises:
+            UnsupportedEvent: It is still not certain what they mean.
         """
         ...
 

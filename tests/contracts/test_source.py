@@ -61,14 +61,25 @@ class Bench(Protocol):
 
 @pytest.fixture(
     params=[
-        pytest.param((PostgresBench, "postgres_dsn"), marks=pytest.mark.postgres, id="postgres"),
-        pytest.param((MysqlBench, "mysql_dsn"), marks=pytest.mark.mysql, id="mysql"),
+        pytest.param((PostgresBench, None), marks=pytest.mark.postgres, id="postgres"),
+        pytest.param((MysqlBench, "8.0"), marks=pytest.mark.mysql, id="mysql"),
+        pytest.param((MysqlBench, "5.7"), marks=pytest.mark.mysql, id="mysql 5.7"),
+        pytest.param((MysqlBench, "mariadb"), marks=pytest.mark.mysql, id="mariadb"),
+        pytest.param(
+            (MysqlBench, "9.7"), marks=[pytest.mark.mysql, pytest.mark.soak], id="mysql 9"
+        ),
     ]
 )
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """One bench per kind of source."""
-    kind, dsn = request.param
-    with kind(request.getfixturevalue(dsn)) as made:
+    """One bench per kind of source, and more for other logs of that kind."""
+    kind, version = request.param
+    if version is None:
+        dsn = request.getfixturevalue("postgres_dsn")
+    elif version == "8.0":
+        dsn = request.getfixturevalue("mysql_dsn")
+    else:
+        dsn = request.getfixturevalue("mysql_version")(version).create_database()
+    with kind(dsn) as made:
         yield made
 
 
@@ -78,6 +89,7 @@ class Versions:
     def __init__(self) -> None:
         self.registered: list[tuple[TableSchema, Position]] = []
         self.definitions: list[tuple[Position, dict[str, str | None]]] = []
+        self.holds: dict[str, str] = {}
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
         """Number the versions in the order they come."""
@@ -95,6 +107,10 @@ class Versions:
             if noted <= position:
                 found |= definitions
         return {table: text for table, text in found.items() if text is not None}
+
+    def held(self) -> dict[str, str]:
+        """Return the tables that are held."""
+        return self.holds
 
 
 @dataclass
@@ -272,10 +288,7 @@ def test_a_rolled_back_transaction_leaves_nothing(bench: Bench) -> None:
 def test_a_large_transaction_comes_in_parts_and_ends_once(bench: Bench) -> None:
     """More rows than `max_events` make several batches; only the last one is an end."""
     start = bench.source().ensure_start()
-    bench.execute(
-        "INSERT INTO orders WITH RECURSIVE s (n) AS"
-        " (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 5000) SELECT n, n FROM s"
-    )
+    bench.execute(insert("orders", *range(1, 5001)))
 
     taken = take(bench, start, whole(5000), limits=ReadLimits(max_events=700, max_wait=0.05))
 

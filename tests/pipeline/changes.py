@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured
+from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
 from deltaforge_dagster.tables import TableSchema
 
 
@@ -135,6 +135,12 @@ class PlayedSource:
                 yield one
         while not self.closed.wait(0.005):
             yield NOTHING
+
+    def decode_held(
+        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+    ) -> Iterator[pa.RecordBatch]:
+        """Refuse: nothing of this source is ever held, since its log describes every row."""
+        raise UnsupportedEvent("events that this source never holds")
 
     def confirm(self, position: Position) -> None:
         """Note what may be forgotten."""

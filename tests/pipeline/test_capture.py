@@ -14,6 +14,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import capture as capture_module
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
@@ -56,6 +57,7 @@ class Stage:
             build_source=lambda: source,
             registry=FencedRegistry(self.store, self.lease, "acme"),
             journal=self.journal,
+            holds=Holds(self.store, self.journal, self.lease),
             pipeline="p",
             uid=row.uid,
             lease=self.lease,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,12 +13,39 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.model import SegmentLimits
 from deltaforge_dagster.journal.files import Journal, SegmentWriter
 from deltaforge_dagster.pipeline import cutter as cutter_module
-from deltaforge_dagster.pipeline.cutter import Cutter
+from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.state.records import HeldPart
 from tests.pipeline.changes import NOTHING, passed, transaction, unfinished
 
 WHENEVER = SegmentLimits(min_ms=0, max_ms=1000)
 NEVER = SegmentLimits(min_ms=100_000, max_ms=100_000)
+
+
+class Kept:
+    """Held events of a table, in memory."""
+
+    def __init__(self, event: HeldEvent, since: Position) -> None:
+        assert isinstance(since, LsnPosition)
+        self.table = event.table
+        self.since = since.lsn
+        self.events: list[bytes] = []
+        self.size = 0
+        self.aborted = False
+
+    def write(self, event: bytes) -> None:
+        """Keep an event."""
+        self.events.append(event)
+        self.size += len(event)
+
+    def close(self) -> HeldPart:
+        """Return no row: nothing is durable."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Drop what was kept."""
+        self.aborted = True
 
 
 class Recorder:
@@ -26,13 +54,26 @@ class Recorder:
     def __init__(self, folder: Path, limits: SegmentLimits, *, someone_waits: bool) -> None:
         self.sealed: list[tuple[list[int], int]] = []
         self.journal = Journal(f"file://{folder}")
-        self.cutter = Cutter(limits, self._open, self._seal, lambda: someone_waits)
+        self.held: list[tuple[str, int, list[bytes], int]] = []
+        self.cutter = Cutter(
+            limits,
+            self._open,
+            self._seal,
+            lambda: someone_waits,
+            open_hold=Kept,
+            start=LsnPosition(0),
+        )
 
     def _open(self) -> SegmentWriter:
         return self.journal.writer("p", "uid", len(self.sealed) + 1, 1)
 
-    def _seal(self, writer: SegmentWriter, end: Position) -> None:
+    def _seal(self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position) -> None:
         assert isinstance(end, LsnPosition)
+        for hold in holds:
+            assert isinstance(hold, Kept)
+            self.held.append((hold.table, hold.since, hold.events, end.lsn))
+        if writer is None:
+            return
         written = writer.close()
         rows = pa.Table.from_batches(self.journal.open(written.path).iter_batches())
         self.sealed.append(([int(one) for one in rows["pos"].to_numpy()], end.lsn))
@@ -160,3 +201,41 @@ def test_segments_hold_whole_transactions_in_order(
 
     assert [row for rows, _ in recorder.sealed for row in rows] == list(range(1, number + 1))
     assert all(end in commits and rows[-1] == end for rows, end in recorder.sealed)
+
+
+def held(table: str, *data: bytes, end: int | None = None) -> ChangeBatch:
+    """Return events that are to be kept back, and the end of their transaction if it is known."""
+    events = tuple(HeldEvent(table, "why", one) for one in data)
+    return ChangeBatch(None, None if end is None else LsnPosition(end), held=events)
+
+
+def test_held_events_are_cut_with_the_segment_of_their_transaction(tmp_path: Path) -> None:
+    """Their file and the segment end at one position; those of an open transaction wait."""
+    recorder = Recorder(tmp_path, NEVER, someone_waits=False)
+
+    recorder.cutter.take(transaction(1))
+    recorder.cutter.take(held("a", b"1", b"2"))
+    recorder.cutter.take(transaction(2))
+    recorder.cutter.take(held("a", b"3"))
+    assert recorder.cutter.in_transaction
+    recorder.cutter.cut()
+    assert recorder.sealed == [([1, 2], 2)]
+    assert recorder.held == [("a", 1, [b"1", b"2"], 2)]
+
+    recorder.cutter.take(held("b", b"4", end=5))
+    recorder.cutter.cut()
+    assert recorder.sealed == [([1, 2], 2)]
+    assert recorder.held[1:] == [("a", 2, [b"3"], 5), ("b", 2, [b"4"], 5)]
+    recorder.cutter.take(passed(6))
+    assert recorder.cutter.passed == LsnPosition(6)
+
+
+def test_while_only_held_events_come_they_are_cut_by_age_and_size(tmp_path: Path) -> None:
+    """A sink that waits gets nothing from it; `max_bytes` bounds what is not yet durable."""
+    limits = SegmentLimits(min_ms=0, max_ms=100_000, max_bytes=1000)
+    recorder = Recorder(tmp_path, limits, someone_waits=True)
+
+    recorder.cutter.take(held("a", b"x" * 600, end=1))
+    assert recorder.held == []
+    recorder.cutter.take(held("a", b"x" * 600, end=2))
+    assert [one[3] for one in recorder.held] == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from deltaforge_dagster.sources.mysql.binlog import Query
 from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
 from deltaforge_dagster.sources.mysql.json_binary import FRAME_WIDTH, MAX_DEPTH
 from deltaforge_dagster.sources.mysql.layout import (
+    GTID_OF_MARIADB,
     OP_LETTERS,
     ROW_INDEX,
     ROW_LAST,
@@ -67,8 +69,13 @@ DDL_TABLE = "_ddl"
 """Stands for the table in rows of statements that are not about one."""
 
 
-def gtid_prefix(sid: bytes, tag: str) -> str:
-    """Return what a GTID has before its number: the server's UUID, and the tag if there is one."""
+def gtid_prefix(sid: bytes, tag: str, *, of_mariadb: bool = False) -> str:
+    """Return what a GTID has before its number: the server's UUID, and the tag if there is one.
+
+    Of MariaDB it is the domain and the server's id.
+    """
+    if of_mariadb:
+        return "{}-{}-".format(*struct.unpack(">QQ", sid))
     return f"{uuid.UUID(bytes=sid)}:{tag}:" if tag else f"{uuid.UUID(bytes=sid)}:"
 
 
@@ -243,7 +250,11 @@ def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryA
     places = np.concatenate([[0], np.cumsum(changed)])
     firsts = [0, *(np.flatnonzero(changed) + 1)]
     prefixes = [
-        gtid_prefix(sources[tx, :2].astype(">i8").tobytes(), tags[int(sources[tx, 2])])
+        gtid_prefix(
+            sources[tx, :2].astype(">i8").tobytes(),
+            tags[int(sources[tx, 2])],
+            of_mariadb=bool(txs[tx, TX_HAS_GTID] == GTID_OF_MARIADB),
+        )
         for tx in firsts
     ]
     numbers = pa.array(txs[:, TX_NUMBER]).cast(pa.string())

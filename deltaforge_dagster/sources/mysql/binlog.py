@@ -29,6 +29,7 @@ After `COM_BINLOG_DUMP` the server sends packets, one event each::
      38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
                           | gtrid | bqual                                       see `prepared`
      40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `payload`, `gtid_events`
+     160-171              MariaDB's own               see `mariadb_events`
      27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
      36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags
      have 0x80 ("ignorable")
@@ -64,6 +65,10 @@ PARTIAL_UPDATE_ROWS = 39
 HEARTBEAT, IGNORABLE, ROWS_QUERY, HEARTBEAT_2 = 27, 28, 29, 41
 GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS, TRANSACTION_CONTEXT, VIEW_CHANGE = 33, 34, 35, 36, 37
 XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, GTID_TAGGED = 38, 39, 40, 42
+ANNOTATE_ROWS, BINLOG_CHECKPOINT, MARIADB_GTID, GTID_LIST, START_ENCRYPTION = range(160, 165)
+QUERY_COMPRESSED = 165
+WRITE_ROWS_COMPRESSED_1, UPDATE_ROWS_COMPRESSED_1, DELETE_ROWS_COMPRESSED_1 = 166, 167, 168
+WRITE_ROWS_COMPRESSED_2, UPDATE_ROWS_COMPRESSED_2, DELETE_ROWS_COMPRESSED_2 = 169, 170, 171
 
 FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
 """Made by the server for this connection, in no file; safe to pass over when not known."""
@@ -82,6 +87,7 @@ EVENT_NAMES = {
     21: "UPDATE_ROWS (version 0)",
     22: "DELETE_ROWS (version 0)",
     26: "INCIDENT (the server lost events)",
+    MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
 }
 """Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
 
@@ -173,6 +179,11 @@ def has_checksums(event: bytes) -> bool:
     if algorithm == 1 and zlib.crc32(event[:-CHECKSUM_SIZE]) != checksum:
         raise CorruptLog("a FORMAT_DESCRIPTION event that differs from its checksum")
     return algorithm == 1
+
+
+def is_of_mariadb(event: bytes) -> bool:
+    """Return whether a FORMAT_DESCRIPTION event (header included) is one of MariaDB's."""
+    return b"mariadb" in event[HEADER + 2 : HEADER + 52].lower()
 
 
 _SKIP = re.compile(r"(?:\s+|/\*(?!!).*?\*/|/\*!\d*|#[^\n]*\n|--\s[^\n]*\n)*", re.DOTALL)

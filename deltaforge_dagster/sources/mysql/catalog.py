@@ -241,6 +241,12 @@ def definitions_now(
     return {key_of(name): text for name in tables if (text := text_of(tables, name))}
 
 
+def tables_now(server: Server, name: Name) -> dict[Name, CatalogTable]:
+    """Return one table as the catalog has it now, nothing when it has none of that name."""
+    found = read_tables(server, _SECONDS, name)
+    return {one: table.definition() for one, table in found.items()}
+
+
 def read_tables(server: Server, seconds: float, only: Name | None = None) -> dict[Name, _Table]:
     """Return all tables of users, or one, as the catalog has them now."""
     which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)

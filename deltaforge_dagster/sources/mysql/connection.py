@@ -8,6 +8,7 @@ After a command was sent PyMySQL has read nothing ahead, so no byte is missed.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Generator, Sequence
@@ -38,6 +39,17 @@ class Session:
     def server_version(self) -> str:
         """As the server's greeting says it: `8.0.15`, `5.5.5-10.11.6-MariaDB-log`."""
         return str(self._connection.get_server_info())
+
+    @property
+    def is_mariadb(self) -> bool:
+        """Whether the server is MariaDB."""
+        return "mariadb" in self.server_version.lower()
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's version as numbers; MariaDB puts `5.5.5-` before its own."""
+        found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", self.server_version)
+        return tuple(map(int, found.groups())) if found else ()
 
     def rows(self, statement: str, *parameters: object) -> list[dict[str, Any]]:
         """Return what a statement finds, by the columns' names."""

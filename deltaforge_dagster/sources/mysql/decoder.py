@@ -14,7 +14,7 @@ one. Those go through the same three steps, as streams within the stream (`inner
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.arrays import with_tx_end
-from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.batches import DDL_TABLE, BatchWriter, Place
@@ -33,11 +33,13 @@ from deltaforge_dagster.sources.mysql.binlog import (
     HEADER,
     Query,
     has_checksums,
+    is_of_mariadb,
     parse_query,
     parse_rotate,
 )
 from deltaforge_dagster.sources.mysql.ddl import Change, table_changes
 from deltaforge_dagster.sources.mysql.gtid_events import GtidEvent, parse_tagged_gtid, tag_hash
+from deltaforge_dagster.sources.mysql.held import Kept, KeptBatch, KeptRows, KeptStatement
 from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
     BARE,
@@ -49,6 +51,9 @@ from deltaforge_dagster.sources.mysql.layout import (
     FILE_A,
     FILE_B,
     GROUP,
+    GTID_OF_MARIADB,
+    GTID_OF_MYSQL,
+    HELD_INDEX,
     INDEX,
     INNER,
     JOINED,
@@ -73,6 +78,8 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_WIDTH,
     TXS,
 )
+from deltaforge_dagster.sources.mysql.log_scan import table_of
+from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
@@ -81,9 +88,11 @@ from deltaforge_dagster.sources.mysql.scan import (
     BAD_ORDER,
     BAD_ROWS,
     BAD_SUM,
+    COMPRESSED,
     FOREIGN,
     FORMAT,
     FULL,
+    HELD_ROWS,
     NEED_MORE,
     NEW_FILE,
     NEW_TABLE,
@@ -103,6 +112,7 @@ from deltaforge_dagster.sources.mysql.scan import (
     scan,
 )
 from deltaforge_dagster.sources.mysql.statements import Kind, Xid, statement, xid_of
+from deltaforge_dagster.sources.mysql.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
 from deltaforge_dagster.sources.pieces import PIECE_BYTES
@@ -121,12 +131,16 @@ _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
 
 
 class GtidRun(NamedTuple):
-    """Transactions of one server and tag with numbers `first` to `last`, both included."""
+    """Transactions of one server and tag with numbers `first` to `last`, both included.
+
+    Of MariaDB they are those of one domain and server, which are the halves of `sid`.
+    """
 
     sid: bytes
     first: int
     last: int
     tag: str = ""
+    of_mariadb: bool = False
 
 
 class Progress(Protocol):
@@ -170,7 +184,8 @@ class Decoder:
 
     Changes of tables for which `captures(database, table)` is false are passed over, but counted,
     so that ids do not depend on the choice of tables. `forms` says how
-    values look where there is a choice.
+    values look where there is a choice. Events of the tables in `held`, and of those that nobody
+    knows the columns of, come out as they are, to be kept back (`held`).
     """
 
     def __init__(
@@ -183,6 +198,7 @@ class Decoder:
         captures: Callable[[str, str], bool],
         prepared: FindsPrepared,
         forms: ValueForms = LABEL_FORMS,
+        held: Mapping[str, str] | None = None,
     ) -> None:
         self._progress = progress
         self._captures = captures
@@ -192,7 +208,7 @@ class Decoder:
         self._inner_bytes = 0
         self._catalog = catalog
         self._versions = TableVersions(
-            registry=registry, catalog=catalog, captures=captures, forms=forms
+            registry=registry, catalog=catalog, captures=captures, forms=forms, held=held
         )
         self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS)
         self._state = np.zeros(STATE_WIDTH, np.int64)
@@ -370,11 +386,16 @@ class Decoder:
         if stop == FORMAT:
             packet = source[start : int(state[PACKET_END])].tobytes()
             state[CHECKSUM] = has_checksums(packet)
+            self._versions.fixed_binary = is_of_mariadb(packet)
             self._versions.forget()  # table ids begin again when a server starts
         elif stop == PARTIAL:
             self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
         elif stop == OF_XA:
             self._kept.keep(source[start:end].tobytes())
+        elif stop == HELD_ROWS:
+            self._keep_rows(source[start:end].tobytes())
+        elif stop == COMPRESSED:
+            self._nest(iter([decompressed(source[start:end].tobytes())]))
         else:
             self._read(stop, source[start + HEADER : end].tobytes())
 
@@ -398,7 +419,7 @@ class Decoder:
         state, line = self._state, self._txs[int(self._state[TXS])]
         line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
         line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
-        line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = 1, event.ts_us, 0
+        line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = GTID_OF_MYSQL, event.ts_us, 0
         self._writer.tags[int(line[TX_TAG])] = event.tag
         state[TXS] += 1
         state[OPEN], state[INDEX] = GROUP, 0
@@ -445,10 +466,34 @@ class Decoder:
         if state[OPEN] == GROUP:
             self._commit()
 
+    def _keep_rows(self, event: bytes) -> None:
+        """Hand on a rows event of a table that is held."""
+        state = self._state
+        table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
+        table_map = self._versions.map_of(table_id)
+        tx = self._txs[int(state[TXS]) - 1]
+        kept = KeptRows(
+            file=self._file,
+            pos=int(state[EVENT_POS]),
+            tx=tuple(tx.tolist()),
+            tag=self._writer.tags.get(int(tx[TX_TAG]), ""),
+            index=int(state[HELD_INDEX]),
+            table_map=table_map,
+            event=event,
+        )
+        self._keep(".".join(table_of(table_map)), kept)
+
+    def _keep(self, table: str, kept: Kept) -> None:
+        event = HeldEvent(table, self._versions.held[table], kept.data())
+        self._batches.append(ChangeBatch(None, None, held=(event,)))
+
     def _define(self, query: Query, kind: Kind) -> None:
         """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
         self._catalog.statement(query.database, query.statement, self._here())
         self._versions.forget()
+        if kind is Kind.DEFINES:
+            for table in self._versions.held:
+                self._keep(table, KeptStatement(query.database, query.statement))
         if kind is Kind.DEFINES:
             self._add_statement("ddl", query.database, DDL_TABLE, query)
             return
@@ -463,14 +508,51 @@ class Decoder:
     def _add_statement(self, op: str, db: str, table: str, query: Query) -> None:
         """Hold the row of a statement, as the last change of its transaction so far."""
         state = self._state
-        self._release_held(more=True)
+        tx = self._txs[int(state[TXS]) - 1]
         row = self._writer.statement(
             query,
             Place(op, db, table, self._file, int(state[EVENT_POS]), int(state[INDEX])),
-            self._txs[int(state[TXS]) - 1],
+            tx,
         )
-        self._hold(row)
         state[INDEX] += 1
+        if op == "t" and f"{db}.{table}" in self._versions.held:
+            self._keep(f"{db}.{table}", KeptBatch(tuple(tx.tolist()), row))
+            return
+        self._release_held(more=True)
+        self._hold(row)
+
+    def forget_tables(self) -> None:
+        """Let every table be described again."""
+        self._versions.forget()
+
+    def decode_held(self, kept: KeptRows, *, last: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a rows event that was kept back, in its place in the log.
+
+        `last` says whether it is the last one that was kept of its transaction.
+
+        Raises:
+            UnsupportedEvent: The columns of its table are still not known.
+        """
+        state, versions = self._state, self._versions
+        self._batches = []
+        self._file, self._txs[0] = kept.file, kept.tx
+        self._writer.tags[int(self._txs[0, TX_TAG])] = kept.tag
+        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, kept.index
+        state[EVENT_POS] = state[POS] = kept.pos
+        versions.describe(kept.table_map, self._here())
+        for reason in versions.held.values():
+            raise UnsupportedEvent(reason)
+        self._nest(iter([kept.event]))
+        with np.errstate(over="ignore"):
+            while self._inner and self._error is None:
+                self._step_inside()
+            if last and self._error is None:
+                self._commit()
+        if self._error is not None:
+            raise self._error
+        for batch in self._batches:
+            if batch.rows is not None:
+                yield batch.rows
 
     def _prepare(self, xid: Xid, one_phase: bool) -> None:
         """End a transaction of XA: decided at once, or later by another one."""
@@ -601,6 +683,8 @@ class Decoder:
             for start, end in zip([0, *breaks], [*breaks, len(numbers)], strict=True):
                 sid = numbered[start, (TX_A, TX_B)].astype(">i8").tobytes()
                 tag = self._writer.tags[int(numbered[start, TX_TAG])]
-                runs.append(GtidRun(sid, int(numbers[start]), int(numbers[end - 1]), tag))
+                of_mariadb = numbered[start, TX_HAS_GTID] == GTID_OF_MARIADB
+                numbers_of = int(numbers[start]), int(numbers[end - 1])
+                runs.append(GtidRun(sid, *numbers_of, tag, bool(of_mariadb)))
         self._passed = (self._file, int(txs[-1, TX_END]))
         return self._progress.committed(runs, *self._passed)

@@ -8,7 +8,7 @@ MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little
 
 The first starts at an offset of a file, the second sends every transaction that is not in the
 set. The server tells two readers apart by their server ids, and ends the older of two with the
-same: a reader that died without saying so gives way to its successor.
+same. MariaDB has the first one only, and takes GTIDs from a variable of the session: a reader that died without saying so gives way to its successor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import struct
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.mariadb_gtid import is_of_mariadb
 from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql import mariadb_log
 from deltaforge_dagster.sources.mysql.connection import Server
 from deltaforge_dagster.sources.mysql.refusals import translate
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
@@ -41,6 +43,7 @@ SETTINGS = (
         HEARTBEAT_SECONDS * 1_000_000_000
     ),
     f"SET SESSION net_write_timeout = {_BLOCKED_SECONDS}",
+    "SET @mariadb_slave_capability = 4",  # MariaDB then sends events of its own as they are
 )
 """Run before the command. Both names of each: MySQL 8.0.26 renamed them."""
 
@@ -61,7 +64,11 @@ def open_dump(
         DeltaforgeError: Whatever the server refused.
     """
     flags = 0 if follow else _NON_BLOCK
-    if start.gtid_set is None:
+    settings: tuple[str, ...] = SETTINGS
+    if start.gtid_set is not None and _is_mariadb(server, start.gtid_set, seconds):
+        settings += mariadb_log.connect_state(start.gtid_set)
+        command, body = _COM_BINLOG_DUMP, struct.pack("<IHI", FILE_START, flags, reader_id)
+    elif start.gtid_set is None:
         if start.pos >> 32:
             raise UnsupportedEvent(
                 f"{server.where}: reading cannot begin beyond 4 GiB of a file ({start.file},"
@@ -73,9 +80,17 @@ def open_dump(
         command = _COM_BINLOG_DUMP_GTID
         seen = GtidSet.parse(start.gtid_set).to_bytes()
         body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
-    stream = StreamSocket(server.dump(SETTINGS, command, body, seconds), server.where)
+    stream = StreamSocket(server.dump(settings, command, body, seconds), server.where)
     stream.begin()
     return stream
+
+
+def _is_mariadb(server: Server, gtids: str, seconds: float) -> bool:
+    """Say whose GTIDs those are; only when there are none yet the server is asked."""
+    if gtids:
+        return is_of_mariadb(gtids)
+    with server.query(seconds) as session:
+        return session.is_mariadb
 
 
 def refusal(server: Server, packet: bytes) -> DeltaforgeError:

@@ -36,9 +36,10 @@ OP_LETTERS = ("c", "u", "d")
 TX_A, TX_B, TX_NUMBER, TX_TAG, TX_HAS_GTID, TX_TS_US, TX_END = range(7)
 """GTID: the halves of the server's UUID, the number, and a hash of the tag, 0 for none; or, without
 a GTID, two hashes of the file's name and where in the file the transaction begins; whether it is a
-GTID; commit time, microseconds since 1970; where in the file the transaction ends, 0 while it is
+GTID (`GTID_OF_*`: MariaDB's has the domain and the server's id for the UUID); commit time, microseconds since 1970; where in the file the transaction ends, 0 while it is
 open."""
 TX_WIDTH = 7
+GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
 
 # State of `scan`, carried from call to call.
 (
@@ -57,13 +58,15 @@ TX_WIDTH = 7
     FILE_A,
     FILE_B,
     BARE,
-) = range(15)
+    HELD_INDEX,
+) = range(16)
 """Where to go on in the buffer; lines used of rows and txs; `GROUP`, `BEGUN` or `PREPARING` while a
 transaction is open (the last line of txs); changes seen in it, captured or not; how far the file is
 read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none; start
 and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
-of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers."""
-STATE_WIDTH = 15
+of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers; changes of
+the transaction before the rows event that is read."""
+STATE_WIDTH = 16
 GROUP, BEGUN, PREPARING = 1, 2, 3
 """After a GTID event; after BEGIN; after XA START."""
 JOINED, INNER = 1, 2
@@ -73,9 +76,10 @@ stands."""
 # One line per table version, and one per column of any of them.
 TABLE_FIRST, TABLE_COLUMNS, TABLE_KEYS, TABLE_CAPTURED, TABLE_SIZE = range(5)
 """Line of its first column; number of columns; number of columns up to the last one of the key, 0
-without a key; 1 when its changes are captured; bytes of JSON that a row image needs for its
+without a key; 1 when its changes are captured, `HELD` when they are kept back; bytes of JSON that a row image needs for its
 brackets, names and all values of bounded size."""
 TABLE_WIDTH = 5
+HELD = 2
 (
     COLUMN_KIND,
     COLUMN_SIZE,

@@ -25,6 +25,7 @@ from deltaforge_dagster.sources.mysql.dump import (
 )
 from deltaforge_dagster.sources.mysql.gtid_events import parse_gtid
 from deltaforge_dagster.sources.mysql.inner import without_checksum
+from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
 from deltaforge_dagster.sources.pieces import PIECE_BYTES, PieceBuffer
 
@@ -37,6 +38,7 @@ LOOKED_INTO = frozenset(
         binlog.QUERY,
         binlog.TABLE_MAP,
         binlog.GTID,
+        binlog.QUERY_COMPRESSED,
         binlog.GTID_TAGGED,
         binlog.PREVIOUS_GTIDS,
         binlog.TRANSACTION_PAYLOAD,
@@ -166,6 +168,8 @@ class LogScan:
                 self._checksums = binlog.has_checksums(bytes(event))
             end = len(event) - (binlog.CHECKSUM_SIZE if self._checksums else 0)
             whole = without_checksum(bytes(event[:end]))
+            if kind == binlog.QUERY_COMPRESSED:
+                kind, whole = binlog.QUERY, decompressed(whole)
             if kind == binlog.ROTATE:
                 self._file, pos = binlog.parse_rotate(whole[binlog.HEADER :])
         return Seen(kind, BinlogPosition(self._file, pos), whole)

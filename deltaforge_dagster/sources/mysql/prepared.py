@@ -33,7 +33,9 @@ _ABOUT_ROWS = {
     binlog.WRITE_ROWS_1, binlog.UPDATE_ROWS_1, binlog.DELETE_ROWS_1,
     binlog.WRITE_ROWS_2, binlog.UPDATE_ROWS_2, binlog.DELETE_ROWS_2,
     binlog.PARTIAL_UPDATE_ROWS,
+    *range(binlog.WRITE_ROWS_COMPRESSED_1, binlog.DELETE_ROWS_COMPRESSED_2 + 1),
 }  # fmt: skip
+_BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID}
 _INSIDE = _ABOUT_ROWS | {binlog.XA_PREPARE}
 
 
@@ -147,7 +149,7 @@ class PreparedLog:
         for seen in self._scan(start):
             if seen.end.pos and (seen.end.file != start.file or seen.end > until):
                 break
-            if seen.type in {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED}:
+            if seen.type in _BEGINS:
                 begin = before
             for event in _inner(seen, {binlog.XA_PREPARE}):
                 if parse_xa_prepare(event[binlog.HEADER :])[0] == xid:

@@ -51,6 +51,8 @@ _DUMP_ENDS: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("position > file size", PositionLost, ""),
     ("impossible position", PositionLost, ""),
     ("more gtids than", PositionLost, ""),
+    ("not in the master's binlog", PositionLost, ""),
+    ("missing the gtid", PositionLost, ""),
     ("old binary log without gtids", PositionLost, ""),
     ("same server_uuid/server_id", SourceUnavailable, _TAKEN_OVER),
     ("binary log is not open", SourceMisconfigured, "log_bin is OFF; start the server with --log-bin"),

@@ -25,24 +25,31 @@ import numpy as np
 from deltaforge_dagster.sources.json_text import STRING_GROWTH, string_size
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
 from deltaforge_dagster.sources.mysql.binlog import (
+    ANNOTATE_ROWS,
     ANONYMOUS_GTID,
+    BINLOG_CHECKPOINT,
     CHECKSUM_SIZE,
     DELETE_ROWS_1,
     DELETE_ROWS_2,
+    DELETE_ROWS_COMPRESSED_2,
     FLAG_ARTIFICIAL,
     FLAG_IGNORABLE,
     FORMAT_DESCRIPTION,
     GTID,
+    GTID_LIST,
     GTID_TAGGED,
     HEADER,
     HEARTBEAT,
     HEARTBEAT_2,
     IGNORABLE,
+    MARIADB_GTID,
     PARTIAL_UPDATE_ROWS,
     PREVIOUS_GTIDS,
     QUERY,
+    QUERY_COMPRESSED,
     ROTATE,
     ROWS_QUERY,
+    START_ENCRYPTION,
     STOP,
     TABLE_MAP,
     TRANSACTION_CONTEXT,
@@ -52,6 +59,7 @@ from deltaforge_dagster.sources.mysql.binlog import (
     VIEW_CHANGE,
     WRITE_ROWS_1,
     WRITE_ROWS_2,
+    WRITE_ROWS_COMPRESSED_1,
     XA_PREPARE,
     XID,
 )
@@ -70,6 +78,10 @@ from deltaforge_dagster.sources.mysql.layout import (
     FILE_A,
     FILE_B,
     GROUP,
+    GTID_OF_MARIADB,
+    GTID_OF_MYSQL,
+    HELD,
+    HELD_INDEX,
     INDEX,
     INNER,
     MAP_END,
@@ -127,12 +139,15 @@ from deltaforge_dagster.sources.mysql.numbers import (
 from deltaforge_dagster.sources.mysql.values import BLOB, BYTES, JSON, UTF_8_TEXT, VECTOR
 
 NEED_MORE, FULL, FOREIGN, SPLIT, NEW_TABLE, STATEMENT, NEW_FILE, FORMAT, UNSUPPORTED = range(9)
-TAGGED, PAYLOAD, OF_XA, PREPARED, PARTIAL = range(9, 14)
+TAGGED, PAYLOAD, OF_XA, PREPARED, COMPRESSED, PARTIAL = range(9, 15)
 """Why `scan` stops: the rest is not whole; no line left in rows or txs; a packet that is no
 event; an event in several packets; a TABLE_MAP event not seen before; a QUERY event that is no
 transaction control; a ROTATE event; a FORMAT_DESCRIPTION event; an event that is not decoded. A
 GTID_TAGGED event; a TRANSACTION_PAYLOAD event; an event about rows of an XA transaction; an XA_PREPARE
-event; a PARTIAL_UPDATE_ROWS event."""
+event; an event of MariaDB's that is compressed; a
+PARTIAL_UPDATE_ROWS event."""
+HELD_ROWS = 19
+"""A rows event of a table whose changes are kept back; they are counted."""
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE, NO_COLUMNS = range(20, 26)
 """Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
 transaction may not have it; a row that does not follow its table; a table never described. And a
@@ -296,7 +311,9 @@ def _scan_rows(
         return NO_COLUMNS
     if state[NEXT_ROW] != 0:
         at = state[NEXT_ROW]
-    captured = tables[table, TABLE_CAPTURED] != 0
+    else:
+        state[HELD_INDEX] = state[INDEX]
+    captured = tables[table, TABLE_CAPTURED] == 1
     while at < end:
         row = state[ROWS]
         if row == rows.shape[0]:
@@ -336,7 +353,7 @@ def _scan_rows(
         state[INDEX] += 1
         at = after
     state[NEXT_ROW] = 0
-    return 0
+    return HELD_ROWS if tables[table, TABLE_CAPTURED] == HELD else 0
 
 
 @kernel
@@ -354,7 +371,7 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
         txs[tx, TX_A] = read_big(source, at + 1, 8)
         txs[tx, TX_B] = read_big(source, at + 9, 8)
         txs[tx, TX_NUMBER] = number
-        txs[tx, TX_HAS_GTID] = 1
+        txs[tx, TX_HAS_GTID] = GTID_OF_MYSQL
     else:
         txs[tx, TX_A] = state[FILE_A]
         txs[tx, TX_B] = state[FILE_B]
@@ -377,6 +394,51 @@ def _begin(source: Bytes, at: int, end: int, state: Longs, txs: Longs, seconds: 
     state[TXS] = tx + 1
     state[OPEN] = GROUP
     state[INDEX] = 0
+    return 0
+
+
+_STANDALONE, _GROUP_COMMIT, _PREPARED_XA, _COMPLETED_XA = 1, 2, 64, 128
+_TWO_PHASES = 2 | 8
+
+
+@kernel
+def _begin_mariadb(source: Bytes, at: int, end: int, state: Longs, txs: Longs) -> int:
+    """Open the transaction of MariaDB's GTID event whose body is `source[at:end]`."""
+    if end - at < 19:
+        return BAD_EVENT
+    if state[OPEN] != 0:
+        return BAD_ORDER
+    tx = state[TXS]
+    if tx == txs.shape[0]:
+        return FULL
+    number = read_64(source, at)
+    flags = read_8(source, at + 12)
+    more = at + 13
+    if flags & _GROUP_COMMIT != 0:
+        more += 8
+    if flags & (_PREPARED_XA | _COMPLETED_XA) != 0:
+        if end - more < 6:
+            return BAD_EVENT
+        more += 6 + read_8(source, more + 4) + read_8(source, more + 5)
+    if number <= 0 or more > end:
+        return BAD_EVENT
+    if more < end and read_8(source, more) & _TWO_PHASES != 0:
+        return UNSUPPORTED
+    txs[tx, TX_A] = read_32(source, at + 8)
+    txs[tx, TX_B] = read_32(source, at - HEADER + 5)
+    txs[tx, TX_NUMBER] = number
+    txs[tx, TX_TAG] = 0
+    txs[tx, TX_HAS_GTID] = GTID_OF_MARIADB
+    txs[tx, TX_TS_US] = read_32(source, at - HEADER) * 1_000_000
+    txs[tx, TX_END] = 0
+    state[TXS] = tx + 1
+    state[INDEX] = 0
+    if flags & _PREPARED_XA != 0:
+        state[OPEN] = PREPARING
+    elif flags & _STANDALONE != 0:
+        state[OPEN] = GROUP
+    else:
+        state[OPEN] = BEGUN
     return 0
 
 
@@ -463,7 +525,10 @@ def scan(
             WRITE_ROWS_1 <= kind <= DELETE_ROWS_1
         )
         if state[OPEN] == PREPARING and (
-            rows_event or kind == TABLE_MAP or kind == PARTIAL_UPDATE_ROWS
+            rows_event
+            or kind == TABLE_MAP
+            or kind == PARTIAL_UPDATE_ROWS
+            or WRITE_ROWS_COMPRESSED_1 <= kind <= DELETE_ROWS_COMPRESSED_2
         ):
             return OF_XA
         if rows_event:
@@ -488,6 +553,12 @@ def scan(
             if bare == INNER:
                 return BAD_ORDER
             stop = _begin(source, at, end, state, txs, read_32(source, at - HEADER))
+        elif kind == MARIADB_GTID:
+            if bare == INNER:
+                return BAD_ORDER
+            stop = _begin_mariadb(source, at, end, state, txs)
+        elif QUERY_COMPRESSED <= kind <= DELETE_ROWS_COMPRESSED_2:
+            return COMPRESSED if state[OPEN] != 0 else BAD_ORDER
         elif kind == XID:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
@@ -528,6 +599,10 @@ def scan(
             and kind != PREVIOUS_GTIDS
             and kind != TRANSACTION_CONTEXT
             and kind != VIEW_CHANGE
+            and kind != ANNOTATE_ROWS
+            and kind != BINLOG_CHECKPOINT
+            and kind != GTID_LIST
+            and kind != START_ENCRYPTION
         ):
             return UNSUPPORTED
         if stop != 0:

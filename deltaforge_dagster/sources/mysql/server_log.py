@@ -6,18 +6,17 @@ MASTER STATUS"), "SHOW BINARY LOGS".
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.positions import BinlogPosition, covers
+from deltaforge_dagster.sources.mysql import mariadb_log
 from deltaforge_dagster.sources.mysql.connection import Session
 from deltaforge_dagster.sources.mysql.refusals import SYNTAX, lost
 
-_OLDEST = (8, 0, 1)
-"""The first version whose log says which columns are unsigned."""
+_OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 
 _WANTED = {
     "log_bin": ("ON", "start the server with --log-bin"),
@@ -49,14 +48,10 @@ def facts(session: Session, where: str) -> Facts:
         SourceMisconfigured: Another product, an old version, or a setting; the message has the
             statement that changes it.
     """
-    version = session.server_version
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if "mariadb" in version.lower():
-        raise SourceMisconfigured(f"{where}: this is MariaDB ({version}), whose log is another one")
-    if numbers is None or tuple(map(int, numbers.groups())) < _OLDEST:
+    if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
         raise SourceMisconfigured(
-            f"{where}: version {version} is too old; its log does not say which columns are "
-            "unsigned. Needed is MySQL 8.0.1 or later"
+            f"{where}: version {session.server_version} is too old; needed is MySQL 5.7 or later, or"
+            " MariaDB 10.5 or later"
         )
     names = ", ".join(f"'{name}'" for name in (*_WANTED, "gtid_mode"))
     values = {
@@ -65,8 +60,22 @@ def facts(session: Session, where: str) -> Facts:
     }
     for name, (wanted, advice) in _WANTED.items():
         if name in values and values[name].upper() != wanted:
-            raise SourceMisconfigured(f"{where}: {name} is {values[name]}; {advice}")
+            raise SourceMisconfigured(
+                f"{where}: {name} is {values[name]}; {lasting(session, advice)}"
+            )
+    if session.is_mariadb:
+        return Facts(gtids=True)
     return Facts(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
+
+
+def lasting(session: Session, statement: str) -> str:
+    """Return a statement that sets a variable as this server can: only MySQL 8 has SET PERSIST.
+
+    Elsewhere it holds until the next restart, and belongs into the configuration file as well.
+    """
+    if session.version >= (8,) and not session.is_mariadb:
+        return statement
+    return statement.replace("SET PERSIST ", "SET GLOBAL ")
 
 
 def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
@@ -80,7 +89,7 @@ def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
         found = session.rows("SHOW MASTER STATUS")
     if not found:
         raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
-    gtid_set = str(executed(session)) if gtids else None
+    gtid_set = executed(session) if gtids else None
     return BinlogPosition(str(found[0]["File"]), int(found[0]["Position"]), gtid_set)
 
 
@@ -89,9 +98,18 @@ def check_grants(session: Session) -> None:
     session.rows("SHOW BINLOG EVENTS LIMIT 1")
 
 
-def executed(session: Session) -> GtidSet:
-    """Return every GTID that the server has executed."""
-    return GtidSet.parse(_global(session, "gtid_executed"))
+def executed(session: Session) -> str:
+    """Return every GTID that the server has executed, or of MariaDB the last one of each domain."""
+    if session.is_mariadb:
+        return str(mariadb_log.executed(session))
+    return str(GtidSet.parse(_global(session, "gtid_executed")))
+
+
+def _purged(session: Session) -> str:
+    """Return those that the log no longer has."""
+    if session.is_mariadb:
+        return str(mariadb_log.purged(session))
+    return str(GtidSet.parse(_global(session, "gtid_purged")))
 
 
 def check_held(session: Session, where: str, position: BinlogPosition, found: Facts) -> None:
@@ -109,12 +127,11 @@ def check_held(session: Session, where: str, position: BinlogPosition, found: Fa
             f"{where}: gtid_mode is not ON, but the position is a GTID set; switch it on "
             'again, step by step (manual: "Enabling GTID Transactions Online")'
         )
-    seen = GtidSet.parse(position.gtid_set)
-    if not GtidSet.parse(_global(session, "gtid_purged")) <= seen:
+    if not covers(position.gtid_set, _purged(session)):
         raise lost(where, "the binary log with the transactions after the position was purged")
     # The log shows a transaction a moment before the server counts it as executed.
     deadline = time.monotonic() + _EXECUTED_SECONDS
-    while not seen <= executed(session):
+    while not covers(executed(session), position.gtid_set):
         if time.monotonic() > deadline:
             raise lost(
                 where,

@@ -8,30 +8,37 @@ nothing to make, to hold or to confirm, and a position can be lost.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
+
+import pyarrow as pa
 
 from deltaforge_dagster.config.model import MysqlConfig, ValueOptions
 from deltaforge_dagster.errors import CorruptLog, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.mysql import binlog, identity, server_log
+from deltaforge_dagster.sources.mysql import binlog, identity, mariadb_log, server_log
 from deltaforge_dagster.sources.mysql.catalog import (
     SYSTEM_DATABASES,
     Catalog,
     captured_tables,
     definitions_now,
+    tables_now,
 )
 from deltaforge_dagster.sources.mysql.connection import Server
 from deltaforge_dagster.sources.mysql.decoder import Decoder
+from deltaforge_dagster.sources.mysql.definitions import key_of, parse_definition, text_of
 from deltaforge_dagster.sources.mysql.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,
     open_dump,
     refusal,
 )
+from deltaforge_dagster.sources.mysql.held import tables_of_mend
+from deltaforge_dagster.sources.mysql.held_decoder import decode_held
 from deltaforge_dagster.sources.mysql.inner import events
 from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, table_of
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
@@ -183,11 +190,34 @@ class MysqlSource:
             captures=self._patterns.matches,
             forms=self._forms,
             prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
+            held=registry.held(),
         )
         try:
             yield from self._batches(stream, decoder, begin, limits)
         finally:
             stream.close()
+
+    def decode_held(
+        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of held events of one table, as if they had never been held.
+
+        What the table is at their end is noted for the log behind `position`, if nothing is yet.
+
+        Raises:
+            UnsupportedEvent: It is still not certain which columns they have.
+        """
+        fields = json.loads(mend)
+        name = (str(fields["db"]), str(fields["table"]))
+        now = tables_now(self._server, name) if fields.get("catalog") else {}
+        tables = tables_of_mend(fields, name, now)
+        yield from decode_held(
+            events, tables, source_id=self._config.id, registry=registry, forms=self._forms
+        )
+        noted = registry.defined(position).get(key_of(name))
+        text = text_of(tables.tables, name)
+        if text is not None and (noted is None or parse_definition(noted) is None):
+            registry.define({key_of(name): text}, position)
 
     def confirm(self, position: Position) -> None:
         """Do nothing: the server forgets its log by age, and asks no reader."""
@@ -245,8 +275,11 @@ class MysqlSource:
         with self._server.query(_OPEN_SECONDS) as session:
             found = server_log.facts(session, where)
             server_log.check_held(session, where, start, found)
-        if not found.gtids or start.gtid_set is not None:
-            return start
+            if not found.gtids or start.gtid_set is not None:
+                return start
+            if session.is_mariadb:
+                domains = mariadb_log.gtids_at(session, where, start)
+                return BinlogPosition(start.file, start.pos, str(domains))
         seen = executed_before(
             self._server, start, server_id(self._config.id, "look ahead"), _OPEN_SECONDS
         )

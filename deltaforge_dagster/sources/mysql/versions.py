@@ -9,7 +9,7 @@ too: their changes are counted, for which the sizes of their values must be know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -23,6 +23,7 @@ from deltaforge_dagster.sources.mysql.charsets import BINARY_COLLATION, any_coll
 from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
 from deltaforge_dagster.sources.mysql.column_types import ANY_SIGN, is_unsigned
 from deltaforge_dagster.sources.mysql.layout import (
+    HELD,
     MAP_END,
     MAP_ID,
     MAP_START,
@@ -86,13 +87,15 @@ class TableVersions:
         catalog: What the log leaves out.
         captures: Whether changes of (database, table) are wanted.
         forms: How values look where there is a choice.
-        fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
+        held: Full names of tables whose changes are kept back, and why.
 
     Attributes:
+        held: The same, with those that are held from somewhere in this stream on.
         schemas, stamps: What was registered, by version; without columns where not captured.
         tables, layout: The versions, and their columns, for the kernels (`layout`).
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan.find_table`
             reads, and the events' bodies.
+        fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
     """
 
     def __init__(
@@ -102,14 +105,15 @@ class TableVersions:
         catalog: Catalog,
         captures: Callable[[str, str], bool],
         forms: ValueForms,
-        fixed_binary: bool = False,
+        held: Mapping[str, str] | None = None,
     ) -> None:
+        self.held = dict(held or {})
         self._registry = registry
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
-        self._fixed_binary = fixed_binary
-        self._known: dict[tuple[bytes, CatalogTable | None], int] = {}
+        self.fixed_binary = False
+        self._known: dict[tuple[bytes, CatalogTable | None, bool], int] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
@@ -136,33 +140,54 @@ class TableVersions:
         known = None
         types: list[ValueType] = []
         if captured:
-            known = self._known_columns(described, name, position)
-            if len(known.columns) != len(described.types):
-                raise UnsupportedEvent(
-                    f"{name} has {len(described.types)} columns in the log, but"
-                    f" {len(known.columns)} in the catalog; set binlog_row_metadata=FULL on the"
-                    " server, so that the log describes its tables"
-                )
+            known = self._unless_held(described, name, position)
+        if known is not None:
             types = _types(described, known, name, self._forms)
-        key = (content[ID_SIZE:], known)
+        key = (content[ID_SIZE:], known, captured)
         version = self._known.get(key)
         if version is None:
             if known is not None:
                 version = self._add(described, types, known, position)
             else:
-                version = self._add_skipped(described, name)
+                version = self._add_skipped(described, name, HELD if captured else 0)
             self._known[key] = version
         self._put_in_force(content, version)
+
+    def map_of(self, table_id: int) -> bytes:
+        """Return the body of the TABLE_MAP event that is in force for a table id."""
+        line = self.maps[int(find_table(self.maps, table_id))]
+        return self.map_texts[line[MAP_START] : line[MAP_END]].tobytes()
 
     def version_name(self, version: int) -> str:
         """Return `database.table` of a version, for error messages."""
         schema = self.schemas[version]
         return f"{schema.db}.{schema.table}"
 
-    def _known_columns(self, described: TableMap, name: str, position: Position) -> CatalogTable:
+    def _unless_held(
+        self, described: TableMap, name: str, position: Position
+    ) -> CatalogTable | None:
+        """Return a table's columns; None when its changes are kept back, perhaps from now on."""
+        table = f"{described.db}.{described.table}"
+        if table in self.held:
+            return None
+        known = self._known_columns(described, name, position)
+        if isinstance(known, CatalogTable) and len(known.columns) != len(described.types):
+            known = Unknown(
+                f"{name} has {len(described.types)} columns in the log, but"
+                f" {len(known.columns)} in the catalog; set binlog_row_metadata=FULL on the"
+                " server, so that the log describes its tables"
+            )
+        if isinstance(known, Unknown):
+            self.held[table] = known.reason
+            return None
+        return known
+
+    def _known_columns(
+        self, described: TableMap, name: str, position: Position
+    ) -> CatalogTable | Unknown:
         """Return the columns as the log describes them, the rest from the catalog."""
         logged = described.described
-        hidden = self._fixed_binary and any(map(may_be_fixed, described.types))
+        hidden = self.fixed_binary and any(map(may_be_fixed, described.types))
         if logged is not None and not hidden:
             return logged
         answer = self._catalog.table(
@@ -172,13 +197,11 @@ class TableVersions:
             position,
             charsets=None in described.text_collations(),
         )
-        if isinstance(answer, Unknown):
-            raise UnsupportedEvent(answer.reason)
-        if logged is None:
+        if isinstance(answer, Unknown) or logged is None:
             return answer
         pairs = list(zip(logged.columns, answer.columns, strict=True))
         if any(ours.name != theirs.name for ours, theirs in pairs):
-            raise UnsupportedEvent(
+            return Unknown(
                 f"{name}: which of its columns are UUID, INET4 or"
                 " INET6 only the catalog says, and it names other columns than the log"
             )
@@ -226,23 +249,23 @@ class TableVersions:
         room = 2
         for column, type_, is_key in zip(known.columns, types, in_key, strict=True):
             room += self.layout.add(column.name, type_, column.labels, is_key=is_key)
-        self._add_table(len(types), keys, True, room)
+        self._add_table(len(types), keys, 1, room)
         return len(self.schemas) - 1
 
-    def _add_skipped(self, described: TableMap, name: str) -> int:
-        """Lay out a table whose changes are only counted, and return its version's number."""
+    def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
+        """Lay out a table whose changes are counted, or kept back; return its version's number."""
         for number, log_type in enumerate(described.types, start=1):
             try:
                 type_ = skipped_type(log_type)
             except UnsupportedEvent as error:
                 raise UnsupportedEvent(f"{name}, column {number}: {error}") from error
             self.layout.add_skipped(type_)
-        self._add_table(len(described.types), 0, False, 0)
+        self._add_table(len(described.types), 0, captured, 0)
         self.schemas.append(TableSchema(described.db, None, described.table, (), ()))
         self.stamps.append(_NO_STAMP)
         return len(self.schemas) - 1
 
-    def _add_table(self, columns: int, keys: int, captured: bool, room: int) -> None:
+    def _add_table(self, columns: int, keys: int, captured: int, room: int) -> None:
         line = [len(self.layout.columns) - columns, columns, keys, captured, room]
         self.tables = np.vstack([self.tables, np.array([line], np.int64)])
 

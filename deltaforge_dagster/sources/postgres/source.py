@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions, ValueOptions
@@ -18,9 +19,10 @@ from deltaforge_dagster.errors import (
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
+    UnsupportedEvent,
 )
 from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import catalog, endings, identity, publications, slots
@@ -224,6 +226,12 @@ class PostgresSource:
             if heartbeat is not None:
                 heartbeat.stop()
             stream.close()
+
+    def decode_held(
+        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+    ) -> Iterator[pa.RecordBatch]:
+        """Refuse: nothing of this source is ever held, since its log describes every row."""
+        raise UnsupportedEvent("events that this source never holds")
 
     def confirm(self, position: Position) -> None:
         """Let the server forget the log up to `position`, told with the next status message.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
+
+import pymysql
 
 from deltaforge_dagster.config.model import MysqlConfig
 from deltaforge_dagster.positions import BinlogPosition
@@ -31,7 +34,12 @@ class MysqlBench:
         self.database = urlsplit(dsn).path.removeprefix("/")
         self.connection = connect(dsn)
         self._sources: list[MysqlSource] = []
-        self.run("SET SESSION cte_max_recursion_depth = 10000000")
+        version = str(self.connection.get_server_info())
+        self.is_mariadb = "MariaDB" in version
+        if self.is_mariadb:
+            self.run("SET SESSION max_recursive_iterations = 10000000")
+        elif not version.startswith("5."):
+            self.run("SET SESSION cte_max_recursion_depth = 10000000")
         for table in ("orders", "items", "other"):
             self.run(f"CREATE TABLE {table} (id int PRIMARY KEY, v longtext)")
 
@@ -100,15 +108,24 @@ class MysqlBench:
     def forget(self) -> None:
         """Begin a new log file and remove all before it."""
         self.run("FLUSH BINARY LOGS")
-        (file, *_), *_ = self.rows("SHOW MASTER STATUS")
-        self.run(f"PURGE BINARY LOGS TO '{file}'")
+        file = self.head().file
+        if self.is_mariadb:  # it wants to be sure that its replicas have the log
+            self.run("SET GLOBAL slave_connections_needed_for_purge = 0")
+        deadline = time.monotonic() + 20
+        while self.rows("SHOW BINARY LOGS")[0][0] != file:
+            self.run(f"PURGE BINARY LOGS TO '{file}'")
+            assert time.monotonic() < deadline, "the server does not let go of its log"
+            time.sleep(0.05)
 
     def confirmed(self) -> None:
         """Nothing: the server keeps its log by age."""
 
     def head(self) -> BinlogPosition:
         """Return where the log ends, without GTIDs."""
-        (file, pos, *_), *_ = self.rows("SHOW MASTER STATUS")
+        try:
+            (file, pos, *_), *_ = self.rows("SHOW MASTER STATUS")
+        except pymysql.ProgrammingError:  # from MySQL 8.4 on
+            (file, pos, *_), *_ = self.rows("SHOW BINARY LOG STATUS")
         return BinlogPosition(file, int(pos))
 
     @property

@@ -1,0 +1,90 @@
+"""`deltaforge hold`: what is kept back of a pipeline, and letting it go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.holds import TABLE
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline.")]
+
+
+@app.callback()
+def hold() -> None:
+    """Show what is kept back of a pipeline, and release it once the cause is mended."""
+
+
+@app.command("list")
+def list_(pipeline: _Pipeline) -> None:
+    """Show every hold: of what, since when, how much, and why."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        holds = store.holds(pipeline)
+        now = store.now()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("of", "state", "events", "bytes", "since", "after", "reason"):
+        table.add_column(heading, overflow="fold")
+    for one in holds:
+        table.add_row(
+            f"{one.kind} {one.subject}",
+            one.state,
+            f"{one.events:,}",
+            size(one.bytes),
+            f"{duration(now - one.since)} ago",
+            position(one.since_position),
+            one.reason,
+        )
+    Console(highlight=False).print(table if holds else "Nothing is held.")
+
+
+@app.command()
+def release(
+    pipeline: _Pipeline,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Full name of a held table.")],
+    *,
+    create_table: Annotated[
+        Path | None,
+        typer.Option(
+            "--create-table",
+            metavar="FILE",
+            help="A CREATE TABLE statement of the table as it was where the hold begins.",
+        ),
+    ] = None,
+    catalog: Annotated[
+        bool,
+        typer.Option(
+            "--catalog", help="All that is held is of the table as the server has it now."
+        ),
+    ] = False,
+) -> None:
+    """Let the next run decode what is held of a table and deliver it, before newer changes of it.
+
+    Without an option the log itself must say what the columns are (binlog_row_metadata=FULL). What
+    still cannot be decoded is held again, with the new reason.
+    """
+    if catalog and create_table is not None:
+        raise NotAllowed("--create-table and --catalog exclude one another")
+    database, _, name = table.partition(".")
+    mend: dict[str, Any] = {"db": database, "table": name}
+    if create_table is not None:
+        try:
+            mend["create_table"] = create_table.read_text()
+        except OSError as error:
+            raise NotAllowed(f"{create_table}: {error.strerror}") from error
+    if catalog:
+        mend["catalog"] = True
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        row = store.release_hold(pipeline, TABLE, table, json.dumps(mend))
+    typer.echo(f"{table}: the next run delivers the {row.events:,} events that are held.")

@@ -1,0 +1,200 @@
+"""Events that nobody can decode yet are kept back, in order, and come as if never held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.config.model import RangeLimits, SegmentLimits
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.store import StateStore
+from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert
+from tests.pipeline.changes import eventually
+from tests.sources.mysql.bench import MysqlBench
+
+pytestmark = pytest.mark.mysql
+
+
+class Stage:
+    """A pipeline over a MySQL database: store, journal and capture, without sinks or Spark."""
+
+    def __init__(self, bench: MysqlBench, store: StateStore, folder: Path) -> None:
+        self.bench = bench
+        self.store = store
+        self.journal = Journal(f"file://{folder}")
+        store.register_pipeline("p", "hash", ["s"])
+        self.start: Position = bench.source().ensure_start()
+        # Without definitions, as of a table that was not there when the pipeline began.
+        store.set_start("p", self.start.to_json())
+
+    def capture(self, until: Callable[[Capture], bool]) -> None:
+        """Let one run capture until it is enough."""
+        lease = HeldLease.take(
+            self.store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
+        )
+        assert lease is not None
+        row = self.store.pipeline("p")
+        assert row is not None
+        ranges = Ranges(
+            self.store,
+            lease,
+            pipeline="p",
+            spec_hash="hash",
+            limits=RangeLimits(),
+            opened=lambda _: None,
+        )
+        ranges.close_left_open()
+        capture = Capture(
+            build_source=self.bench.source,
+            registry=FencedRegistry(self.store, lease, "acme"),
+            journal=self.journal,
+            pipeline="p",
+            uid=row.uid,
+            lease=lease,
+            ranges=ranges,
+            holds=Holds(self.store, self.journal, lease),
+            limits=SegmentLimits(min_ms=0, max_ms=100),
+            start=parse_position(str(row.captured_position or row.start_position)),
+            next_segment=row.next_segment,
+            someone_waits=lambda: True,
+            captured=lambda _: None,
+        )
+        try:
+            eventually(lambda: until(capture) or capture.error is not None)
+        finally:
+            capture.stop()
+            ranges.close("test")
+            lease.release()
+        assert capture.error is None, capture.error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every row of the journal, in order."""
+        found: list[dict[str, Any]] = []
+        for segment in self.store.segments("p"):
+            for batch in self.journal.batches(segment):
+                found += batch.to_pylist()
+        return found
+
+    def events(self, table: str) -> list[dict[str, Any]]:
+        """Return a table's rows, without what depends on the journal."""
+        places = {"segment", "ordinal", "schema_version", "schema_sequence"}
+        return [
+            {name: value for name, value in row.items() if name not in places}
+            for row in self.rows()
+            if row["table"] == table
+        ]
+
+    def never_held(self, table: str, count: int) -> list[dict[str, Any]]:
+        """Return the same rows as a reader has them that knew the tables from the start."""
+        notes = Versions()
+        name = json.dumps([self.bench.database, table])
+        columns = [["id", "int"], ["v", "longtext"]]
+        notes.define({name: json.dumps({"columns": columns, "primary_key": ["id"]})}, self.start)
+        source = self.bench.source(tables=(f"{self.bench.database}.{table}",))
+        taken = Taken([], self.start, [])
+        try:
+            for batch in source.read(self.start, LIMITS, notes):
+                add(taken, batch)
+                if len(taken.rows) >= count and taken.batches[-1].end is not None:
+                    break
+        finally:
+            source.close()
+        places = {"schema_version", "schema_sequence"}
+        return [
+            {name: value for name, value in row.items() if name not in places}
+            for row in taken.rows
+            if row["table"] == table
+        ]
+
+
+@pytest.fixture
+def stage(mysql_dsn: str, tmp_path: Path) -> Iterator[Stage]:
+    """A pipeline that captures `orders` and `items`."""
+    store = StateStore.open(f"sqlite:///{tmp_path / 'state.db'}")
+    try:
+        with MysqlBench(mysql_dsn) as bench:
+            yield Stage(bench, store, tmp_path / "journal")
+    finally:
+        store.close()
+
+
+def held(stage: Stage) -> int:
+    """Return how many events are held."""
+    return sum(hold.events for hold in stage.store.holds("p"))
+
+
+def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
+    """Same ids, values and order; other tables go on meanwhile; newer rows come behind them."""
+    bench = stage.bench
+    bench.execute(insert("orders", 1, 2), insert("items", 1))
+    bench.execute(insert("orders", 3))
+    bench.run("ALTER TABLE orders RENAME COLUMN v TO w, ADD COLUMN n int FIRST")
+    bench.execute(insert("items", 2), "INSERT INTO orders VALUES (7, 4, 'x')", insert("items", 3))
+    bench.run("TRUNCATE TABLE orders")
+    bench.execute("INSERT INTO orders VALUES (8, 5, 'y')", "UPDATE orders SET n = 9 WHERE id = 5")
+
+    stage.capture(lambda _: held(stage) >= 7)
+
+    assert stage.events("orders") == []
+    assert [json.loads(row["after"])["id"] for row in stage.events("items")] == [1, 2, 3]
+    (hold,) = stage.store.holds("p")
+    assert (hold.kind, hold.subject) == ("table", f"{bench.database}.orders")
+    assert "changed it since" in hold.reason
+    since: Position = parse_position(hold.since_position)
+    assert not stage.start < since
+
+    # The next run keeps on holding it, although it could decode what is written now.
+    bench.execute("INSERT INTO orders VALUES (8, 6, 'z')", insert("items", 4))
+    stage.capture(lambda _: held(stage) >= 8)
+    assert stage.events("orders") == []
+
+    mend = {"db": bench.database, "table": "orders"}
+    with pytest.raises(NotAllowed, match="holds no table"):
+        stage.store.release_hold("p", "table", "no.such", "{}")
+    stage.store.release_hold("p", "table", hold.subject, json.dumps(mend))
+    stage.capture(lambda capture: capture.reading)
+    (hold,) = stage.store.holds("p")
+    assert hold.state == "held"
+    assert "--create-table" in hold.reason
+
+    made = "CREATE TABLE orders (id int PRIMARY KEY, v longtext)"
+    stage.store.release_hold("p", "table", hold.subject, json.dumps(mend | {"create_table": made}))
+    bench.execute("INSERT INTO orders VALUES (8, 10, 'last')")
+    stage.capture(lambda _: len(stage.events("orders")) >= 9)
+
+    found = stage.events("orders")
+    expected = stage.never_held("orders", 9)
+    ends = [row.pop("tx_end") for row in found]
+    assert [row.pop("tx_end") for row in expected] == ends
+    assert found == expected
+    (hold,) = stage.store.holds("p")
+    assert hold.state == "journaled"
+    assert stage.store.held_parts("p") == []
+    positions = [segment.end_position for segment in stage.store.segments("p")]
+    ordered: list[Position] = [parse_position(one) for one in positions]
+    assert all(one <= other for one, other in pairwise(ordered))
+
+
+def test_a_journal_with_holds_is_not_rebuilt(stage: Stage) -> None:
+    """What is captured again could be taken for what sinks have: only with the loss accepted."""
+    stage.bench.execute(insert("orders", 1))
+    stage.bench.run("ALTER TABLE orders RENAME COLUMN v TO w")
+    stage.capture(lambda _: held(stage) >= 1)
+
+    with pytest.raises(NotAllowed, match=r"holds table .*orders"):
+        stage.store.rebuild_journal("p", accept_loss=False)
+    rebuilt = stage.store.rebuild_journal("p", accept_loss=True)
+    assert rebuilt.held == [f"table {stage.bench.database}.orders"]
+    assert stage.store.holds("p") == []
