@@ -82,3 +82,14 @@ def deliver(store: StateStore, lease: Lease, sink: str, segment: int) -> None:
     """Let `sink` acknowledge everything up to the end of `segment`."""
     with store.fenced(lease) as writer:
         writer.advance(sink, segment, 2, True, position(segment))
+
+
+def everything(store: StateStore) -> list[object]:
+    """Return all that the store says about the pipeline, except publication."""
+    return [
+        store.pipelines(),
+        store.lease(NAME),
+        store.ranges(NAME),
+        store.segments(NAME),
+        store.checkpoints(NAME),
+    ]
