@@ -40,6 +40,7 @@ _SETTINGS = {
     "binlog_row_image": "FULL",
     "performance_schema": "OFF",  # 200 MB of memory
     "skip_name_resolve": "ON",
+    "max_allowed_packet": "67108864",  # as in MySQL 8, for other versions
 }
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
