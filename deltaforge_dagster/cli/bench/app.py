@@ -7,6 +7,7 @@ from types import FrameType
 
 import typer
 
+from deltaforge_dagster.cli.bench.capture import capture
 from deltaforge_dagster.cli.bench.decode import decode
 from deltaforge_dagster.cli.bench.drain import PAIRS, drain_command
 from deltaforge_dagster.cli.bench.latency import latency
@@ -28,6 +29,7 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 for _pair in PAIRS:
     app.command(_pair)(drain_command(_pair))
+app.command()(capture)
 app.command()(decode)
 app.command()(latency)
 app.command()(seam)

@@ -22,6 +22,7 @@ from deltaforge_dagster.servers.mysql import MysqlServer, connect
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.mysql import connection as mysql
 from deltaforge_dagster.sources.postgres import connection as postgres
+from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
 from deltaforge_dagster.sources.postgres.stream import ReplicationStream
 
 SourceKind = Literal["pg", "mysql"]
@@ -116,9 +117,9 @@ class PostgresBench(BenchSource):
         )
 
     def end_backlog(self) -> None:
-        """Write a message that only the raw reading asks for."""
+        """Write a message that only the raw reading looks at: pipelines pass over heartbeats."""
         self._connection.execute(
-            "SELECT pg_logical_emit_message(true, 'bench', %s)", [self._marker]
+            "SELECT pg_logical_emit_message(true, %s, %s)", [HEARTBEAT, self._marker]
         )
 
     def read_raw(self) -> float:
