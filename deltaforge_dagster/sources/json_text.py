@@ -227,7 +227,7 @@ def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> i
 
 
 @kernel
-def _write_group(group: int, count: int, out: Bytes, at: int) -> int:
+def _write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
     """Write `count` bytes, the highest of the 24 bits of `group`, as four digits of base 64."""
     out[at] = _BASE64[(group >> 18) & 63]
     out[at + 1] = _BASE64[(group >> 12) & 63]

@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    NotAllowed,
+    SourceMisconfigured,
+    UnsupportedEvent,
+)
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.tables import TableSchema
 
 
@@ -116,6 +122,11 @@ class PlayedSource:
         """Know no catalog."""
         raise SourceMisconfigured(table)
 
+    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+        """Find nothing."""
+        del position, as_of
+        return []
+
     def has_changes(self, after: Position) -> bool:
         """Compare with the newest transaction."""
         return after < self.head()
@@ -135,6 +146,19 @@ class PlayedSource:
                 yield one
         while not self.closed.wait(0.005):
             yield NOTHING
+
+    def read_again(
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
+    ) -> Iterator[ChangeBatch]:
+        """Refuse: the slot holds what is not confirmed, and what was confirmed is gone.
+
+        Raises:
+            NotAllowed: Always.
+        """
+        raise NotAllowed(
+            "PostgreSQL's log cannot be captured again: the server gives it to a slot once, and "
+            "forgets what was confirmed; only MySQL keeps its log for other readers"
+        )
 
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes

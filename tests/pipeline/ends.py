@@ -208,7 +208,7 @@ class RedisStream:
         self._client.close()
 
     def _dump(self) -> Path:
-        return Path(self._client.config_get("dir")["dir"]) / "dump.rdb"
+        return Path(str(self._client.config_get("dir")["dir"])) / "dump.rdb"
 
 
 class KafkaTopic:

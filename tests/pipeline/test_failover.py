@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import Failover, differences
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.primitives import Kv, Log
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
@@ -80,7 +82,11 @@ def lease(store: StateStore) -> Iterator[HeldLease]:
         table("orders", "id int", "v text"),
         table("items", "id int"),
     ):
-        held.write(lambda writer, one=one: writer.register_schema("t", one, START.to_json()))
+        held.write(
+            functools.partial(
+                FencedWriter.register_schema, tenant="t", table=one, position_json=START.to_json()
+            )
+        )
     yield held
     held.release()
 

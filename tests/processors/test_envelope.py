@@ -82,10 +82,10 @@ def test_raw_payload_is_the_after_image() -> None:
 def test_ddl_has_its_place_and_is_no_snapshot() -> None:
     """A DDL event says `r`, as the original does, with its place in the log and its statement."""
     ddl = '{"sql":"DROP TABLE x","database":"shop"}'
-    given = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, tx_id="3e11:7")
-    given_rows = [{**given, "file": "binlog.000001", "pos": 9, "schema_version": None}]
+    place = {"tx_id": "3e11:7", "file": "binlog.000001", "pos": 9, "schema_version": None}
+    ddl_row = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, **place)
 
-    (found,) = envelopes(given_rows, Origin("mysql", "orders-db", "acme", 7))
+    (found,) = envelopes([ddl_row], Origin("mysql", "orders-db", "acme", 7))
 
     assert '"op":"r"' in found
     assert '"gtid":"3e11:7","file":"binlog.000001","pos":9}' in found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +100,7 @@ def test_workers_keep_memory(make: Make) -> None:
     """A task finds the memory that the one before it has freed, and touches no page anew."""
     session = make(None).session()
 
-    def faults(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def faults(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for used in range(2):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             arrays = [np.ones(24 << 20, np.uint8) for _ in range(6)]

@@ -19,11 +19,11 @@ import pytest
 
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.positions import Position
+from deltaforge_dagster.servers.mysql import connect as connect_mysql
 from deltaforge_dagster.sources.base import ReadLimits, Source
 from tests.contracts.test_source import Versions
 from tests.sources.cutting_proxy import CuttingProxy
 from tests.sources.mysql.bench import MysqlBench
-from tests.sources.mysql.bench import connect as connect_mysql
 from tests.sources.postgres.bench import PostgresBench
 
 WRITERS = 2

@@ -11,7 +11,7 @@ import pytest
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.sources.mysql import samples
+from deltaforge_dagster.sources.mysql import binlog
 from deltaforge_dagster.sources.mysql.decoder import Decoded
 from deltaforge_dagster.sources.mysql.gtid_events import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.samples import FILE, SID, Log, packed
@@ -475,7 +475,7 @@ def test_statement_format_stops_at_its_first_event() -> None:
 def test_a_file_that_was_not_closed_is_read_on() -> None:
     """A server that crashed begins another file; the old one says that it is in use."""
     log = transaction(Log().start(), 1, 1)
-    log.event(samples.ROTATE, (4).to_bytes(8, "little") + b"binlog.000002", flags=0x20, end=0)
+    log.event(binlog.ROTATE, (4).to_bytes(8, "little") + b"binlog.000002", flags=0x20, end=0)
     log.start("binlog.000002").event(35, bytes(8))
     batches, error = decode(transaction(log, 2, 2).stream())
 

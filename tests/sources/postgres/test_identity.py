@@ -82,6 +82,7 @@ def test_the_schema_is_what_the_log_would_describe(bench: PostgresBench) -> None
         reader = bench.source(**changed)
         for batch in reader.read(start, LIMITS, versions):
             if batch.rows is not None and batch.end is not None:
+                assert isinstance(batch.end, LsnPosition)
                 start = batch.end
                 break
         reader.close()
