@@ -1,0 +1,77 @@
+"""Messages for the Redis sink, and looks at what has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import redis
+import redis.sentinel
+
+from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
+from deltaforge_dagster.sinks.redis import RedisSink
+
+Row = dict[str, str | int | None]
+
+
+def row(number: int, stream: str = "s", **changes: str | None) -> Row:
+    """Return one message; its numbers say which it is."""
+    return {
+        "ordinal": 10 * number,
+        "destination": stream,
+        "key": f"k{number % 7}",
+        "value": f'{{"n":{number}}}',
+        "event_id": f"e{number}",
+        "idempotency_key": f"i{number}",
+        "headers": None,
+        **changes,
+    }
+
+
+def batch(rows: list[Row], replay: str | None = None) -> SinkBatch:
+    """Return a batch of messages."""
+    return SinkBatch(1, "segment", pa.RecordBatch.from_pylist(rows, schema=MESSAGES), replay)
+
+
+def numbered(count: int, size: int = 300, streams: int = 1) -> SinkBatch:
+    """Return a batch of `count` large messages."""
+    return batch([row(n, f"s{n % streams}", value=str(n).ljust(size)) for n in range(count)])
+
+
+def allow() -> None:
+    """A guard that lets everything pass."""
+
+
+def client_of(server: RedisServer) -> redis.Redis:
+    """Return a client that sees bytes."""
+    return redis.Redis.from_url(server.uri)
+
+
+def numbers(server: RedisServer, stream: str = "s0") -> list[int]:
+    """Return the numbers of the messages in a stream, in its order."""
+    with client_of(server) as client:
+        return [int(fields[b"df-event"]) for _, fields in client.xrange(stream)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """Have machine code ready: these tests look at the clock."""
+    resp.warm()
+
+
+@pytest.fixture
+def server(redis_server: RedisServer, redis_client: redis.Redis) -> RedisServer:
+    """The session's server, empty."""
+    return redis_server
+
+
+@pytest.fixture
+def sink(server: RedisServer) -> Iterator[RedisSink]:
+    """An open sink."""
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    yield sink
+    sink.close()
