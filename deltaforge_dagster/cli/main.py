@@ -29,6 +29,7 @@ COMMANDS = {
     "ranges": ("status:ranges", "Show a pipeline's newest ranges and who has them."),
     "checkpoint": ("checkpoint:app", "Show how far sinks have acknowledged, or set it."),
     "journal": ("journal:app", "Bring a journal back whose files were lost."),
+    "verify": ("verify:verify", "Prove that the journal is whole, and what the source's log says."),
     "hold": ("hold:app", "Show what is kept back of a pipeline, or release it."),
     "sink": ("sink:app", "Attach a sink again that was detached from a full journal."),
     "bench": ("bench.app:app", "Measure how fast parts of the platform are on this machine."),

@@ -208,6 +208,17 @@ class Source(Protocol):
         """
         ...
 
+    def read_again(
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
+    ) -> Iterator[ChangeBatch]:
+        """Yield what `read` would, beside a live run and without disturbing it.
+
+        Raises:
+            NotAllowed: The server forgets its log once it is confirmed.
+            PositionLost: The log does not go back that far.
+        """
+        ...
+
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:

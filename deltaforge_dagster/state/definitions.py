@@ -4,7 +4,8 @@ A source that needs more than its log keeps its notes here, one text per table, 
 One namespace per pipeline: `definitions/{pipeline}`, the table's name as key; a value is the JSON
 array `[[position, text], ...]` in the log's order, the text null from where the table was gone.
 Notes are written ahead of the changes that they are for. So a run that begins again before some
-of them takes what held at its position; only what no run can begin at any more is left out.
+of them takes what held at its position; only what nobody can begin at any more, no run and
+no second look at a range of the journal, is left out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from sqlalchemy import Connection, delete, select
 
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.database import clock, upsert
+from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.rows import known_pipeline
-from deltaforge_dagster.state.tables import kv
+from deltaforge_dagster.state.tables import kv, segments
 
 _Notes = list[tuple[str, str | None]]
 
@@ -32,7 +34,7 @@ def define(
     """
     at: Position = parse_position(position)
     row = known_pipeline(connection, pipeline)
-    began = row.confirmed_position or row.start_position
+    began = _oldest(connection, row)
     oldest: Position = at if began is None else parse_position(began)
     for table, text in definitions.items():
         notes = [one for one in _notes(connection, pipeline, table) if _position(one) < at]
@@ -49,6 +51,20 @@ def defined(connection: Connection, pipeline: str, position: Position) -> dict[s
         if text is not None:
             found[table] = text
     return found
+
+
+def _oldest(connection: Connection, row: PipelineRow) -> str | None:
+    """Return the first position that anybody may read the log from again."""
+    first = (
+        select(segments.c.start_position)
+        .where(segments.c.pipeline == row.name)
+        .order_by(segments.c.segment)
+        .limit(1)
+    )
+    journal = connection.execute(first).scalar()
+    run = row.confirmed_position or row.start_position
+    known = [one for one in (journal, run) if one is not None]
+    return min(known, key=parse_position, default=None)
 
 
 def _held_at(notes: Iterable[tuple[str, str | None]], position: Position) -> str | None:

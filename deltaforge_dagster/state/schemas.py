@@ -77,6 +77,15 @@ def register(
     return stamp
 
 
+def find(
+    connection: Connection, pipeline: str, tenant: str, table: TableSchema
+) -> SchemaStamp | None:
+    """Return the stamp of `table` if it was ever registered."""
+    wanted = fingerprint(table)
+    entries = log_entries(connection, registry(pipeline), table_key(tenant, table))
+    return next((stamp for stamp in map(_stamp, entries) if stamp.fingerprint == wanted), None)
+
+
 def versions(connection: Connection, pipeline: str) -> list[list[TableSchema]]:
     """Return every version of every table that was registered, the oldest first."""
     found: dict[str, list[TableSchema]] = {}

@@ -52,7 +52,7 @@ from deltaforge_dagster.state.tables import (
     ranges,
     segments,
 )
-from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 class StateStore:
@@ -183,6 +183,11 @@ class StateStore:
         with self.database.read() as connection:
             found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
         return found[0] if found else None
+
+    def schema_stamp(self, name: str, tenant: str, table: TableSchema) -> SchemaStamp | None:
+        """Return the stamp of a table version, None when it was never registered."""
+        with self.database.read() as connection:
+            return schemas.find(connection, name, tenant, table)
 
     def table_versions(self, name: str) -> list[list[TableSchema]]:
         """Return every version of every table that the pipeline has captured, oldest first."""

@@ -12,7 +12,7 @@ from typing import Literal
 _IDS = 4_000_000_000
 
 
-Purpose = Literal["read", "peek", "look ahead", "prepared"]
+Purpose = Literal["read", "peek", "look ahead", "prepared", "again"]
 
 
 def server_id(source_id: str, purpose: Purpose = "read") -> int:

@@ -178,8 +178,13 @@ class MysqlSource:
             SourceMisconfigured: A setting of the server was changed.
             UnsupportedEvent: The log holds something this version does not decode.
         """
-        begin = self._check(_binlog(start))
-        stream = self._open(begin)
+        return self._read(_binlog(start), limits, registry, server_id(self._config.id))
+
+    def _read(
+        self, start: BinlogPosition, limits: ReadLimits, registry: SourceNotes, reader_id: int
+    ) -> Iterator[ChangeBatch]:
+        begin = self._check(start)
+        stream = self._open(begin, reader_id)
         decoder = Decoder(
             source_id=self._config.id,
             progress=Progress(begin),
@@ -196,6 +201,12 @@ class MysqlSource:
             yield from self._batches(stream, decoder, begin, limits)
         finally:
             stream.close()
+
+    def read_again(
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
+    ) -> Iterator[ChangeBatch]:
+        """Yield what `read` would, as another reader, beside a live run."""
+        return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
@@ -285,8 +296,8 @@ class MysqlSource:
         )
         return BinlogPosition(start.file, start.pos, str(seen))
 
-    def _open(self, start: BinlogPosition) -> StreamSocket:
-        stream = open_dump(self._server, start, server_id(self._config.id), _OPEN_SECONDS)
+    def _open(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
+        stream = open_dump(self._server, start, reader_id, _OPEN_SECONDS)
         with self._lock:
             self._stream = stream
             if self._closed:

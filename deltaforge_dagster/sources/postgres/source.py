@@ -16,6 +16,7 @@ from psycopg import sql
 from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions, ValueOptions
 from deltaforge_dagster.errors import (
     CorruptLog,
+    NotAllowed,
     PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
@@ -227,10 +228,25 @@ class PostgresSource:
                 heartbeat.stop()
             stream.close()
 
+    def read_again(
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
+    ) -> Iterator[ChangeBatch]:
+        """Refuse: the slot holds what is not confirmed, and what was confirmed is gone.
+
+        Raises:
+            NotAllowed: Always.
+        """
+        del start, limits, registry
+        raise NotAllowed(
+            "PostgreSQL's log cannot be captured again: the server gives it to a slot once, and "
+            "forgets what was confirmed; only MySQL keeps its log for other readers"
+        )
+
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Refuse: nothing of this source is ever held, since its log describes every row."""
+        del events, mend, position, registry
         raise UnsupportedEvent("events that this source never holds")
 
     def confirm(self, position: Position) -> None:

@@ -1,0 +1,117 @@
+"""A pipeline over MySQL with a real store, journal and lease, and no sinks or Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deltaforge_dagster.config.model import RangeLimits, SegmentLimits
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.store import StateStore
+from tests.contracts.test_source import LIMITS, Taken, Versions, add
+from tests.pipeline.changes import eventually
+from tests.sources.mysql.bench import MysqlBench
+
+
+class Stage:
+    """A pipeline over a MySQL database: store, journal and capture, without sinks or Spark."""
+
+    def __init__(
+        self, bench: MysqlBench, store: StateStore, folder: Path, *, knows_tables: bool = False
+    ) -> None:
+        self.bench = bench
+        self.store = store
+        self.journal = Journal(f"file://{folder}")
+        store.register_pipeline("p", "hash", ["s"])
+        source = bench.source()
+        self.start: Position = source.ensure_start()
+        # Without definitions, as of tables that nobody could read when the pipeline began.
+        known = source.definitions(self.start) if knows_tables else {}
+        store.set_start("p", self.start.to_json(), known)
+
+    def capture(self, until: Callable[[Capture], bool]) -> None:
+        """Let one run capture until it is enough."""
+        lease = HeldLease.take(
+            self.store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
+        )
+        assert lease is not None
+        row = self.store.pipeline("p")
+        assert row is not None
+        ranges = Ranges(
+            self.store,
+            lease,
+            pipeline="p",
+            spec_hash="hash",
+            limits=RangeLimits(),
+            opened=lambda _: None,
+        )
+        ranges.close_left_open()
+        capture = Capture(
+            build_source=self.bench.source,
+            registry=FencedRegistry(self.store, lease, "acme"),
+            journal=self.journal,
+            pipeline="p",
+            uid=row.uid,
+            lease=lease,
+            ranges=ranges,
+            holds=Holds(self.store, self.journal, lease),
+            limits=SegmentLimits(min_ms=0, max_ms=100),
+            start=parse_position(str(row.captured_position or row.start_position)),
+            next_segment=row.next_segment,
+            someone_waits=lambda: True,
+            captured=lambda _: None,
+        )
+        try:
+            eventually(lambda: until(capture) or capture.error is not None)
+        finally:
+            capture.stop()
+            ranges.close("test")
+            lease.release()
+        assert capture.error is None, capture.error
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every row of the journal, in order."""
+        found: list[dict[str, Any]] = []
+        for segment in self.store.segments("p"):
+            for batch in self.journal.batches(segment):
+                found += batch.to_pylist()
+        return found
+
+    def events(self, table: str) -> list[dict[str, Any]]:
+        """Return a table's rows, without what depends on the journal."""
+        places = {"segment", "ordinal", "schema_version", "schema_sequence"}
+        return [
+            {name: value for name, value in row.items() if name not in places}
+            for row in self.rows()
+            if row["table"] == table
+        ]
+
+    def never_held(self, table: str, count: int) -> list[dict[str, Any]]:
+        """Return the same rows as a reader has them that knew the tables from the start."""
+        notes = Versions()
+        name = json.dumps([self.bench.database, table])
+        columns = [["id", "int"], ["v", "longtext"]]
+        notes.define({name: json.dumps({"columns": columns, "primary_key": ["id"]})}, self.start)
+        source = self.bench.source(tables=(f"{self.bench.database}.{table}",))
+        taken = Taken([], self.start, [])
+        try:
+            for batch in source.read(self.start, LIMITS, notes):
+                add(taken, batch)
+                if len(taken.rows) >= count and taken.batches[-1].end is not None:
+                    break
+        finally:
+            source.close()
+        places = {"schema_version", "schema_sequence"}
+        return [
+            {name: value for name, value in row.items() if name not in places}
+            for row in taken.rows
+            if row["table"] == table
+        ]
