@@ -17,6 +17,7 @@ from deltaforge_dagster.config.load import (
     pipeline_files,
 )
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sinks.build import problems
 
 
 def validate(
@@ -45,7 +46,7 @@ def validate(
         if not found:
             missing.append(f"{path}: holds no *.yaml or *.yml file")
         files |= dict.fromkeys(found)
-    pipelines = load_files(files)
+    pipelines = [_checked(pipeline) for pipeline in load_files(files)]
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:
         typer.echo(
@@ -60,6 +61,16 @@ def validate(
     else:
         _print(pipelines, missing)
     raise typer.Exit(0 if valid else 1)
+
+
+def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
+    """Let the sinks' libraries read their settings, too."""
+    if isinstance(pipeline, BrokenPipeline):
+        return pipeline
+    found = [f"{pipeline.path}: {problem}" for problem in problems(pipeline.spec)]
+    if not found:
+        return pipeline
+    return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*found), pipeline.warnings)
 
 
 def _problems(pipeline: LoadedPipeline | BrokenPipeline) -> list[str]:

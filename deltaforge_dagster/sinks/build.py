@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config import model
 from deltaforge_dagster.config.templates import compile_template
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file import FileSink
@@ -27,6 +27,19 @@ def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
     sink = _build(declared[sink_id], spec.metadata.name, spec.spec.engine.run)
     faults = os.environ.get(VARIABLE)
     return FaultySink(sink, sink_id, Path(faults)) if faults else sink
+
+
+def problems(spec: model.PipelineSpec) -> list[str]:
+    """Return what is wrong with a pipeline's sinks that their libraries know without connecting."""
+    found = []
+    for declared in spec.spec.sinks:
+        sink = _build(declared, spec.metadata.name, spec.spec.engine.run)
+        if isinstance(sink, KafkaSink):
+            try:
+                sink.check()
+            except SpecError as error:
+                found.append(str(error))
+    return found
 
 
 def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:

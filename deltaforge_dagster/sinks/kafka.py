@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from deltaforge_dagster.errors import (
     PositionMoved,
     SinkRejected,
     SinkUnavailable,
+    SpecError,
 )
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.kafka_client import Client, Refusal, Settings, text_ends
@@ -40,6 +42,8 @@ PIECE_ROWS = 20_000
 PIECE_BYTES = 16 << 20
 """Up to both, unless a single message is larger, messages are handed over between two looks at the
 guard, and acknowledged together."""
+
+_WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
 
 
 class KafkaSink:
@@ -78,6 +82,26 @@ class KafkaSink:
     def exactly_once(self) -> bool:
         """Whether there is a transactional id."""
         return self._transactional_id is not None
+
+    def check(self) -> None:
+        """Let the library read `client_conf`; no broker is connected to.
+
+        Raises:
+            SpecError: It has a property that there is not, or an impossible value. Files that it
+                names may be on another machine and are not looked for.
+        """
+        conf = {
+            name: text for name, text in self._settings.client_conf.items() if name not in _WHERE
+        }
+        try:
+            client = Client(
+                replace(self._settings, brokers="", client_conf=conf), self._transactional_id
+            )
+        except SpecError as error:
+            if ".location" not in str(error):
+                raise
+        else:
+            client.discard()
 
     def open(self) -> None:
         """Wait for an answer of a broker; may be called again after `close`.

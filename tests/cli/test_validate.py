@@ -95,3 +95,27 @@ def test_json(write: Write, tenant: str | None) -> None:
             }
         ],
     }
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_the_librarys_own_settings_are_read(write: Write, exactly_once: bool) -> None:
+    """What librdkafka does not take shows here, without a value; a file may be elsewhere."""
+
+    def kafka(**conf: str) -> Path:
+        sink = {"id": "out", "brokers": "localhost:1", "topic": "t", "exactly_once": exactly_once}
+        names = {name.replace("_", "."): value for name, value in conf.items()}
+        config = {**sink, "client_conf": names}
+        return write({"spec.sinks": [{"type": "kafka", "config": config}]})
+
+    good = run(kafka(linger_ms="7", security_protocol="SSL", ssl_ca_location="/not/here.pem"))
+    assert good.exit_code == 0, good.output
+    for conf, said in (
+        ({"liger_ms": "7"}, 'No such configuration property: "liger.ms"'),
+        ({"security_protocol": "geheim"}, 'for configuration property "security.protocol"'),
+    ):
+        path = kafka(**conf)
+        bad = run(path)
+        assert bad.exit_code == 1
+        assert bad.output.startswith(f"error   {path}: sink out: client_conf: ")
+        assert said in bad.output
+        assert "geheim" not in bad.output
