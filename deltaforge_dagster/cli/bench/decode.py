@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -19,6 +21,7 @@ from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import samples as mysql_samples
 from deltaforge_dagster.sources.mysql.decoder import Decoder as MysqlDecoder
 from deltaforge_dagster.sources.postgres import decoder as postgres
+from deltaforge_dagster.sources.postgres import families as postgres_families
 from deltaforge_dagster.sources.postgres import samples as postgres_samples
 
 PIECE = 4 << 20
@@ -34,22 +37,30 @@ class Log(StrEnum):
 def decode(
     source: Annotated[Log, typer.Option(help="Whose log.")] = Log.POSTGRES,
     rows: Annotated[int, typer.Option(help="Rows to decode.", min=1)] = 500_000,
+    families: Annotated[
+        bool, typer.Option(help="Each family of types by itself, in rows of a key and ten columns.")
+    ] = False,
 ) -> None:
-    """Decode a made-up log from memory on one core; the last line is a JSON object."""
-    typer.echo(json.dumps(bench_decode(source, rows)))
+    """Decode a made-up log from memory on one core; every line is a JSON object."""
+    for family in _FAMILIES[source] if families else (None,):
+        named = {} if family is None else {"family": family}
+        typer.echo(json.dumps(named | bench_decode(source, rows, family=family)))
 
 
 def bench_decode(
-    source: Log = Log.POSTGRES, rows: int = 500_000, repeats: int = 3
+    source: Log = Log.POSTGRES, rows: int = 500_000, repeats: int = 3, family: str | None = None
 ) -> dict[str, float]:
     """Decode `rows` rows `repeats` times in pieces of 4 MiB and return the best of them.
+
+    The rows are ordinary ones, or those of a family of types.
 
     Returns:
         `rows_per_second` and `megabytes_per_second` (of log) of one core; `times_copy`: how many
         times longer decoding takes than copying the same bytes; `log_bytes_per_row`.
     """
     decoder, samples = _DECODERS[source]
-    stream = np.frombuffer(samples.orders(rows), np.uint8)
+    made = samples.orders(rows) if family is None else _FAMILIES[source][family](rows)
+    stream = np.frombuffer(made, np.uint8)
     decoder.warm()
     copying = min(_seconds_to_copy(stream) for _ in range(repeats))
     decoding = min(_seconds_to_decode(decoder.make_up(), stream) for _ in range(repeats))
@@ -82,3 +93,9 @@ def _seconds_to_decode(
 
 
 _DECODERS = {Log.POSTGRES: (postgres, postgres_samples), Log.MYSQL: (mysql, mysql_samples)}
+_FAMILIES: dict[Log, dict[str, Callable[[int], bytes]]] = {
+    Log.POSTGRES: {
+        name: partial(postgres_families.stream, name) for name in postgres_families.NAMES
+    },
+    Log.MYSQL: {},
+}

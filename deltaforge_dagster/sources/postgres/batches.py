@@ -111,13 +111,13 @@ class BatchWriter:
 
         Returns the batch, the row after it, and the error that this row makes, if any.
         """
-        fills = NOTHING
+        fills = Fills(NOTHING, source)
         if self._filler is not None:
             try:
                 fills, last = self._filler.fill(source, rows, first, last)
             except DeltaforgeError as failed:
                 return None, first, failed
-        stop, error = self._write_texts(source, rows, first, last, txs, fills)
+        stop, error = self._write_texts(fills, rows, first, last, txs)
         if stop == first:
             return None, stop, error
         batch = self._batch(source, rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
@@ -130,14 +130,14 @@ class BatchWriter:
             return (batch.slice(0, bad) if bad else None), first + bad, error
         return batch, stop, error
 
-    def _write_texts(  # noqa: PLR0917 - what `write_changes` takes
-        self, source: Bytes, rows: Longs, first: int, last: int, txs: Longs, fills: Fills
+    def _write_texts(
+        self, fills: Fills, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
         """Write the row images; return the row after them, and the error that this row makes."""
         while True:
             stop = int(
                 write_changes(
-                    source,
+                    fills.source,
                     rows,
                     first,
                     last,
@@ -152,7 +152,6 @@ class BatchWriter:
                     self._report,
                     self._mode,
                     fills.lines,
-                    fills.text,
                 )
             )
             if stop == last:

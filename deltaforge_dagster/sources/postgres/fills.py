@@ -17,7 +17,7 @@ from deltaforge_dagster.sources.kernel import Bytes, Longs, read_only
 from deltaforge_dagster.sources.postgres.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.layout import ROW_TABLE
 from deltaforge_dagster.sources.postgres.relations import TableVersions
-from deltaforge_dagster.sources.postgres.tuples import FILL_COLUMN, FILL_ROW, FILL_WIDTH
+from deltaforge_dagster.sources.postgres.tuples import FILL_COLUMN, FILL_ROW, FILL_START, FILL_WIDTH
 from deltaforge_dagster.sources.postgres.unsent import (
     HOLE_COLUMN,
     HOLE_ROW,
@@ -84,13 +84,14 @@ class Reselect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fills:
-    """Values to fill in, as `tuples.write_changes` takes them."""
+    """Values to fill in, as `tuples.write_changes` takes them: `source` has their texts, too."""
 
     lines: Longs
-    text: Bytes
+    source: Bytes
 
 
-NOTHING = Fills(np.empty((0, FILL_WIDTH), np.int64), read_only(b""))
+NOTHING = np.empty((0, FILL_WIDTH), np.int64)
+"""Lines that fill in nothing."""
 
 
 class Filler:
@@ -119,7 +120,7 @@ class Filler:
             lines, text, asked = self._ask(source, version, holes[version_of == version])
             last = min(last, asked)
             parts.append((lines, text))
-        return _together(parts, last), last
+        return _together(source, parts, last), last
 
     def _ask(self, source: Bytes, version: int, holes: Longs) -> tuple[Longs, Bytes, int]:
         """Ask for one table's rows; return lines, their text, and the first row not asked for."""
@@ -132,7 +133,7 @@ class Filler:
         end = int(holes[-1, HOLE_ROW]) + 1
         columns = sorted(set(wanted[:, HOLE_COLUMN].tolist()))
         if not columns or not places or not numbers:
-            return NOTHING.lines, NOTHING.text, end
+            return NOTHING, source[:0], end
         answer = self._reselect.answer(
             Question(
                 relation=self._versions.relations[version],
@@ -171,18 +172,17 @@ def _row(numbers: list[int], text: bytes) -> int:
     return numbers[int(text)]
 
 
-def _together(parts: list[tuple[Longs, Bytes]], last: int) -> Fills:
-    """Put the parts together, in order of rows and columns, up to the row `last`."""
+def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> Fills:
+    """Put texts behind the log, and their lines in order of rows and columns, up to `last`."""
     if not any(len(lines) for lines, _ in parts):
-        return NOTHING
-    base = 0
-    moved = []
+        return Fills(NOTHING, source)
+    base = source.size
     for lines, text in parts:
-        lines[:, FILL_COLUMN + 1 :][lines[:, FILL_COLUMN + 1] >= 0] += base
-        moved.append(lines)
+        places = lines[:, FILL_START:]
+        places[places >= 0] += base
         base += text.size
-    together = np.concatenate(moved)
+    together = np.concatenate([lines for lines, _ in parts])
     together = together[together[:, FILL_ROW] < last]
     order = np.lexsort((together[:, FILL_COLUMN], together[:, FILL_ROW]))
-    text = np.concatenate([text for _, text in parts])
-    return Fills(np.ascontiguousarray(together[order]), read_only(text))
+    whole = np.concatenate([source, *(text for _, text in parts)])
+    return Fills(np.ascontiguousarray(together[order]), read_only(whole))

@@ -88,8 +88,7 @@ class SelectedRows:
                 self._stack,
                 report,
                 MARK,
-                NOTHING.lines,
-                NOTHING.text,
+                NOTHING,
             )
             if stop == count:
                 break

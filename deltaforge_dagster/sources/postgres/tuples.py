@@ -98,13 +98,14 @@ FILL: Literal[2] = 2
 
 FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
 """Of `fills`, ordered by row and column: number of the row; place of the column in it; where its text
-stands in `filled`, start -1 for null."""
+stands in `source`, behind the log, start -1 for null."""
 FILL_WIDTH = 4
 
 _UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
 _NULL, _TOAST, _TEXT, _BINARY = ord("n"), ord("u"), ord("t"), ord("b")
 _NEW, _OLD_KEY, _OLD_ROW = ord("N"), ord("K"), ord("O")
 _NOT_SENT = -1
+_NO_TEXT = -1
 
 
 @kernel
@@ -123,59 +124,13 @@ def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, le
 
 
 @kernel
-def _write_value(
-    column: int,
-    columns: Longs,
-    source: Bytes,
-    start: int,
-    end: int,
-    out: Bytes,
-    place: int,
-    stack: Bytes,
-) -> int:
-    """Write the text `source[start:end]` of a column; return the place after it, or a code."""
-    kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
-    if not _room_for(kind, delimiter, source, start, end, out.size - place - OVERHEAD):
-        return NO_ROOM
-    if delimiter != 0:
-        return write_array(kind, delimiter, source, start, end, out, place, stack)
-    return write_scalar(kind, source, start, end, out, place, stack)
-
-
-@kernel
-def _write_unsent(
-    row: int,
-    index: int,
-    column: int,
-    columns: Longs,
-    before: Bytes,
-    old_spans: Longs,
-    old_whole: bool,
-    fills: Longs,
-    filled: Bytes,
-    out: Bytes,
-    place: int,
-    stack: Bytes,
-    report: Longs,
-) -> int:
-    """Write what stands for a value that was not sent; return the place after it, or a code.
-
-    `old_spans` says where the old row's values stand in `before`. Unless `old_whole`, only those of
-    key columns mean something.
-    """
-    start, end = old_spans[index, 0], old_spans[index, 1]
-    if start != _NOT_SENT and (old_whole or columns[column, COLUMN_KEY] != 0):
-        if out.size - place < end - start + OVERHEAD:
-            return NO_ROOM
-        return copy(before, start, end, out, place)
+def _next_fill(row: int, index: int, fills: Longs, report: Longs) -> int:
+    """Return the line of `fills` for a value, or -1; lines are taken in their order."""
     line = report[NEXT_FILL]
     if line < fills.shape[0] and fills[line, FILL_ROW] == row and fills[line, FILL_COLUMN] == index:
         report[NEXT_FILL] = line + 1
-        start, end = fills[line, FILL_START], fills[line, FILL_END]
-        if start < 0:
-            return write_null(out, place)
-        return _write_value(column, columns, filled, start, end, out, place, stack)
-    return copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+        return int(line)
+    return -1
 
 
 @kernel
@@ -198,12 +153,12 @@ def _write_tuple(
     old_spans: Longs,
     old_whole: bool,
     fills: Longs,
-    filled: Bytes,
 ) -> tuple[int, int]:
     """Write the tuple at `at` into `out` from `place` on.
 
     Returns the places after it in `source` and in `out`; the latter is a negative code on failure.
     `spans` gets where each column's value stands in `out`, `_NOT_SENT` for a value not sent.
+    `old_spans` says so for the old row in `before`; unless `old_whole` only key columns have a value.
     """
     first = tables[table, TABLE_FIRST]
     report[COLUMN] = -1
@@ -237,6 +192,7 @@ def _write_tuple(
             place += 1
         place = copy(names, name, name_end, out, place)
         spans[index, 0] = place
+        text, text_end = _NO_TEXT, _NO_TEXT
         if sent == _TEXT:
             if end - at < 4:
                 return at, BAD_TUPLE
@@ -244,23 +200,41 @@ def _write_tuple(
             at += 4
             if size > end - at:
                 return at, BAD_TUPLE
-            place = _write_value(column, columns, source, at, at + size, out, place, stack)
+            text, text_end = at, at + size
             at += size
         elif sent == _NULL:
             place = write_null(out, place)
         elif sent == _TOAST:
             spans[index, 0] = _NOT_SENT
-            if unsent == FILL:
-                place = _write_unsent(
-                    row, index, column, columns, before, old_spans, old_whole, fills, filled,
-                    out, place, stack, report,
-                )  # fmt: skip
-            else:
+            fill = -1
+            old = _NOT_SENT
+            if unsent == FILL and (old_whole or columns[column, COLUMN_KEY] != 0):
+                old = old_spans[index, 0]
+            if unsent == FILL and old == _NOT_SENT:
+                fill = _next_fill(row, index, fills, report)
+            if old != _NOT_SENT:
+                if out.size - place < old_spans[index, 1] - old + OVERHEAD:
+                    return at, NO_ROOM
+                place = copy(before, old, old_spans[index, 1], out, place)
+            elif fill < 0:
                 place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+            elif fills[fill, FILL_START] < 0:
+                place = write_null(out, place)
+            else:
+                text, text_end = fills[fill, FILL_START], fills[fill, FILL_END]
         else:
             return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
-        if place < 0:
-            return at, place
+        if text != _NO_TEXT:
+            kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
+            left = out.size - place - OVERHEAD
+            if not _room_for(kind, delimiter, source, text, text_end, left):
+                return at, NO_ROOM
+            if delimiter != 0:
+                place = write_array(kind, delimiter, source, text, text_end, out, place, stack)
+            else:
+                place = write_scalar(kind, source, text, text_end, out, place, stack)
+            if place < 0:
+                return at, place
         spans[index, 1] = place
     out[place] = CLOSE_BRACE
     return at, place + 1
@@ -325,7 +299,6 @@ def write_changes(
     report: Longs,
     unsent: int,
     fills: Longs,
-    filled: Bytes,
 ) -> int:
     """Write the texts of `rows[first:last]`, and return the row where it stopped.
 
@@ -363,7 +336,7 @@ def write_changes(
             at, before_to = _write_tuple(
                 source, at + 1, end, row, table, tables, columns, names,
                 before, before_at, old_spans, stack, report,
-                MARK, before, old_spans, False, fills, filled,
+                MARK, before, old_spans, False, fills,
             )  # fmt: skip
             if before_to < 0:
                 report[CODE] = before_to
@@ -380,7 +353,7 @@ def write_changes(
             at, after_to = _write_tuple(
                 source, at + 1, end, row, table, tables, columns, names,
                 after, after_at, new_spans, stack, report,
-                unsent, before, old_spans, part == _OLD_ROW, fills, filled,
+                unsent, before, old_spans, part == _OLD_ROW, fills,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to
