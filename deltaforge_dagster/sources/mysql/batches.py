@@ -171,7 +171,12 @@ class BatchWriter:
                 break
             if stop > first:
                 break
-            self._texts = _texts(int(rows[first, ROW_SIZE]))
+            try:
+                self._texts = _texts(int(rows[first, ROW_SIZE]))
+            except MemoryError:
+                place = self._place(rows[first], file)
+                error = UnsupportedEvent(f"a change too large for this machine's memory: {place}")
+                break
         if stop == first:
             return None, stop, error
         if self._ends[:, stop - first - 1].max() > _MAX_TEXT:

@@ -360,3 +360,22 @@ def test_a_value_larger_than_a_packet(bench: MysqlBench) -> None:
     values = [json.loads(str(row["after"]))["v"] for row in taken.rows]
     assert values == ["before", "0123456789" * 4_000_000, "after"]
     assert [row["tx_end"] for row in taken.rows] == [False, False, True]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["longtext", "longblob"])
+def test_a_value_of_a_gigabyte(start_mysql: Callable[..., MysqlServer], kind: str) -> None:
+    """The largest values that MySQL has are decoded, in about four times their size of memory."""
+    size = 1_000_000_000
+    server = start_mysql({"max_allowed_packet": str(1 << 30)})
+    with MysqlBench(server.create_database()) as bench:
+        start = reader(bench).ensure_start()
+        bench.run(f"CREATE TABLE big (id int PRIMARY KEY, v {kind})")
+        bench.execute(f"INSERT INTO big VALUES (1, repeat('0123456789', {size // 10}))")
+
+        taken = take(bench, start, whole(1), source=reader(bench))
+
+    text = str(taken.rows[0]["after"])
+    digits = "0123456789" if kind == "longtext" else base64.b64encode(b"0123456789" * 3).decode()
+    assert text.startswith('{"id":1,"v":')
+    assert text.count(digits) == size // (10 if kind == "longtext" else 30)
