@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import Iterator
 
 import psycopg
+import pyarrow.compute as pc
 import pytest
 
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
-from tests.contracts.test_source import Taken, insert, inserts, take, whole
+from tests.contracts.test_source import Taken, Versions, insert, inserts, take, whole
 from tests.sources.postgres.bench import PostgresBench
 
 pytestmark = pytest.mark.postgres
@@ -243,3 +246,28 @@ def test_savepoints_that_were_rolled_back_leave_nothing(bench: PostgresBench) ->
     taken = take(bench, start, whole(4))
 
     assert taken.changes == inserts("items", 1, 2) + inserts("orders", 1, 4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_five_million_rows_in_one_transaction(bench: PostgresBench) -> None:
+    """They come in pieces, one after another, and memory does not grow with them."""
+    rows = 5_000_000
+    start = bench.source().ensure_start()
+    bench.execute(f"INSERT INTO orders SELECT n, repeat('x', 50) FROM generate_series(1, {rows}) n")
+    reader = bench.source()
+    count = ends = 0
+    most: list[int] = []
+    for batch in reader.read(start, ReadLimits(), Versions()):
+        if batch.rows is not None:
+            first = json.loads(str(batch.rows.column("key")[0]))
+            assert first == {"id": count + 1}
+            count += batch.rows.num_rows
+            ends += pc.sum(batch.rows.column("tx_end")).as_py()
+            most.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        if batch.end is not None and count:
+            break
+    reader.close()
+
+    assert (count, ends) == (rows, 1)
+    assert most[-1] - most[len(most) // 10] < 100 << 10  # KiB

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.connection import Server
@@ -121,3 +121,90 @@ def test_the_stream_reads_on_over_tls(server: PostgresServer) -> None:
 
             assert any(batch.rows for batch in reading)
             assert time.monotonic() - began < 0.9
+
+
+def signed(directory: Path, name: str, *extra: str) -> None:
+    """Make a key and a certificate of `name` that the directory's authority signs."""
+    request = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"]
+    signing = ["x509", "-req", "-days", "2", "-CA", "ca", "-CAkey", "ca.key", "-CAcreateserial"]
+    for command in (
+        [*request, "-keyout", f"{name}.key", "-out", f"{name}.csr"],
+        [*signing, "-in", f"{name}.csr", "-out", f"{name}.crt", *extra],
+    ):
+        subprocess.run(["openssl", *command], check=True, capture_output=True, cwd=directory)
+
+
+@pytest.fixture(scope="module")
+def demanding() -> Iterator[tuple[PostgresServer, Path]]:
+    """A server that wants a client's certificate, and whose own is of another host."""
+    directory = Path(tempfile.mkdtemp(prefix="df-ca-"))
+    directory.chmod(0o755)
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca",
+        ],
+        check=True, capture_output=True, cwd=directory,
+    )  # fmt: skip
+    signed(directory, "elsewhere")
+    signed(directory, "postgres")
+    with PostgresServer.start(settings=FAST) as started:
+        owner = started._data.stat()
+        os.chown(directory / "elsewhere.key", owner.st_uid, owner.st_gid)
+        (started._data / "pg_hba.conf").write_text(
+            "hostssl all all 127.0.0.1/32 scram-sha-256 clientcert=verify-full\n"
+        )
+        # Only to answer the question whether it runs: what a DSN leaves out comes from there.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PGSSLCERT", str(directory / "postgres.crt"))
+            patch.setenv("PGSSLKEY", str(directory / "postgres.key"))
+            started.restart(
+                {
+                    "ssl": "on",
+                    "ssl_cert_file": str(directory / "elsewhere.crt"),
+                    "ssl_key_file": str(directory / "elsewhere.key"),
+                    "ssl_ca_file": str(directory / "ca"),
+                }
+            )
+        yield started, directory
+    shutil.rmtree(directory)
+
+
+def test_client_certificates_and_an_authority_without_names(
+    demanding: tuple[PostgresServer, Path],
+) -> None:
+    """verify-ca takes a server of any name, verify-full does not; the stream shows our certificate."""
+    server, directory = demanding
+    ours = {
+        "sslcert": str(directory / "postgres.crt"),
+        "sslkey": str(directory / "postgres.key"),
+        "sslrootcert": str(directory / "ca"),
+    }
+    dsn = conninfo.make_conninfo(server.dsn, sslmode="verify-ca", **ours)
+
+    with PostgresBench(dsn) as bench:
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+        assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+        full = conninfo.make_conninfo(dsn, sslmode="verify-full")
+        distrusting = Server.from_dsn(full, "t")
+        with pytest.raises(SourceMisconfigured, match="certificate"), distrusting.query(5):
+            pass
+        with pytest.raises(SourceMisconfigured, match="certificate"):
+            distrusting.replicate(bench.connection, 5)
+
+
+def test_without_the_certificate_that_a_server_wants(
+    demanding: tuple[PostgresServer, Path],
+) -> None:
+    """It is a setting to change, or a login that was refused, and never tried for ever."""
+    server, directory = demanding
+    dsn = conninfo.make_conninfo(server.dsn, sslmode="verify-ca", sslrootcert=str(directory / "ca"))
+
+    with (
+        pytest.raises((SourceMisconfigured, AuthFailed)) as caught,
+        Server.from_dsn(dsn, "t").query(5),
+    ):
+        pass
+    assert "certificate" in str(caught.value)
