@@ -84,6 +84,33 @@ def test_a_password_of_any_characters(mysql_server: MysqlServer) -> None:
         cipher(f"mysql://odd:geheim@{where}/")
 
 
+class TestLogins:
+    """The ways in which MySQL checks a password, with TLS and without."""
+
+    @pytest.mark.parametrize(
+        "plugin", ["caching_sha2_password", "sha256_password", "mysql_native_password"]
+    )
+    @pytest.mark.parametrize("ssl_mode", ["REQUIRED", "DISABLED"])
+    def test_a_plugin(self, mysql_server: MysqlServer, plugin: str, ssl_mode: str) -> None:
+        """The first login of `caching_sha2_password` sends the password, encrypted; later ones do not.
+
+        Without TLS it is encrypted with the server's key.
+        """
+        user = f"{plugin[:12]}_{ssl_mode[:3].lower()}"
+        with Server.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
+            session.rows(f"CREATE USER '{user}'@'%' IDENTIFIED WITH {plugin} BY 'geheim'")
+        where = mysql_server.dsn.partition("@")[2].partition("/")[0]
+        dsn = f"mysql://{user}:geheim@{where}/?ssl-mode={ssl_mode}"
+        try:
+            for _ in range(2):
+                assert bool(cipher(dsn)) == (ssl_mode == "REQUIRED")
+            with pytest.raises(AuthFailed, match="wrong password"):
+                cipher(dsn.replace("geheim", "falsch"))
+        finally:
+            with Server.from_dsn(mysql_server.dsn, "deltaforge/t").query(10) as session:
+                session.rows(f"DROP USER '{user}'@'%'")
+
+
 @contextmanager
 def listener(greeting: bytes) -> Iterator[int]:
     """Listen on a port, say a greeting, and nothing more."""
