@@ -15,6 +15,7 @@ from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
 from deltaforge_dagster.sources.postgres.values import (
     BUILT_IN,
+    CatalogType,
     ValueType,
     modified_name,
     value_type,
@@ -35,6 +36,31 @@ def test_types_of_the_catalog() -> None:
     assert value_type(1020, catalog) == ValueType("box[]", STRING, ";")
     with pytest.raises(UnsupportedEvent):
         value_type(77_777, catalog)
+
+
+def test_domains_are_what_they_are_made_of() -> None:
+    """Through domains of domains, over arrays, and in arrays; an array in an array stays text."""
+    types = {
+        1: CatalogType("small", "d", 0, base=23),
+        2: CatalogType("smaller", "d", 0, base=1),
+        3: CatalogType("grid", "d", 0, base=1007),
+        4: CatalogType("smaller[]", "b", 2),
+        5: CatalogType("grid[]", "b", 3),
+        6: CatalogType("blob", "d", 0, base=17),
+    }
+
+    class Types(Catalog):
+        def type(self, oid: int) -> CatalogType | None:
+            return types.get(oid)
+
+    assert {oid: value_type(oid, Types()) for oid in types} == {
+        1: ValueType("small", INTEGER),
+        2: ValueType("smaller", INTEGER),
+        3: ValueType("grid", INTEGER, ","),
+        4: ValueType("smaller[]", INTEGER, ","),
+        5: ValueType("grid[]", STRING, ","),
+        6: ValueType("blob", BYTEA),
+    }
 
 
 @pytest.fixture
