@@ -14,8 +14,8 @@ from deltaforge_dagster.pipeline.committed import (
     detachable_sinks,
     segments_behind,
 )
-from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.state.records import CheckpointRow, HoldRow, HoldState, PipelineRow
 
 SPEC = """\
 metadata: {{name: p, tenant: acme}}
@@ -126,3 +126,30 @@ def test_what_the_policy_can_do_without(
     checkpoints = {sink: replace(one, sink=sink) for sink, one in rows.items()}
 
     assert detachable_sinks(spec(tmp_path, required, policy), checkpoints) == expected
+
+
+def hold(state: HoldState, last_segment: int | None = None) -> HoldRow:
+    """Return a hold whose first event stands behind position 5."""
+    since = LsnPosition(5).to_json()
+    return HoldRow("table", "t", state, "", 0, since, 1, 1, None, last_segment)
+
+
+def test_a_hold_keeps_its_first_event(tmp_path: Path) -> None:
+    """Until the sinks that count have its events, whatever the journal or other sinks have."""
+    wanted = spec(tmp_path, "ab", "{mode: required}")
+    checkpoints = {"a": at(1), "b": at(3), "c": at(1)}
+
+    def committed(*holds: HoldRow) -> Position | None:
+        return committed_position(wanted, row(), checkpoints, holds)
+
+    assert committed() == LsnPosition(10)
+    assert committed(hold("held")) == LsnPosition(5)
+    assert committed(hold("released")) == LsnPosition(5)
+    assert committed(hold("journaled", 2)) == LsnPosition(5)
+    assert committed(hold("journaled", 1)) == LsnPosition(10)
+
+    captured = spec(tmp_path, "ab", "{mode: required}", "captured")
+    expected_positions: dict[HoldState, int] = {"held": 5, "released": 5, "journaled": 30}
+    for state, expected in expected_positions.items():
+        found = committed_position(captured, row(), checkpoints, [hold(state, 3)])
+        assert found == LsnPosition(expected)

@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import insert
-from tests.pipeline.mysql_capture import Stage
+from tests.pipeline.capturing import Stage
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql

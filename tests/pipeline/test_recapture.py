@@ -15,8 +15,8 @@ from deltaforge_dagster.pipeline.recapture import Compared, recapture
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import segments
 from tests.contracts.test_source import insert
+from tests.pipeline.capturing import Stage
 from tests.pipeline.changes import PlayedSource
-from tests.pipeline.mysql_capture import Stage
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql

@@ -9,7 +9,7 @@ import pytest
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.work import MAX_PROBE_WAIT, NoWork, Work, find_work, next_probe
 from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.state.records import Lease, NewSegment
+from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource, transaction
 
@@ -212,3 +212,22 @@ def test_empty_runs_make_the_next_look_wait_longer(
     assert waits == [5, 10, 20, 40, MAX_PROBE_WAIT, MAX_PROBE_WAIT]
     assert isinstance(found, NoWork)
     assert isinstance(find_work(sqlite_store, loaded, lambda: PlayedSource([transaction(5)])), Work)
+
+
+def test_a_released_hold_is_work(store: StateStore, loaded: LoadedPipeline) -> None:
+    """What is held waits for a person; once released it waits for a run, if the source is quiet."""
+    source = PlayedSource([])
+    find_work(store, loaded, lambda: source)
+    lease = held(store)
+    kept = HeldPart("table", "public.t", "why", LsnPosition(0).to_json(), "path", "sum", 1, 1)
+    with store.fenced(lease) as writer:
+        writer.keep([kept], LsnPosition(0).to_json())
+        writer.release()
+    assert isinstance(find_work(store, loaded, lambda: source), NoWork)
+
+    store.release_hold("p", "table", "public.t", "{}")
+    found = find_work(store, loaded, lambda: source)
+    assert isinstance(found, Work)
+    assert found.reason == "hold released"
+    store.set_want("p", "paused")
+    assert isinstance(find_work(store, loaded, lambda: source), NoWork)

@@ -438,24 +438,30 @@ def _drop(table: _Table, item: TokenReader) -> None:
         raise NotUnderstoodError
     elif item.word not in {"FOREIGN", "CHECK", "PARTITION"}:
         item.skip("COLUMN")
-        old = _old(table, item)
+        _, old = _old(table, item)
         if old is not None:
             table.dropped.add(old)
 
 
-def _old(table: _Table, item: TokenReader) -> str | None:
-    """Take the name of a column that is there; None when it is not and need not be."""
+def _old(table: _Table, item: TokenReader) -> tuple[str, str | None]:
+    """Take the name of a column that is there; return it as written, and as the table has it.
+
+    The second is None when the column is not there and need not be.
+    """
     if item.skip("IF", "EXISTS"):
-        return table.old(item.name())
-    return table.must(item.name())
+        written = item.name()
+        return written, table.old(written)
+    written = item.name()
+    return written, table.must(written)
 
 
 def _change(table: _Table, item: TokenReader, *, renames: bool) -> None:
     item.skip("COLUMN")
-    old = _old(table, item)
+    written, old = _old(table, item)
     if old is None:
         return
-    column = _column(item.name() if renames else old, item)
+    # MODIFY gives a column the name as it is written there, in these letters.
+    column = _column(item.name() if renames else written, item)
     if column.in_key:
         table.new_key = [column.column.name]
     table.changed[old] = column.column

@@ -1,11 +1,11 @@
-"""A pipeline over MySQL with a real store, journal and lease, and no sinks or Spark."""
+"""A pipeline over a database with a real store, journal and lease, and no sinks or Spark."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deltaforge_dagster.config.model import RangeLimits, SegmentLimits
 from deltaforge_dagster.journal.files import Journal
@@ -16,16 +16,30 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import LIMITS, Taken, Versions, add
+from tests.contracts.test_source import LIMITS, SECONDS, Taken, Versions, add
 from tests.pipeline.changes import eventually
-from tests.sources.mysql.bench import MysqlBench
+
+
+LIMITS_OF_SEGMENTS = SegmentLimits(min_ms=0, max_ms=100)
+
+
+class CapturingBench(Protocol):
+    """A database to capture from."""
+
+    def source(self, **changed: Any) -> Any:
+        """Return a new source."""
+        ...
+
+    def execute(self, *statements: str) -> None:
+        """Run the statements in one transaction."""
+        ...
 
 
 class Stage:
-    """A pipeline over a MySQL database: store, journal and capture, without sinks or Spark."""
+    """A pipeline over a database: store, journal and capture, without sinks or Spark."""
 
     def __init__(
-        self, bench: MysqlBench, store: StateStore, folder: Path, *, knows_tables: bool = False
+        self, bench: Any, store: StateStore, folder: Path, *, knows_tables: bool = False
     ) -> None:
         self.bench = bench
         self.store = store
@@ -37,7 +51,11 @@ class Stage:
         known = source.definitions(self.start) if knows_tables else {}
         store.set_start("p", self.start.to_json(), known)
 
-    def capture(self, until: Callable[[Capture], bool]) -> None:
+    def capture(
+        self,
+        until: Callable[[Capture], bool],
+        limits: SegmentLimits = LIMITS_OF_SEGMENTS,
+    ) -> None:
         """Let one run capture until it is enough."""
         lease = HeldLease.take(
             self.store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
@@ -63,14 +81,14 @@ class Stage:
             lease=lease,
             ranges=ranges,
             holds=Holds(self.store, self.journal, lease),
-            limits=SegmentLimits(min_ms=0, max_ms=100),
+            limits=limits,
             start=parse_position(str(row.captured_position or row.start_position)),
             next_segment=row.next_segment,
             someone_waits=lambda: True,
             captured=lambda _: None,
         )
         try:
-            eventually(lambda: until(capture) or capture.error is not None)
+            eventually(lambda: until(capture) or capture.error is not None, SECONDS)
         finally:
             capture.stop()
             ranges.close("test")
@@ -81,6 +99,14 @@ class Stage:
         """Return every row of the journal, in order."""
         found: list[dict[str, Any]] = []
         for segment in self.store.segments("p"):
+            for batch in self.journal.batches(segment):
+                found += batch.to_pylist()
+        return found
+
+    def newest(self) -> list[dict[str, Any]]:
+        """Return the rows of the newest segment."""
+        found: list[dict[str, Any]] = []
+        for segment in self.store.segments("p")[-1:]:
             for batch in self.journal.batches(segment):
                 found += batch.to_pylist()
         return found
