@@ -17,6 +17,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from deltaforge_dagster.sources.mysql import families as mysql_families
 from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import samples as mysql_samples
 from deltaforge_dagster.sources.mysql.decoder import Decoder as MysqlDecoder
@@ -97,5 +98,5 @@ _FAMILIES: dict[Log, dict[str, Callable[[int], bytes]]] = {
     Log.POSTGRES: {
         name: partial(postgres_families.stream, name) for name in postgres_families.NAMES
     },
-    Log.MYSQL: {},
+    Log.MYSQL: {name: partial(mysql_families.stream, name) for name in mysql_families.NAMES},
 }
