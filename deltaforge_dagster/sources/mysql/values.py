@@ -232,13 +232,13 @@ class ValueType:
 
 def may_be_fixed(type_: LogType) -> bool:
     """Say whether what the log calls BINARY may be a UUID, INET4 or INET6 of MariaDB."""
-    return type_.code == _STRING and type_.second in {size for size, _, _ in _FIXED.values()}
+    return type_.code == _STRING and type_.first in {size for size, _, _ in _FIXED.values()}
 
 
 def fixed_type(type_: LogType, name: str) -> ValueType | None:
     """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
     size, kind, room = _FIXED.get(name, (0, 0, 0))
-    if not size or type_.code != _STRING or type_.second != size:
+    if not size or type_.code != _STRING or type_.first != size:
         return None
     return ValueType(name, kind, prefix=1, room=room)
 
