@@ -78,12 +78,20 @@ def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict
     return outcomes
 
 
+@pytest.mark.timeout(900)  # compiles everything once more
 def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
     outcomes = fuzz(recorded, tmp_path, 5_000, NUMBA_BOUNDSCHECK="1")
 
     assert set(outcomes) == {"NoneType", "CorruptLog", "UnsupportedEvent"}
     assert outcomes["NoneType"] > 250
+
+
+def test_plain_python(recorded: Path, tmp_path: Path) -> None:
+    """Without compilation, where NumPy checks every access, the same holds."""
+    outcomes = fuzz(recorded, tmp_path, 100, NUMBA_DISABLE_JIT="1")
+
+    assert sum(outcomes.values()) == 100
 
 
 @pytest.mark.soak
