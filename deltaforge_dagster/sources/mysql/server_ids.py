@@ -7,15 +7,14 @@ source has its own: looking at the log for a moment must not end the reader of a
 from __future__ import annotations
 
 import zlib
-from typing import Literal
 
 _IDS = 4_000_000_000
 
 
-Purpose = Literal["read", "peek", "look ahead", "prepared", "again"]
+def server_id(source_id: str, purpose: str = "read") -> int:
+    """Return the id for a purpose of a source: 1 + CRC32 of the source's id, for reading.
 
-
-def server_id(source_id: str, purpose: Purpose = "read") -> int:
-    """Return the id for a purpose of a source: 1 + CRC32 of the source's id, for reading."""
+    The others are `peek`, `look ahead`, `prepared`, `again`, and `file` with a file's name.
+    """
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS

@@ -208,6 +208,26 @@ class MysqlSource:
         """Yield what `read` would, as another reader, beside a live run."""
         return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
+    def read_file(
+        self, file: str, limits: ReadLimits, registry: SourceNotes
+    ) -> Iterator[ChangeBatch]:
+        """Yield what one complete file of the log holds, as `read` would; then end.
+
+        A file ends between transactions. It is read as another reader, beside those of other files.
+
+        Raises:
+            DeltaforgeError: As `read`.
+        """
+        start = BinlogPosition(file, server_log.FILE_START)
+        reading = self._read(start, limits, registry, server_id(self._config.id, f"file {file}"))
+        for batch in reading:
+            place = None if batch.end is None else _binlog(batch.end).file
+            if batch.rows is not None:
+                place = batch.rows.column("file")[0].as_py()
+            if place not in {None, file}:
+                return
+            yield batch
+
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:

@@ -136,6 +136,29 @@ class TestPositions:
         assert len(set(ends)) == 10
         return every.rows
 
+    def test_complete_files_are_read_beside_each_other(self, bench: MysqlBench) -> None:
+        """One reader per file, at the same time: together they give what one reader gives."""
+        bench.run("FLUSH BINARY LOGS")
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 1, 2))
+        bench.run("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+        bench.execute(insert("items", 3))
+        bench.execute(insert("orders", 4))
+        bench.run("FLUSH BINARY LOGS")
+        files = [row[0] for row in bench.rows("SHOW BINARY LOGS")]
+        files = files[files.index(start.file) : -1]
+        whole_log = take(bench, start, whole(4))
+        readers = [bench.source().read_file(file, ReadLimits(), Versions()) for file in files]
+        parts = [Taken([], start, []) for _ in files]
+        for part, reading in reversed(list(zip(parts, readers, strict=True))):
+            read_into(part, reading)
+
+        assert len(files) == 3
+        rows = [row for part in parts for row in part.rows]
+        assert unversioned(rows) == unversioned(whole_log.rows)
+        assert parts[-1].rows
+        assert parts[-1].end >= whole_log.end
+
     def test_a_gtid_counts_when_its_transaction_ends(self, bench: MysqlBench) -> None:
         """No end, and no version's position, claims a transaction of which rows are to come."""
         start = bench.source().ensure_start()
