@@ -127,6 +127,7 @@ _FIXED = {
     "inet4": (4, INET4, INET4_ROOM),
 }
 """MariaDB's types that the log calls BINARY: bytes, kind, room."""
+_BEFORE_5_6 = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 _BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _METADATA = {
     _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
@@ -323,6 +324,10 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
         return ValueType("vector", VECTOR, prefix=type_.first)
     if type_.is_text and collation is not None:
         return _text_type(type_, collation)
+    if code in _BEFORE_5_6:
+        raise UnsupportedEvent(
+            f"{_BEFORE_5_6[code]} in its format before MySQL 5.6; run: ALTER TABLE ... FORCE"
+        )
     raise UnsupportedEvent(f"type {code} of the binary log")
 
 
