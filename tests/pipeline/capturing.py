@@ -16,10 +16,11 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import LIMITS, SECONDS, Taken, Versions, add
+from tests.contracts.test_source import LIMITS, Taken, Versions, add
 from tests.pipeline.changes import eventually
 
-
+COMPILING_SECONDS = 150.0
+"""The first reader of a session may wait for the compiler."""
 LIMITS_OF_SEGMENTS = SegmentLimits(min_ms=0, max_ms=100)
 
 
@@ -88,7 +89,7 @@ class Stage:
             captured=lambda _: None,
         )
         try:
-            eventually(lambda: until(capture) or capture.error is not None, SECONDS)
+            eventually(lambda: until(capture) or capture.error is not None, COMPILING_SECONDS)
         finally:
             capture.stop()
             ranges.close("test")
