@@ -1,0 +1,64 @@
+"""`deltaforge hold` and what `status` says of holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, held, position
+
+TABLE = "shop.orders"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """A store in which one table is held."""
+    monkeypatch.setenv("COLUMNS", "200")
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    lease = held(opened, "cache")
+    part = HeldPart("table", TABLE, "nobody knows it", position(1), "path", "sum", 12, 2048)
+    with opened.fenced(lease) as writer:
+        writer.keep([part], position(2))
+        writer.release()
+    yield opened
+    opened.close()
+
+
+def test_holds_are_shown(store: StateStore) -> None:
+    """Table, state, how much and why: by `hold list` and by `status`."""
+    for command in (["hold", "list", NAME], ["status"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert f"table {TABLE}" in result.stdout
+        assert "12" in result.stdout
+        assert "nobody knows it" in result.stdout
+
+
+def test_release(store: StateStore, tmp_path: Path) -> None:
+    """The statement goes with the release; unknown tables and two ways at once are refused."""
+    file = tmp_path / "orders.sql"
+    file.write_text("CREATE TABLE orders (id int PRIMARY KEY)")
+    refused = CliRunner().invoke(app, ["hold", "release", NAME, "shop.items"])
+    assert refused.exit_code == 2
+    assert "holds no table 'shop.items'" in refused.stderr
+    both = ["hold", "release", NAME, TABLE, "--catalog", "--create-table", str(file)]
+    assert "exclude one another" in CliRunner().invoke(app, both).stderr
+
+    result = CliRunner().invoke(app, ["hold", "release", NAME, TABLE, "--create-table", str(file)])
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{TABLE}: the next run delivers the 12 events that are held.\n"
+    (hold,) = store.holds(NAME)
+    assert hold.state == "released"
+    assert json.loads(str(hold.mend)) == {
+        "db": "shop",
+        "table": "orders",
+        "create_table": file.read_text(),
+    }
