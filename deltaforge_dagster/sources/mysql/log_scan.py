@@ -53,7 +53,7 @@ class Seen:
 
     Attributes:
         type: As in `binlog`.
-        end: Where it ends; 0 as offset if it stands in no file.
+        end: Where it ends, or so far as the log says; 0 as offset if it stands in no file.
         event: It, without checksum; empty for types that nobody looks into.
     """
 
@@ -94,6 +94,7 @@ class LogScan:
         self._server = server
         self._stream = open_dump(server, start, reader_id, seconds, follow=False)
         self._file = start.file
+        self._pos = 0
         self._checksums = True  # those that the server makes for us, before a file says otherwise
 
     def __enter__(self) -> Self:
@@ -161,7 +162,9 @@ class LogScan:
         if len(event) < binlog.HEADER:
             raise CorruptLog(f"{self._server.where}: an event that is too short")
         kind = event[4]
-        (pos,) = struct.unpack_from("<I", event, 13)
+        pos, flags = struct.unpack_from("<IH", event, 13)
+        if not pos and not flags & binlog.FLAG_ARTIFICIAL:
+            pos = self._pos  # MariaDB: inside of a transaction, whose first event says where it is
         whole = b""
         if kind in self._kinds:
             if kind == binlog.FORMAT_DESCRIPTION:
@@ -172,6 +175,7 @@ class LogScan:
                 kind, whole = binlog.QUERY, decompressed(whole)
             if kind == binlog.ROTATE:
                 self._file, pos = binlog.parse_rotate(whole[binlog.HEADER :])
+        self._pos = pos or self._pos
         return Seen(kind, BinlogPosition(self._file, pos), whole)
 
 
