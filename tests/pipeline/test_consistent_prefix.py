@@ -72,6 +72,7 @@ def test_every_segment_ends_with_a_committed_state(stage: Stage) -> None:
     stage.bench.execute(
         *(f"INSERT INTO {table} VALUES {accounts}" for table in ("orders", "items"))
     )
+    stage.capture(lambda _: len(stage.rows()) == 2 * ACCOUNTS)  # waits for the compiler, too
     worker = threading.Thread(target=move, args=(stage.bench, 5))
     worker.start()
     stage.capture(
@@ -93,5 +94,5 @@ def test_every_segment_ends_with_a_committed_state(stage: Stage) -> None:
             state[row["table"], after["id"]] = int(after["v"])
             broken_inside += total(state) != 2 * ACCOUNTS * EACH
         assert total(state) == 2 * ACCOUNTS * EACH, f"at the end of segment {segment.segment}"
-    assert len(segments) > 10
+    assert len(segments) > 3
     assert broken_inside > 100  # the workload would show a cut inside of a transaction
