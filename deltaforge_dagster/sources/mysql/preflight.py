@@ -74,7 +74,9 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
         value = settings.get(name)
         if value is None or value.upper() == wanted:
             continue
-        mend = f"SET PERSIST {name} = {wanted}" if name != "gtid_mode" else None
+        mend = None
+        if name != "gtid_mode":
+            mend = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
         found.append(Finding(name, "warning", f"{name} is {value}: {meaning}", mend))
     if settings.get("server_id") == str(server_id(source_id)):
         found.append(
@@ -113,7 +115,8 @@ def _retention(session: Session, lag: float) -> Finding:
     text = f"log files are removed after {seconds / 3600:g} hours"
     if lag:
         text += f"; the newest captured change is {lag / 3600:.1f} hours old ({used:.0%} of that)"
-    mend = f"SET PERSIST binlog_expire_logs_seconds = {max(7 * _DAY, 2 * seconds)}"
+    longer = max(7 * _DAY, 2 * seconds)
+    mend = server_log.lasting(session, f"SET PERSIST binlog_expire_logs_seconds = {longer}")
     level = retention_level(used)
     return Finding("retention", level, text, None if level == "ok" else mend)
 
