@@ -29,25 +29,35 @@ class InnerEvents:
         Raises:
             CorruptLog: The pieces end inside an event, or an event is shorter than its header.
         """
-        parts, held, needed = [self._rest], len(self._rest), HEADER
-        while held < needed or held == len(self._rest):
-            piece = next(self._pieces, None)
-            if piece is None:
-                break
+        parts, held = [self._rest], len(self._rest)
+        needed = _size(self._rest)
+        self._rest = b""
+        for piece in self._pieces:
             parts.append(piece)
             held += len(piece)
             if needed == HEADER <= held:
-                (needed,) = struct.unpack_from("<I", b"".join(parts), 9)
-        if held and held < needed:
+                needed = _size(b"".join(parts))
+            if held >= needed:
+                break
+        if not held:
+            return None
+        if held < needed:
             raise CorruptLog("events that end too early")
-        if needed < HEADER:
-            raise CorruptLog("an event that is shorter than its header")
-        self._rest = b""
-        return read_only(b"".join(parts)) if held else None
+        return read_only(b"".join(parts))
 
     def keep(self, rest: Bytes) -> None:
         """Take back what was not used of the last piece."""
         self._rest = rest.tobytes()
+
+
+def _size(data: bytes) -> int:
+    """Return the size of the event that `data` begins with, that of a header where it is cut."""
+    if len(data) < HEADER:
+        return HEADER
+    (size,) = struct.unpack_from("<I", data, 9)
+    if size < HEADER:
+        raise CorruptLog("an event that is shorter than its header")
+    return int(size)
 
 
 def without_checksum(event: bytes) -> bytes:

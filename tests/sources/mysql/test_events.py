@@ -76,6 +76,11 @@ def plain() -> Log:
     return Log(checksums=False, parts=[b"     "])
 
 
+def an_event() -> bytes:
+    """Return an event without packet and checksum."""
+    return inner(plain().query("BEGIN"))
+
+
 XID = Xid(1, b"order", b"7")
 
 
@@ -269,6 +274,7 @@ class TestCompressed:
             (b"\1\1\5\0x", "differs from its size"),
             (compressed(b"x" * 30, size=31), "where a transaction may not have it"),
             (compressed(b"x" * 10), "end too early"),
+            (compressed(an_event()[:-1]), "end too early"),
             (compressed(bytes(30)), "shorter"),
         ],
     )
@@ -414,7 +420,8 @@ class TestTaggedGtids:
 BOUNDARY, ROWS, PASSED, STOPS = "boundary", "rows", "passed", "stops"
 EVENTS = {
     **dict.fromkeys(range(46), STOPS),
-    **dict.fromkeys(range(160, 172), STOPS),
+    **dict.fromkeys(range(165, 172), ROWS),
+    160: PASSED, 161: PASSED, 162: BOUNDARY, 163: PASSED, 164: PASSED,
     2: BOUNDARY, 4: BOUNDARY, 15: BOUNDARY, 16: BOUNDARY, 33: BOUNDARY, 34: BOUNDARY, 38: BOUNDARY,
     42: BOUNDARY,
     19: ROWS, 23: ROWS, 24: ROWS, 25: ROWS, 30: ROWS, 31: ROWS, 32: ROWS, 39: ROWS,
