@@ -479,6 +479,7 @@ class ValueOptions(_Block):
     mysql_enum: Literal["label", "index"] = "label"
     mysql_set: Literal["labels", "bits"] = "labels"
     mysql_timestamp: Literal["iso", "micros"] = "iso"
+    mysql_binary: Literal["base64", "text"] = "base64"
 
 
 class PostgresOptions(_Block):

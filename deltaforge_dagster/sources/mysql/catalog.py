@@ -23,7 +23,7 @@ from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql import binlog, server_log
 from deltaforge_dagster.sources.mysql.column_types import is_binary, labels
 from deltaforge_dagster.sources.mysql.connection import Server, Session
-from deltaforge_dagster.sources.mysql.ddl import TableChange, table_changes
+from deltaforge_dagster.sources.mysql.ddl import Change, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.definitions import (
     Definitions,
@@ -218,7 +218,7 @@ def statements_between(
             if event.type == binlog.QUERY:
                 query = binlog.parse_query(event.body)
                 changes = table_changes(query.statement, query.database)
-                found += [(event.end, change) for change in changes]
+                found += [(event.end, one) for one in changes if one.change is Change.DEFINES]
             if event.end >= until:
                 break
     return found

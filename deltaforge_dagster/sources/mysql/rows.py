@@ -209,7 +209,10 @@ def _write_image(
                     columns[column, COLUMN_SECOND], labels, names, out, place,
                 )  # fmt: skip
             elif kind == PADDED_BYTES:
-                place = write_padded(source, at, end, columns[column, COLUMN_FIRST], out, place)
+                place = write_padded(
+                    source, at, end, columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], out, place,
+                )  # fmt: skip
             elif kind == UUID:
                 place = write_uuid(source, at, end, out, place)
             elif kind == INET4:

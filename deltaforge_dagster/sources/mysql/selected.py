@@ -66,6 +66,7 @@ from deltaforge_dagster.sources.mysql.scalars import write_unsigned
 from deltaforge_dagster.sources.mysql.texts import CodePoints, write_set, write_text
 from deltaforge_dagster.sources.mysql.values import (
     BIT,
+    BLOB,
     BYTES,
     DATE,
     DATETIME,
@@ -332,7 +333,7 @@ def _write_cell(
         out[place] = QUOTE
         return place + 1
     if kind == PADDED_BYTES:
-        kind = BYTES
+        kind = BYTES if second != 0 else BLOB
     return write_text(kind, source, start, end, first, second, characters, out, place)
 
 

@@ -361,6 +361,7 @@ def _forms(values: ValueOptions) -> ValueForms:
         enum_index=values.mysql_enum == "index",
         set_bits=values.mysql_set == "bits",
         timestamp_micros=values.mysql_timestamp == "micros",
+        binary_text=values.mysql_binary == "text",
     )
 
 

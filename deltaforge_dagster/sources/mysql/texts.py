@@ -210,12 +210,17 @@ def write_text(
 
 
 @kernel
-def write_padded(source: Bytes, start: int, end: int, size: int, out: Bytes, place: int) -> int:
-    """Write `BINARY(size)`: the log has lost the zero bytes at its end; 6 `size` + 32 bytes."""
+def write_padded(
+    source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, place: int
+) -> int:
+    """Write `BINARY(size)`: the log has lost the zero bytes at its end; 6 `size` + 32 bytes.
+
+    With `text` other than 0 it is a string where it is UTF-8.
+    """
     missing = size - (end - start)
     if missing < 0:
         return INVALID
-    after = write_utf_8(source, start, end, out, place)
+    after = write_utf_8(source, start, end, out, place) if text != 0 else INVALID
     if after != INVALID:
         place = after - 1
         for _ in range(missing):

@@ -17,8 +17,7 @@ type                                   JSON
 `ENUM`                                 the label; `""` for MySQL's error value 0
 `SET`                                  the labels, separated by commas as MySQL prints them
 `CHAR`, `VARCHAR`, `TEXT`              string
-`BINARY`, `VARBINARY`                  string if it is UTF-8, else `{"_base64":"..."}`; `BINARY(n)`
-                                       has all its n bytes
+`BINARY`, `VARBINARY`                  `{"_base64":"..."}`; `BINARY(n)` has all its n bytes
 `BLOB`                                 `{"_base64":"..."}`
 `GEOMETRY`                             the same, of 4 bytes SRID (little-endian) and WKB
 `VECTOR`                               array of numbers
@@ -215,7 +214,7 @@ class ValueType:
         prefix: Bytes of the length before each value.
         room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
         first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
-            a fraction, bytes of a BINARY; of texts the line of `charset_tables.SINGLES`, or the
+            a fraction, bytes of a BINARY and whether it may be a string; of texts the line of `charset_tables.SINGLES`, or the
             bytes of the longest character, or for UTF-16 whether it is little-endian and whether
             it has surrogates.
         charset: Of a text with several bytes per character: whose table the kernel needs.
@@ -252,11 +251,13 @@ class ValueForms:
         enum_index: ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
         set_bits: SET as a number whose bits are its labels, the first one lowest.
         timestamp_micros: TIMESTAMP as microseconds since 1970; 0 for the zero value.
+        binary_text: BINARY and VARBINARY as a string where their bytes are UTF-8.
     """
 
     enum_index: bool = False
     set_bits: bool = False
     timestamp_micros: bool = False
+    binary_text: bool = False
 
 
 LABEL_FORMS = ValueForms()
@@ -323,7 +324,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     if code == _VECTOR:
         return ValueType("vector", VECTOR, prefix=type_.first)
     if type_.is_text and collation is not None:
-        return _text_type(type_, collation)
+        return _text_type(type_, collation, binary_text=forms.binary_text)
     if code in _BEFORE_5_6:
         raise UnsupportedEvent(
             f"{_BEFORE_5_6[code]} in its format before MySQL 5.6; run: ALTER TABLE ... FORCE"
@@ -331,7 +332,7 @@ def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
     raise UnsupportedEvent(f"type {code} of the binary log")
 
 
-def _text_type(type_: LogType, collation: int) -> ValueType:
+def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> ValueType:
     charset = CHARSETS.get(collation)
     if charset is None:
         raise UnsupportedEvent(f"text with the unknown collation {collation}")
@@ -343,9 +344,10 @@ def _text_type(type_: LogType, collation: int) -> ValueType:
         size = type_.first
         fixed = "" if type_.code == _STRING else "var"
         name = f"{fixed}{'binary' if binary else 'char'}({size // charset.width})"
-        found = ValueType(name, BYTES, prefix=1 if size < 256 else 2)
+        found = ValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
         if binary and type_.code == _STRING:
-            found = replace(found, kind=PADDED_BYTES, room=6 * size + 32, first=size)
+            room, text = 6 * size + 32, int(binary_text)
+            found = replace(found, kind=PADDED_BYTES, room=room, first=size, second=text)
     match charset.form:
         case Form.BINARY:
             return found

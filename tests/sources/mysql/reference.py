@@ -400,11 +400,10 @@ def _text(column: Field, value: bytes) -> str:
     if column.code == 254 and column.metadata[0] in (247, 248):
         return _labelled(column, value)
     if column.collation == 63:
-        if column.code == 252:
-            return _base64(value)
         if column.code == 254:
             first, second = column.metadata
             value = value.ljust(second | (first & 0x30 ^ 0x30) << 4, b"\0")
+        return _base64(value)
     if column.collation == 8:
         text = "".join(
             chr(byte) if byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else bytes([byte]).decode("cp1252")

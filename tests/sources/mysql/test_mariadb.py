@@ -82,6 +82,28 @@ def test_every_amount_of_metadata_gives_the_same_values(bench: MysqlBench, metad
     assert row["key"] == '{"id":1}'
 
 
+def test_compressed_events_are_those_that_they_stand_for(bench: MysqlBench) -> None:
+    """Rows of every kind, also over 16 MiB, and statements, with log_bin_compress."""
+    bench.run("SET GLOBAL log_bin_compress = ON", "SET GLOBAL binlog_row_metadata = FULL")
+    bench.run("FLUSH BINARY LOGS")
+    try:
+        start = bench.source().ensure_start()
+        bench.execute(*(f"INSERT INTO orders VALUES ({i}, repeat('ab', 1000))" for i in (1, 2)))
+        bench.execute("UPDATE orders SET v = repeat('c', 1000)", "DELETE FROM orders")
+        bench.run(f"ALTER TABLE orders ADD COLUMN w int /*{'.' * 400}*/")
+        bench.execute("INSERT INTO orders VALUES (3, repeat('d', 20000000), 4)")
+
+        taken = taken_from(bench, start, 8)
+    finally:
+        bench.run("SET GLOBAL log_bin_compress = OFF", "SET GLOBAL binlog_row_metadata = NO_LOG")
+
+    ops = [row["op"] for row in taken.rows]
+    assert ops == ["c", "c", "u", "u", "d", "d", "ddl", "c"]
+    assert json.loads(str(taken.rows[0]["after"])) == {"id": 1, "v": "ab" * 1000}
+    assert json.loads(str(taken.rows[4]["before"])) == {"id": 1, "v": "c" * 1000}
+    assert json.loads(str(taken.rows[7]["after"])) == {"id": 3, "v": "d" * 20_000_000, "w": 4}
+
+
 @given(st.binary(max_size=400), st.integers(0, 9))
 def test_a_damaged_compressed_event_is_an_error(content: bytes, rows: int) -> None:
     """Whatever the bytes, there is the event that they stand for, or an error of ours."""
@@ -121,6 +143,26 @@ def test_xa_counts_at_its_commit(bench: MysqlBench) -> None:
         rows = taken_from(bench, begin, 2).rows
         assert [json.loads(str(row["after"]))["id"] for row in rows] == [2, 3]
         assert all(row["tx_end"] for row in rows)
+
+
+def test_statements_and_rows_of_one_transaction(bench: MysqlBench) -> None:
+    """CREATE TABLE ... SELECT, a table without transactions amid others, savepoints, TRUNCATE."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1), "SAVEPOINT s", insert("orders", 2))
+    bench.run(f"CREATE TABLE {bench.database}.made AS SELECT * FROM orders")
+    bench.run("ALTER TABLE items ENGINE = MyISAM")
+    bench.run("BEGIN", insert("orders", 3), insert("items", 1), "ROLLBACK", "TRUNCATE TABLE items")
+
+    taken = taken_from(bench, start, 6)
+
+    assert [(row["op"], row["table"]) for row in taken.rows] == [
+        ("c", "orders"),
+        ("c", "orders"),
+        ("ddl", "_ddl"),
+        ("ddl", "_ddl"),
+        ("c", "items"),
+        ("t", "items"),
+    ]
 
 
 def test_domains_are_followed_side_by_side(bench: MysqlBench) -> None:

@@ -52,14 +52,6 @@ def zulu(text: str) -> str:
     return six(text).replace(" ", "T") + "Z"
 
 
-def binary(value: bytes) -> object:
-    """Return what JSON says of a BINARY or VARBINARY."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return blob(value)
-
-
 def blob(value: bytes) -> object:
     """Return what JSON says of a BLOB."""
     return {"_base64": base64.b64encode(value).decode()}
@@ -151,8 +143,8 @@ TYPES: dict[str, tuple[list[str], str, Callable[[Any], object]]] = {
     "text": (["''", "repeat('ü', 30000)"], "{}", str),
     "mediumtext": (["repeat('\\n', 70000)"], "{}", str),
     "longtext": (["repeat('x', 70000)", "'\\u007f'"], "{}", str),
-    "binary(4)": (["''", "'ab'", "x'ff'", "x'00010203'", "x'6100'"], "{}", binary),
-    "varbinary(300)": (["''", "'ab'", "x'ff00'", "repeat(x'00', 300)"], "{}", binary),
+    "binary(4)": (["''", "'ab'", "x'ff'", "x'00010203'", "x'6100'"], "{}", blob),
+    "varbinary(300)": (["''", "'ab'", "x'ff00'", "repeat(x'00', 300)"], "{}", blob),
     "tinyblob": (["''", "'ab'", "x'ff00'"], "{}", blob),
     "blob": (["repeat('abc', 3000)"], "{}", blob),
     "mediumblob": (["repeat(x'fe', 70000)"], "{}", blob),
