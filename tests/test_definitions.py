@@ -88,6 +88,8 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
     assert checks(definitions) == {
         ("shop/changes", "agreement"),
         ("shop/changes", "contiguity"),
+        ("shop/changes", "holds"),
+        ("shop/changes", "preflight"),
         ("shop/changes", "source"),
         ("shop/sinks/cache", "delivered"),
         ("shop/sinks/search", "delivered"),

@@ -90,8 +90,8 @@ def replay(
     is working on the pipeline.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
-    first, last = _range_bounds(ranges)
-    numbers = range(first, last + 1)
+    numbers = range_numbers(ranges)
+    first, last = numbers[0], numbers[-1]
     # Dagster must know the partitions, and a refusal shall be one sentence of ours.
     with Platform(settings, single_process=True).open() as opened:
         split_by_delivery(opened.store, loaded.name, sink, numbers)
@@ -167,11 +167,16 @@ def _sentence(outcome: Mapping[str, Any]) -> str:
     return f"Ended ({outcome['reason']}): {outcome['captured']:,} changes captured, sent {sent}."
 
 
-def _range_bounds(text: str) -> tuple[int, int]:
+def range_numbers(text: str) -> range:
+    """Return the numbers that the option `--range` names: `N`, or `N-M`.
+
+    Raises:
+        NotAllowed: It names none.
+    """
     first, _, last = text.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
         raise NotAllowed(f"--range {text}: write a number N, or N-M")
-    return int(first), int(last or first)
+    return range(int(first), int(last or first) + 1)
 
 
 @contextmanager

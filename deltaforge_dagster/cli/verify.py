@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deltaforge_dagster.cli.run import PipelineArgument
+from deltaforge_dagster.cli.run import PipelineArgument, range_numbers
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -32,7 +32,9 @@ def verify(
     ] = False,
     ranges: Annotated[
         str | None,
-        typer.Option("--range", metavar="N..M", help="Closed ranges; all of them by default."),
+        typer.Option(
+            "--range", help="A range N, or consecutive ranges N-M; every closed one by default."
+        ),
     ] = None,
 ) -> None:
     """Check the files of closed ranges: there, unchanged and without a gap.
@@ -97,15 +99,11 @@ def _sentence(one: Compared) -> str:
 def _chosen(store: StateStore, pipeline: str, ranges: str | None) -> list[int]:
     closed = [row.range for row in store.ranges(pipeline, state="closed")]
     if ranges is not None:
-        first, _, last = ranges.partition("..")
-        try:
-            wanted = range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise NotAllowed(f"--range {ranges}: expected N or N..M") from None
-        missing = [number for number in wanted if number not in closed]
-        if missing or not wanted:
-            raise NotAllowed(f"{pipeline} has no closed range {missing[0] if missing else ranges}")
-        return list(wanted)
+        wanted = list(range_numbers(ranges))
+        missing = sorted(set(wanted) - set(closed))
+        if missing:
+            raise NotAllowed(f"{pipeline} has no closed range {missing[0]}")
+        return wanted
     if not closed:
         raise NotAllowed(f"{pipeline} has no closed range yet")
     return closed

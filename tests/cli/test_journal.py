@@ -75,6 +75,6 @@ def test_status_shows_what_was_lost(store: StateStore) -> None:
     with store.fenced(lease) as writer:
         writer.resume_at("cache", 2, 0, False, notice="the sink had lost data")
 
-    assert ["cache", "2 row 0", "2 segments, 5 rows", "0", "the sink had lost data"] in lines(
-        "status"
-    )
+    shown = lines("status")
+    assert ["cache", "2 row 0", "2 segments, 5 rows", "0"] in shown
+    assert ["sink cache: the sink had lost data"] in shown

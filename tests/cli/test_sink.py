@@ -36,10 +36,8 @@ def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
     shown = lines("status")
 
     assert ["paused", "the journal is full"] in shown
-    assert shown[-1] == [
-        "file", "1", "detached; deltaforge sink attach orders file", "0",
-        "detached: the journal is full",
-    ]  # fmt: skip
+    assert ["file", "1", "detached; deltaforge sink attach orders file", "0"] in shown
+    assert shown[-1] == ["sink file: detached: the journal is full"]
 
 
 @pytest.mark.parametrize(("options", "segment"), [((), 2), (("--tail",), 3)])
