@@ -2,7 +2,7 @@
 
 While one works, each tick shows that a sink has begun to fail, or has everything again.
 
-- `preflight`: the source's server is as capture needs it; errors fail, the rest are warnings.
+- `preflight`: the source's server is as capture needs it; errors and warnings fail it, notes do not.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
 - `holds`: nothing is kept back because it could not be decoded.
@@ -107,18 +107,20 @@ def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.Asset
 
 
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
-    problems = [finding for finding in findings if finding.level != "ok"]
-    failed = any(finding.level == "error" for finding in problems)
+    levels = Counter(finding.level for finding in findings)
     lines = [
         f"{one.subject}: {one.text}" + (f"; run: {one.mend}" if one.mend else "")
-        for one in sorted(problems, key=lambda finding: finding.level)
+        for level in ("error", "warning", "note")
+        for one in findings
+        if one.level == level
     ]
-    return _evaluation(
-        key,
-        "preflight",
-        "\n".join(lines) or None,
-        dict(Counter(f"{finding.level}s" for finding in problems)),
-        dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
+    return dg.AssetCheckEvaluation(
+        asset_key=key,
+        check_name="preflight",
+        passed=not levels["error"] and not levels["warning"],
+        severity=dg.AssetCheckSeverity.ERROR if levels["error"] else dg.AssetCheckSeverity.WARN,
+        description="\n".join(lines) or None,
+        metadata={f"{level}s": count for level, count in levels.items() if level != "ok"},
     )
 
 

@@ -18,7 +18,7 @@ from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.sources.findings import Finding
 
-_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
 
 def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
@@ -52,6 +52,6 @@ def _print(pipeline: str, found: list[Finding]) -> None:
             console.print(Text.assemble(" " * 8, ("mend: ", "dim"), finding.mend))
     levels = Counter(finding.level for finding in found)
     console.print(
-        f"{pipeline}: {levels['ok']} as needed, {levels['warning']} to know, "
-        f"{levels['error']} to mend"
+        f"{pipeline}: {levels['ok']} as needed, {levels['note']} to know, "
+        f"{levels['warning']} to look at soon, {levels['error']} to mend"
     )

@@ -1,8 +1,8 @@
 """What a look at a source's server found: one line per point, and the statement that mends it.
 
 `deltaforge check` shows them before the first run, the check `preflight` after each. A finding is an
-error when changes cannot be captured, or will soon be lost; a warning when capture works, but
-not as most people expect.
+error when changes cannot be captured, or are about to be lost; a warning when somebody should look
+soon; a note when it works, but not as everybody expects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from deltaforge_dagster.errors import DeltaforgeError
 
-Level = Literal["ok", "warning", "error"]
+Level = Literal["ok", "note", "warning", "error"]
 
 RISK = 0.8
 """Share of the log's retention that is used up, from which changes are about to be lost."""

@@ -48,11 +48,12 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
 
 
 def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """Errors fail, warnings warn, each with its statement; a server as needed passes."""
+    """Errors fail, warnings warn, notes pass, each with its statement."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     fine = Finding("slot", "ok", "there")
-    odd = Finding("keys", "warning", "none: t", "ALTER TABLE t")
+    known = Finding("keys", "note", "none: t", "ALTER TABLE t")
+    odd = Finding("retention", "warning", "60 %", "SET x")
     wrong = Finding("wal_level", "error", "replica")
 
     def outcome(*found: Finding) -> tuple[bool, dg.AssetCheckSeverity, str | None]:
@@ -62,9 +63,6 @@ def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
 
     error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
     assert outcome(fine)[0] is True
-    assert outcome(fine, odd) == (False, warning, "keys: none: t; run: ALTER TABLE t")
-    assert outcome(odd, wrong) == (
-        False,
-        error,
-        "wal_level: replica\nkeys: none: t; run: ALTER TABLE t",
-    )
+    assert outcome(fine, known) == (True, warning, "keys: none: t; run: ALTER TABLE t")
+    assert outcome(known, odd)[:2] == (False, warning)
+    assert outcome(odd, wrong) == (False, error, "wal_level: replica\nretention: 60 %; run: SET x")

@@ -77,7 +77,7 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
         mend = None
         if name != "gtid_mode":
             mend = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
-        found.append(Finding(name, "warning", f"{name} is {value}: {meaning}", mend))
+        found.append(Finding(name, "note", f"{name} is {value}: {meaning}", mend))
     if settings.get("server_id") == str(server_id(source_id)):
         found.append(
             Finding(
@@ -154,7 +154,7 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
         found.append(
             Finding(
                 "grants",
-                "warning",
+                "note",
                 f"user {server.user!r} may not read {listed(_full(unreadable))}: the stream works,"
                 " names of columns (without binlog_row_metadata = FULL) and snapshots do not",
                 f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'",
@@ -166,7 +166,7 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
         found.append(
             Finding(
                 "keys",
-                "warning",
+                "note",
                 f"no primary key: {listed(_full(without))}; their messages have no key of the row, so"
                 " sinks cannot keep one row's changes in order or compact them",
                 f"ALTER TABLE {_quoted(db)}.{_quoted(table)} ADD PRIMARY KEY (...)",

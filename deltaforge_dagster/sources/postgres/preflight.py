@@ -219,7 +219,7 @@ def _tables(
         found.append(
             Finding(
                 "replica identity",
-                "warning",
+                "note",
                 f"not FULL: {listed([table.full_name for table in partial])}; the old row of an"
                 " update is not sent, of a delete only its key",
                 _identity(connection, partial[0].schema, partial[0].name),
@@ -231,7 +231,7 @@ def _tables(
         found.append(
             Finding(
                 "keys",
-                "warning",
+                "note",
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
                 " have no key of the row, so sinks cannot keep one row's changes in order or compact"
                 " them",
@@ -246,7 +246,7 @@ def _tables(
         found.append(
             Finding(
                 "grants",
-                "warning",
+                "note",
                 f"role {server.user!r} may not read"
                 f" {listed([table.full_name for table in unreadable])}: the stream works, snapshots"
                 " do not",

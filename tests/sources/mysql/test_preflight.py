@@ -36,7 +36,7 @@ def look(
     finally:
         source.close()
     assert PASSWORD not in str(found)
-    levels = ["ok", "warning", "error"]
+    levels = ["ok", "note", "warning", "error"]
     return {one.subject: one for one in sorted(found, key=lambda one: levels.index(one.level))}
 
 
@@ -62,7 +62,7 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
 
     found = look(bench, tables=(f"{database}.keyless", f"{database}.gone"))
 
-    assert found["keys"].level == "warning"
+    assert found["keys"].level == "note"
     assert f"{database}.keyless" in found["keys"].text
     assert found["keys"].mend == f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
     assert f"{database}.gone" in found["tables"].text
@@ -77,12 +77,12 @@ def test_grants_that_are_missing(bench: MysqlBench) -> None:
 
 
 def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
-    """A table that the user sees and may not read is a warning with the GRANT."""
+    """A table that the user sees and may not read is a note with the GRANT."""
     dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
 
     found = look(bench, dsn=dsn)
 
-    assert found["grants"].level == "warning"
+    assert found["grants"].level == "note"
     assert str(found["grants"].mend).startswith(f"GRANT SELECT ON `{bench.database}`.")
 
 

@@ -31,7 +31,7 @@ def look(
     with closing(bench.source(**config)) as source:
         found = source.preflight(position, None)
     assert PASSWORD not in str(found)
-    levels = ["ok", "warning", "error"]
+    levels = ["ok", "note", "warning", "error"]
     return {one.subject: one for one in sorted(found, key=lambda one: levels.index(one.level))}
 
 
@@ -56,7 +56,7 @@ def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
 
 
 def test_replica_identities_and_keys(bench: PostgresBench) -> None:
-    """No identity stops the writers of a table, which is an error; keys only are a warning."""
+    """No identity stops the writers of a table, which is an error; keys only are a note."""
     bench.execute("CREATE TABLE keyless (a int)", "CREATE TABLE whole (a int)")
     bench.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
 
@@ -65,7 +65,7 @@ def test_replica_identities_and_keys(bench: PostgresBench) -> None:
     assert found["replica identity"].mend == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
 
     found = look(bench, tables=("public.orders", "public.whole"))
-    assert found["replica identity"].level == "warning"
+    assert found["replica identity"].level == "note"
     assert "public.orders" in found["replica identity"].text
     assert "public.whole" not in found["replica identity"].text
     assert "public.whole" in found["keys"].text
