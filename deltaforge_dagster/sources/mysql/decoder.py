@@ -14,16 +14,14 @@ one. Those go through the same three steps, as streams within the stream (`inner
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
@@ -39,6 +37,7 @@ from deltaforge_dagster.sources.mysql.binlog import (
 )
 from deltaforge_dagster.sources.mysql.ddl import Change, table_changes
 from deltaforge_dagster.sources.mysql.gtid_events import GtidEvent, parse_tagged_gtid, tag_hash
+from deltaforge_dagster.sources.mysql.handover import MAX_ROWS, Handover, Progress
 from deltaforge_dagster.sources.mysql.held import Kept, KeptBatch, KeptRows, KeptStatement
 from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
@@ -51,7 +50,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     FILE_A,
     FILE_B,
     GROUP,
-    GTID_OF_MARIADB,
     GTID_OF_MYSQL,
     HELD_INDEX,
     INDEX,
@@ -62,12 +60,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     PACKET_END,
     POS,
     PREPARING,
-    ROW_END,
-    ROW_LAST,
-    ROW_TX,
-    ROW_WIDTH,
-    ROWS,
-    STATE_WIDTH,
     TX_A,
     TX_B,
     TX_END,
@@ -75,7 +67,6 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_NUMBER,
     TX_TAG,
     TX_TS_US,
-    TX_WIDTH,
     TXS,
 )
 from deltaforge_dagster.sources.mysql.log_scan import table_of
@@ -83,7 +74,9 @@ from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
-from deltaforge_dagster.sources.mysql.scan import (
+from deltaforge_dagster.sources.mysql.scan import SPLIT_SIZE, pass_event, scan
+from deltaforge_dagster.sources.mysql.statements import Kind, Xid, statement, xid_of
+from deltaforge_dagster.sources.mysql.stops import (
     BAD_EVENT,
     BAD_ORDER,
     BAD_ROWS,
@@ -102,23 +95,15 @@ from deltaforge_dagster.sources.mysql.scan import (
     PAYLOAD,
     PREPARED,
     SPLIT,
-    SPLIT_SIZE,
     STATEMENT,
     TAGGED,
     UNKNOWN_TABLE,
     UNSUPPORTED,
-    commit,
-    pass_event,
-    scan,
 )
-from deltaforge_dagster.sources.mysql.statements import Kind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
 from deltaforge_dagster.sources.pieces import PIECE_BYTES
-
-MAX_ROWS = 1 << 17
-"""Changes, and transactions, per round of the kernels."""
 
 _DAMAGE = {
     BAD_EVENT: "an event that is shorter or longer than its kind",
@@ -128,34 +113,6 @@ _DAMAGE = {
     UNKNOWN_TABLE: "a change of a table that was never described",
 }
 _FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
-
-
-class GtidRun(NamedTuple):
-    """Transactions of one server and tag with numbers `first` to `last`, both included.
-
-    Of MariaDB they are those of one domain and server, which are the halves of `sid`.
-    """
-
-    sid: bytes
-    first: int
-    last: int
-    tag: str = ""
-    of_mariadb: bool = False
-
-
-class Progress(Protocol):
-    """Turns what was read into positions: it knows the executed GTID set of the stream."""
-
-    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
-        """Take in transactions that have ended, in log order; return the position after them.
-
-        Without GTIDs `gtids` is empty.
-        """
-        ...
-
-    def within(self, file: str, pos: int) -> Position:
-        """Return the position of a place between transactions, or inside one; changes nothing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +168,9 @@ class Decoder:
             registry=registry, catalog=catalog, captures=captures, forms=forms, held=held
         )
         self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS)
-        self._state = np.zeros(STATE_WIDTH, np.int64)
+        self._found = Handover(self._writer, progress)
+        self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
-        self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
-        self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
-        self._file = ""
-        self._told = 0  # lines of txs that progress knows
-        # The last change of the open transaction; what follows tells whether it is its last.
-        self._held: pa.RecordBatch | None = None
-        self._held_line = 0  # of txs
-        self._passed = ("", 0)  # what was told last of where the log is read to
-        self._unclaimed = 0
-        self._batches: list[ChangeBatch] = []
         self._error: DeltaforgeError | None = None
 
     def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
@@ -234,7 +182,7 @@ class Decoder:
         source = read_only(data)[:length]
         state = self._state
         state[OFFSET] = 0
-        self._batches = []
+        self._found.batches = []
         foreign, again = "", False
         # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
         self._inner_bytes = 0
@@ -255,24 +203,13 @@ class Decoder:
             else:
                 again = self._error is None
         if self._error is None and not again and not state[OPEN]:
-            self._pass()
-        return Decoded(int(state[OFFSET]), tuple(self._batches), foreign, self._error, again)
-
-    def _pass(self) -> None:
-        """Tell how far the log is read without a transaction open, when that is new."""
-        position = (self._file, int(self._state[POS]))
-        if position != self._passed:
-            self._passed = position
-            self._batches.append(ChangeBatch(None, self._progress.within(*position)))
+            self._found.tell_passed()
+        return Decoded(int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again)
 
     def _round(self, source: Bytes) -> int:
         """Scan once, hand on what was found, act where Python has to; return why it stopped."""
-        state, versions = self._state, self._versions
-        state[ROWS] = 0
-        # The open transaction, the last line so far, is the first line now.
-        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
-        state[TXS] = 1 if state[OPEN] else 0
-        self._told = self._held_line = 0
+        state, versions, found = self._state, self._versions, self._found
+        found.begin_round()
         begun = int(state[OFFSET])
         stop = int(
             scan(
@@ -283,15 +220,15 @@ class Decoder:
                 versions.map_texts,
                 versions.tables,
                 versions.layout.columns,
-                self._rows,
-                self._txs,
+                found.rows,
+                found.txs,
             )
         )
         try:
-            self._flush(source, begun)
+            found.flush(source, begun)
             if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT):
                 self._act(stop, source)
-                self._unclaimed += int(state[PACKET_END] - state[OFFSET])
+                found.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
         except DeltaforgeError as error:
             self._fail(error)
@@ -333,7 +270,7 @@ class Decoder:
         if self._error is None and state[OFFSET] != event.size:
             self._error = CorruptLog(f"{_DAMAGE[BAD_EVENT]}, {self._where()}")
         state[OFFSET], state[BARE] = at, 0
-        self._unclaimed += at - begun - event.size
+        self._found.claim(at - begun - event.size)
         return True
 
     def _nest(self, pieces: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
@@ -416,7 +353,7 @@ class Decoder:
 
     def _begin(self, event: GtidEvent) -> None:
         """Open the transaction of a GTID event that the kernel does not read."""
-        state, line = self._state, self._txs[int(self._state[TXS])]
+        state, line = self._state, self._found.txs[int(self._state[TXS])]
         line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
         line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
         line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = GTID_OF_MYSQL, event.ts_us, 0
@@ -430,7 +367,7 @@ class Decoder:
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"binlog_file").digest()
         state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
         state[EVENT_POS] = state[POS] = position
-        self._file = name
+        self._found.file = name
 
     def _statement(self, query: Query) -> None:
         """Act on a statement that is no transaction control as every transaction has it."""
@@ -440,7 +377,7 @@ class Decoder:
             case Kind.PASSED:
                 pass
             case Kind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
-                self._commit()
+                self._found.commit()
                 return
             case Kind.DEFINES | Kind.EMPTIES:
                 self._define(query, found.kind)
@@ -464,16 +401,16 @@ class Decoder:
                     " binlog_format=ROW, and tables with transactions"
                 )
         if state[OPEN] == GROUP:
-            self._commit()
+            self._found.commit()
 
     def _keep_rows(self, event: bytes) -> None:
         """Hand on a rows event of a table that is held."""
         state = self._state
         table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
         table_map = self._versions.map_of(table_id)
-        tx = self._txs[int(state[TXS]) - 1]
+        tx = self._found.txs[int(state[TXS]) - 1]
         kept = KeptRows(
-            file=self._file,
+            file=self._found.file,
             pos=int(state[EVENT_POS]),
             tx=tuple(tx.tolist()),
             tag=self._writer.tags.get(int(tx[TX_TAG]), ""),
@@ -485,7 +422,7 @@ class Decoder:
 
     def _keep(self, table: str, kept: Kept) -> None:
         event = HeldEvent(table, self._versions.held[table], kept.data())
-        self._batches.append(ChangeBatch(None, None, held=(event,)))
+        self._found.batches.append(ChangeBatch(None, None, held=(event,)))
 
     def _define(self, query: Query, kind: Kind) -> None:
         """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
@@ -508,18 +445,17 @@ class Decoder:
     def _add_statement(self, op: str, db: str, table: str, query: Query) -> None:
         """Hold the row of a statement, as the last change of its transaction so far."""
         state = self._state
-        tx = self._txs[int(state[TXS]) - 1]
+        tx = self._found.txs[int(state[TXS]) - 1]
         row = self._writer.statement(
             query,
-            Place(op, db, table, self._file, int(state[EVENT_POS]), int(state[INDEX])),
+            Place(op, db, table, self._found.file, int(state[EVENT_POS]), int(state[INDEX])),
             tx,
         )
         state[INDEX] += 1
         if op == "t" and f"{db}.{table}" in self._versions.held:
             self._keep(f"{db}.{table}", KeptBatch(tuple(tx.tolist()), row))
             return
-        self._release_held(more=True)
-        self._hold(row)
+        self._found.add(row)
 
     def forget_tables(self) -> None:
         """Let every table be described again."""
@@ -534,9 +470,9 @@ class Decoder:
             UnsupportedEvent: The columns of its table are still not known.
         """
         state, versions = self._state, self._versions
-        self._batches = []
-        self._file, self._txs[0] = kept.file, kept.tx
-        self._writer.tags[int(self._txs[0, TX_TAG])] = kept.tag
+        self._found.batches = []
+        self._found.file, self._found.txs[0] = kept.file, kept.tx
+        self._writer.tags[int(self._found.txs[0, TX_TAG])] = kept.tag
         state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, kept.index
         state[EVENT_POS] = state[POS] = kept.pos
         versions.describe(kept.table_map, self._here())
@@ -547,10 +483,10 @@ class Decoder:
             while self._inner and self._error is None:
                 self._step_inside()
             if last and self._error is None:
-                self._commit()
+                self._found.commit()
         if self._error is not None:
             raise self._error
-        for batch in self._batches:
+        for batch in self._found.batches:
             if batch.rows is not None:
                 yield batch.rows
 
@@ -560,7 +496,7 @@ class Decoder:
         if one_phase:
             self._replay(xid)
         else:
-            self._commit()
+            self._found.commit()
 
     def _decide(self, query: Query, kind: Kind) -> None:
         """Commit or roll back a prepared transaction; its rows belong to this one."""
@@ -571,120 +507,22 @@ class Decoder:
             self._replay(xid)
         else:
             self._kept.forget(xid)
-            self._commit()
+            self._found.commit()
 
     def _replay(self, xid: Xid) -> None:
         """Decode the rows of a prepared transaction, and commit them."""
         kept = self._kept.take(xid)
         pieces = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
-        self._nest(pieces, self._commit)
-
-    def _commit(self) -> None:
-        """Close the open transaction at the event that was read."""
-        state = self._state
-        commit(state, self._rows, self._txs)
-        self._release_held(more=False)
-        ended = int(state[TXS])
-        if ended > self._told:
-            self._batches.append(ChangeBatch(None, self._committed(ended)))
+        self._nest(pieces, self._found.commit)
 
     def _place(self) -> BinlogPosition:
-        return BinlogPosition(self._file, int(self._state[EVENT_POS]))
+        return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))
 
     def _here(self) -> Position:
-        return self._progress.within(self._file, int(self._state[EVENT_POS]))
+        return self._progress.within(self._found.file, int(self._state[EVENT_POS]))
 
     def _where(self) -> str:
         """Say for an error message where the decoder stands."""
-        place = f"{self._file}:{int(self._state[POS])}"
+        place = f"{self._found.file}:{int(self._state[POS])}"
         return f"in the event that ends at {place}" if self._inner else f"after {place}"
-
-    def _flush(self, source: Bytes, begun: int) -> None:
-        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
-
-        First come whole transactions, then how far the log has passed without a change since, then
-        the changes of the transaction that is still open, but for the last one, which is held.
-        """
-        rows, state = self._rows, self._state
-        count = int(state[ROWS])
-        self._release_held(more=bool(count) and rows[0, ROW_TX] == 0)
-        committed = np.flatnonzero(rows[:count, ROW_LAST])
-        whole = int(committed[-1]) + 1 if committed.size else 0
-        cursor = self._write(source, 0, whole, begun)
-        ended = int(state[TXS]) - (1 if state[OPEN] else 0)
-        if ended > self._told:
-            self._batches.append(ChangeBatch(None, self._committed(ended)))
-        if count > whole:
-            cursor = self._write(source, whole, count - 1, cursor)
-            held, _, error = self._writer.write(
-                source, rows, count - 1, count, self._txs, self._file
-            )
-            if error is not None:
-                raise error
-            self._hold(held)
-        self._unclaimed += max(int(state[OFFSET]) - cursor, 0)
-        state[ROWS] = 0
-
-    def _hold(self, row: pa.RecordBatch | None) -> None:
-        """Keep a change until it is known whether the open transaction has more."""
-        self._held, self._held_line = row, int(self._state[TXS]) - 1
-
-    def _release_held(self, *, more: bool) -> None:
-        """Hand on the held change, once it is known whether its transaction has `more`.
-
-        Otherwise its transaction may still be open, and it stays.
-        """
-        held = self._held
-        if held is None:
-            return
-        if more:
-            self._held = None
-            self._batches.append(ChangeBatch(held, None))
-        elif self._txs[self._held_line, TX_END]:
-            self._held = None
-            position = self._committed(self._held_line + 1)
-            self._batches.append(ChangeBatch(with_tx_end(held), position))
-
-    def _write(self, source: Bytes, first: int, last: int, cursor: int) -> int:
-        """Write `rows[first:last]`; return where in the piece the last one ends."""
-        rows = self._rows
-        while first < last:
-            batch, stop, error = self._writer.write(
-                source, rows, first, last, self._txs, self._file
-            )
-            if batch is not None:
-                committed = np.flatnonzero(rows[first:stop, ROW_LAST])
-                cut = int(committed[-1]) + 1 if committed.size else 0
-                log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unclaimed
-                cursor, self._unclaimed = int(rows[stop - 1, ROW_END]), 0
-                if cut:
-                    position = self._committed(int(rows[first + cut - 1, ROW_TX]) + 1)
-                    self._batches.append(ChangeBatch(batch.slice(0, cut), position, log_bytes))
-                    log_bytes = 0
-                if cut < stop - first:
-                    self._batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
-            if error is not None:
-                raise error
-            first = stop
-        return cursor
-
-    def _committed(self, lines: int) -> Position:
-        """Tell progress of the transactions before line `lines`; return the position after them."""
-        txs = self._txs[self._told : lines]
-        self._told = lines
-        runs: list[GtidRun] = []
-        numbered = txs[txs[:, TX_HAS_GTID] != 0]
-        if len(numbered):
-            numbers = numbered[:, TX_NUMBER]
-            sources = numbered[:, (TX_A, TX_B, TX_TAG)]
-            same = np.all(sources[1:] == sources[:-1], axis=1)
-            breaks = np.flatnonzero(~same | (numbers[1:] != numbers[:-1] + 1)) + 1
-            for start, end in zip([0, *breaks], [*breaks, len(numbers)], strict=True):
-                sid = numbered[start, (TX_A, TX_B)].astype(">i8").tobytes()
-                tag = self._writer.tags[int(numbered[start, TX_TAG])]
-                of_mariadb = numbered[start, TX_HAS_GTID] == GTID_OF_MARIADB
-                numbers_of = int(numbers[start]), int(numbers[end - 1])
-                runs.append(GtidRun(sid, *numbers_of, tag, bool(of_mariadb)))
-        self._passed = (self._file, int(txs[-1, TX_END]))
-        return self._progress.committed(runs, *self._passed)

@@ -10,7 +10,8 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import SchemaRegistry
-from deltaforge_dagster.sources.mysql.decoder import Decoder, GtidRun
+from deltaforge_dagster.sources.mysql.decoder import Decoder
+from deltaforge_dagster.sources.mysql.handover import GtidRun
 from deltaforge_dagster.sources.mysql.held import (
     KeptBatch,
     KeptRows,

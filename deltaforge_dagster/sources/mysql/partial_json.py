@@ -34,7 +34,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TABLE_COLUMNS,
     TABLE_FIRST,
 )
-from deltaforge_dagster.sources.mysql.scan import find_table
+from deltaforge_dagster.sources.mysql.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.values import JSON
 from deltaforge_dagster.sources.mysql.versions import TableVersions
 

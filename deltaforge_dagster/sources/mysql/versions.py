@@ -31,7 +31,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     MAP_WIDTH,
     TABLE_WIDTH,
 )
-from deltaforge_dagster.sources.mysql.scan import find_table
+from deltaforge_dagster.sources.mysql.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.table_map import (
     ID_SIZE,
     CatalogTable,
@@ -93,7 +93,7 @@ class TableVersions:
         held: The same, with those that are held from somewhere in this stream on.
         schemas, stamps: What was registered, by version; without columns where not captured.
         tables, layout: The versions, and their columns, for the kernels (`layout`).
-        maps, map_texts: The TABLE_MAP events in force: the hash table that `scan.find_table`
+        maps, map_texts: The TABLE_MAP events in force: the hash table that `scan_rows.find_table`
             reads, and the events' bodies.
         fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
     """

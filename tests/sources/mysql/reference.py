@@ -22,7 +22,7 @@ import numpy as np
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.mysql.decoder import GtidRun
+from deltaforge_dagster.sources.mysql.handover import GtidRun
 from deltaforge_dagster.sources.mysql.samples import Field
 from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable
