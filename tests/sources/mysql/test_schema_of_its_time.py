@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.positions import Position
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
+from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 
 pytestmark = pytest.mark.mysql
@@ -102,7 +103,10 @@ class Tables:
     def change(self) -> None:
         """Run one random statement that defines tables."""
         table, other = self.draw(*TABLES), self.draw(*TABLES)
-        actions = ", ".join(self.action(table) for _ in range(self.draw(1, 1, 2, 3)))
+        chosen = [self.action(table) for _ in range(self.draw(1, 1, 2, 3))]
+        # MySQL 8.0.15 itself crashes on some statements that convert and do something else, too.
+        alone = [one for one in chosen if one.startswith("CONVERT")]
+        actions = ", ".join(alone[:1] or chosen)
         kind = self.draw(
             "alter", "alter", "alter", "alter", "swap", "again", "like", "move", "ghost"
         )
@@ -205,9 +209,9 @@ def read(
 
 
 @pytest.fixture
-def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
-    """An empty database but for the bench's own tables."""
-    with MysqlBench(mysql_dsn) as made:
+def bench(start_mysql: StartMysql) -> Iterator[MysqlBench]:
+    """An empty database, on a server that nobody else needs if it should crash."""
+    with MysqlBench(start_mysql(None).create_database()) as made:
         made.run("DROP TABLE orders, items, other", "SET SESSION sql_mode = ''")
         yield made
 
@@ -222,6 +226,7 @@ def test_rows_between_random_statements_decode_as_they_were(
     @settings(
         max_examples=6,
         phases=[Phase.generate],
+        derandomize=True,  # other statements may find other ends of the server
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
