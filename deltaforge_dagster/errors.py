@@ -6,6 +6,7 @@
     ├── Retryable                 the same call may succeed later: wait and try again
     │   ├── SourceUnavailable     the source's server cannot be reached, or cut the connection
     │   ├── SinkUnavailable       a sink cannot be reached, timed out, or refused for now
+    │   ├── SinkOverdue           a sink took longer for a batch than the pipeline file allows
     │   ├── PositionMoved         a sink's own position is not where this sender left it
     │   ├── SparkUnavailable      the Spark server or its session is gone
     │   └── StoreUnavailable      the state store or the journal cannot be reached
@@ -19,9 +20,12 @@
         ├── UnsupportedEvent      a log event or type this version does not decode
         ├── CorruptLog            log bytes that do not follow their format
         ├── JournalDamaged        a journal file is missing or differs from its checksum
-        ├── SinkRejected          a sink refused an event for good
+        ├── ProcessorFailed       a processor broke on a batch, or met a limit
+        ├── SinkRejected          a sink refuses what it is sent, or cannot go on with what it holds
+        │   └── Undeliverable     one message can never be delivered; the others can
         ├── LeaseLost             another run holds the pipeline now; this one must stop
         └── NotAllowed            the request makes no sense now (an open range, an unknown name)
+            └── SensingDisabled   the pipeline's file does not ask for what sensing would know
 
 Messages say what and where, and what to do next. They never contain a secret or a value of a
 row. Errors are built from plain strings, so they survive pickling between processes.
@@ -39,8 +43,11 @@ __all__ = [
     "PermissionMissing",
     "PositionLost",
     "PositionMoved",
+    "ProcessorFailed",
     "Retryable",
+    "SensingDisabled",
     "SettingsError",
+    "SinkOverdue",
     "SinkRejected",
     "SinkUnavailable",
     "SourceMisconfigured",
@@ -49,6 +56,7 @@ __all__ = [
     "SpecError",
     "StoreUnavailable",
     "Terminal",
+    "Undeliverable",
     "UnsupportedEvent",
 ]
 
@@ -83,6 +91,12 @@ class SinkUnavailable(Retryable):
     """A sink cannot be reached, timed out, or refused for now."""
 
     kind = "connect"
+
+
+class SinkOverdue(Retryable):
+    """A sink took longer for a batch than the pipeline file allows."""
+
+    kind = "backpressure"
 
 
 class PositionMoved(Retryable):
@@ -172,8 +186,32 @@ class JournalDamaged(Terminal):
     kind = "checkpoint"
 
 
+class ProcessorFailed(Terminal):
+    """A processor broke on a batch, or met a limit: nothing of the batch goes on."""
+
+    kind = "processor"
+
+
 class SinkRejected(Terminal):
-    """A sink refused an event for good."""
+    """A sink refuses what it is sent, or cannot go on with what it holds."""
+
+
+class Undeliverable(SinkRejected):
+    """One message can never be delivered, however often it is tried; the others can.
+
+    Attributes:
+        ordinal: Of the message's change in its segment.
+        cause: What the destination does not take: `routing` (no destination, or a name that is none),
+            `serialization` (the change cannot become a message) or `too_large`.
+    """
+
+    def __init__(self, message: str, ordinal: int, cause: str) -> None:
+        super().__init__(message, ordinal, cause)
+        self.ordinal = ordinal
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LeaseLost(Terminal):
@@ -186,3 +224,7 @@ class NotAllowed(Terminal):
     """The request makes no sense now: an open range, an unknown pipeline, sink or range."""
 
     kind = "not_found"
+
+
+class SensingDisabled(NotAllowed):
+    """The pipeline's file does not ask for what sensing would know."""

@@ -1,7 +1,8 @@
 """The change frame: one row per change, in log order; the journal's schema and Spark's input.
 
 A source fills every column of `CAPTURED`; the run numbers the rows (`segment`, `ordinal`) when it
-writes them into a segment. Row images are JSON text, written once by capture and never parsed
+writes them into a segment. `synthetic` is younger than the others: files without it are read as if
+it were null. Row images are JSON text, written once by capture and never parsed
 again on the way to a sink. Every source uses the same columns:
 
 =================  ==========================================================================
@@ -22,6 +23,7 @@ event_id           UUID, a function of the change's place in the log: the same w
 ddl                payload of a DDL or truncate event, a JSON object as text
 topic .. raw_payload  routing set by processors; `headers` is a JSON object as text
 tags               JSON array of strings as text
+synthetic          id of the processor that made the event; null for one that a source captured
 =================  ==========================================================================
 
 A truncate is one row per table, in the statement's order, with that table's names; a DDL statement
@@ -62,13 +64,16 @@ CAPTURED = pa.schema(
         pa.field("tags", pa.string()),
     ]
 )
-"""What a source fills: the change frame without its place in the journal."""
+"""What a source fills: the change frame without its place in the journal and who made it."""
+
+PROCESSED = pa.schema([*CAPTURED, pa.field("synthetic", _NAME)])
+"""What a chain of processors fills: the change frame without its place in the journal."""
 
 FRAME = pa.schema(
     [
         pa.field("segment", pa.int64(), nullable=False),
         pa.field("ordinal", pa.int64(), nullable=False),
-        *CAPTURED,
+        *PROCESSED,
     ]
 )
 """The change frame, and the Parquet schema of a segment file."""

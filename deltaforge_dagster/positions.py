@@ -8,6 +8,8 @@ Replication Protocol, section "Logical Replication Message Formats").
 MySQL: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`, the end of a
 transaction in the binary log and every GTID executed up to there (manual: "GTID Sets"). MariaDB: the
 same with the last GTID of each domain, `"gtid_set": "0-1-57"`.
+Turso and SQLite: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`, the newest row of a
+table of changes, or by table the newest row that was seen.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.gtid import GtidSet
@@ -136,6 +138,57 @@ class BinlogPosition:
         return _compare(self.gtid_set, other.gtid_set)
 
 
+@functools.total_ordering
+@dataclass(frozen=True, slots=True)
+class TursoPosition:
+    """A position in a Turso or SQLite database.
+
+    Of two positions by table the one is later that has no table less far; positions of different
+    modes do not compare.
+
+    Attributes:
+        mode: `native`, `triggers` or `polling`: what it counts.
+        last_change_id: The newest change, by its number in the table of changes; None before any.
+        table_positions: `polling`: the newest row of each table, by rowid.
+        change_time: `native`: when that change was made, by which it is known again; not compared.
+    """
+
+    mode: str
+    last_change_id: int | None = None
+    table_positions: tuple[tuple[str, int], ...] = ()
+    change_time: int | None = None
+
+    def to_json(self) -> str:
+        """Return `{"mode": "...", "last_change_id": n|null, "table_positions": {"...": n}}`."""
+        fields: dict[str, object] = {
+            "mode": self.mode,
+            "last_change_id": self.last_change_id,
+            "table_positions": dict(self.table_positions),
+        }
+        if self.change_time is not None:
+            fields["change_time"] = self.change_time
+        return json.dumps(fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TursoPosition) and self._place == other._place
+
+    def __hash__(self) -> int:
+        return hash(self._place)
+
+    def __lt__(self, other: TursoPosition) -> bool:
+        theirs = dict(other.table_positions)
+        return (
+            self != other
+            and self.mode == other.mode
+            and (self.last_change_id or 0) <= (other.last_change_id or 0)
+            and all(at <= theirs.get(table, at - 1) for table, at in self.table_positions)
+        )
+
+    @property
+    def _place(self) -> tuple[str, int, frozenset[tuple[str, int]]]:
+        return self.mode, self.last_change_id or 0, frozenset(self.table_positions)
+
+
 def covers(whole: str, part: str) -> bool:
     """Say whether `whole` has every GTID of `part`; MySQL's and MariaDB's have nothing in common.
 
@@ -163,7 +216,10 @@ def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
     return one <= other, other <= one
 
 
-def parse_position(text: str) -> LsnPosition | BinlogPosition:
+KnownPosition = LsnPosition | BinlogPosition | TursoPosition
+
+
+def parse_position(text: str) -> KnownPosition:
     """Return the position that `to_json` wrote.
 
     Raises:
@@ -171,6 +227,8 @@ def parse_position(text: str) -> LsnPosition | BinlogPosition:
     """
     try:
         fields = json.loads(text)
+        if "mode" in fields:
+            return _turso_position(fields)
         if "file" in fields:
             gtid_set = fields.get("gtid_set")
             return BinlogPosition(
@@ -180,3 +238,16 @@ def parse_position(text: str) -> LsnPosition | BinlogPosition:
         return LsnPosition(parse_lsn(fields["lsn"]), None if tx_id is None else int(tx_id))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLog(f"not a position: {text[:80]!r}") from error
+
+
+def _turso_position(fields: dict[str, Any]) -> TursoPosition:
+    if fields["mode"] not in {"native", "triggers", "polling"}:
+        raise ValueError
+    last, time = fields.get("last_change_id"), fields.get("change_time")
+    tables = fields.get("table_positions") or {}
+    return TursoPosition(
+        str(fields["mode"]),
+        None if last is None else int(last),
+        tuple(sorted((str(table), int(at)) for table, at in tables.items())),
+        None if time is None else int(time),
+    )

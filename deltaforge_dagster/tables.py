@@ -6,7 +6,10 @@ them numbers, and rows carry the stamp of the version they were decoded with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,18 @@ class TableSchema:
         """`schema.table`, or `db.table` where the source has no schemas."""
         return f"{self.schema or self.db}.{self.table}"
 
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads back."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the version that `to_json` wrote."""
+        fields = json.loads(text)
+        columns = tuple(Column(**one) for one in fields["columns"])
+        key = tuple(fields["primary_key"])
+        return cls(fields["db"], fields["schema"], fields["table"], columns, key)
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaStamp:
@@ -43,3 +58,20 @@ class SchemaStamp:
     fingerprint: str
     version: int
     sequence: int
+
+
+Contained = str | Sequence[str]
+"""Fingerprint of the one version that rows of a table have, or those of several in the rows' order."""
+
+
+def fingerprints(contained: Contained) -> list[str]:
+    """Return the fingerprints of the versions that rows have, the newest last."""
+    return [contained] if isinstance(contained, str) else list(contained)
+
+
+def contained(before: Contained | None, after: Contained) -> Contained:
+    """Return the versions of rows that follow one another, each where it came last."""
+    older = [] if before is None else fingerprints(before)
+    newer = fingerprints(after)
+    found = [*(one for one in older if one not in newer), *newer]
+    return found[0] if len(found) == 1 else found
