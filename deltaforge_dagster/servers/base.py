@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,11 @@ class Server(ABC):
         name: What messages call it.
     """
 
+    _stop_signal = signal.SIGTERM
+    _crash_signal = signal.SIGKILL
+    _stop_seconds: float
+    """How long it may take to stop, before it is killed."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: ServerProcess | None = None
@@ -45,13 +51,15 @@ class Server(ABC):
         self._settings.update(settings or {})
         self._run()
 
-    @abstractmethod
     def stop(self, *, immediate: bool = False) -> None:
         """Stop the server; the data stays. Safe to call twice.
 
         Args:
-            immediate: End it like a crash.
+            immediate: End it like a crash: recovery at the next start.
         """
+        if self._process:
+            how = self._crash_signal if immediate else self._stop_signal
+            self._process.stop(how, self._stop_seconds)
 
     def close(self) -> None:
         """Stop the server and remove its temporary directory. Safe to call twice."""
@@ -89,3 +97,15 @@ class Server(ABC):
                 if attempt == _PORT_ATTEMPTS or "Address already in use" not in str(error):
                     raise
         return None
+
+
+class OneProcessServer(Server):
+    """A server that is one process, so that it can be frozen whole."""
+
+    def pause(self) -> None:
+        """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
+        self._own().pause()
+
+    def resume(self) -> None:
+        """Let a paused server go on (SIGCONT)."""
+        self._own().resume()

@@ -14,23 +14,28 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.maven import cache_directory
 from deltaforge_dagster.servers.process import run_as
 
+_LOADER = "ld-linux-x86-64.so.2"
 _ARCHIVE = "https://deb.debian.org/debian"
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
-def unpack(package: str, release: str, directory: Path) -> tuple[str, ...]:
+def unpack(
+    package: str, release: str, directory: Path, *, only: Collection[str] = ()
+) -> tuple[str, ...]:
     """Unpack a package and all that it depends on into `directory`; return its loader's command.
 
     Args:
         package: Its name, such as `mysql-server-core`.
         release: The Debian release, such as `unstable`.
         directory: An empty or new directory.
+        only: The packages that its programs need, if not all.
 
     Returns:
         What stands before a program of the package in a command.
@@ -47,9 +52,13 @@ def unpack(package: str, release: str, directory: Path) -> tuple[str, ...]:
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for file in _download(package, release, home):
+            if only and file.name.partition("_")[0] not in only:
+                continue
             _done(["dpkg-deb", "-x", str(file), str(directory)], package)
-    libraries = directory / "usr/lib/x86_64-linux-gnu"
-    return str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)
+    # Releases up to bookworm keep the C library outside of /usr.
+    folders = [directory / folder / "x86_64-linux-gnu" for folder in ("usr/lib", "lib")]
+    loader = next(path for folder in folders if (path := folder / _LOADER).exists())
+    return str(loader), "--library-path", ":".join(map(str, folders))
 
 
 def _download(package: str, release: str, home: Path) -> list[Path]:

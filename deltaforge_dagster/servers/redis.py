@@ -11,7 +11,6 @@ import functools
 import os
 import secrets
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -19,7 +18,7 @@ from typing import Self
 import redis
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.servers.base import Origin, Server
+from deltaforge_dagster.servers.base import OneProcessServer, Origin
 from deltaforge_dagster.servers.process import (
     ServerProcess,
     package_directory,
@@ -40,11 +39,12 @@ _SETTINGS = {
     "save": "",
 }
 _START_SECONDS = 30.0
-_STOP_SECONDS = 10.0
 
 
-class RedisServer(Server):
+class RedisServer(OneProcessServer):
     """A Redis server, made by `start` or `attach`."""
+
+    _stop_seconds = 10.0
 
     def __init__(self, uri: str) -> None:
         super().__init__("Redis")
@@ -99,23 +99,6 @@ class RedisServer(Server):
         """The server's version, such as `6.2.14`."""
         with redis.Redis.from_url(self._uri) as client:
             return str(client.info("server")["redis_version"])
-
-    def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
-        self._own().pause()
-
-    def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
-        self._own().resume()
-
-    def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server; the data stays. Safe to call twice.
-
-        Args:
-            immediate: Kill it, like a crash.
-        """
-        if self._process:
-            self._process.stop(signal.SIGKILL if immediate else signal.SIGTERM, _STOP_SECONDS)
 
     def _listen(self, password: str, port: int) -> None:
         self._settings["port"] = str(port)

@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, seconds: float = 30) -> bool:
+def gone(pid: int, seconds: float = 90) -> bool:
     """Wait until a process has ended."""
     deadline = time.monotonic() + seconds
     while alive(pid) and time.monotonic() < deadline:
@@ -113,7 +113,7 @@ def test_the_server_ends_and_its_files_go_when_we_are_killed(
     parent.stdout.close()
 
     assert gone(server)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while directory.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not directory.exists()

