@@ -68,6 +68,16 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
+    def at(self, path: DocumentPath) -> Any:
+        """Return what is at `path`, None where nothing is."""
+        value = self.value
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
 
 def format_path(path: DocumentPath) -> str:
     """Return `spec.sinks[0].type`, the way problems name a place; empty for the whole document."""
@@ -89,6 +99,15 @@ def parse(text: str) -> Document:
     except RecursionError:
         document.problems.append(Problem((), "is nested too deeply"))
     return document
+
+
+def plain(value: Any) -> Any:
+    """Return JSON values in the form of a document's: tuples for lists, and no key without a value."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return tuple(plain(one) for one in value)
+    return value
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:

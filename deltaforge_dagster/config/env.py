@@ -19,17 +19,21 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person should know about variable `name`; `line` counts from 1."""
+    """Something a person should know about variable `name`; `line` counts from 1.
+
+    A `fatal` one is a problem of the file, the others are warnings.
+    """
 
     line: int
     name: str
     text: str
+    fatal: bool = False
 
 
 def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
     """Return `text` with its variables expanded, and what is worth a warning.
 
-    Never fails: whatever is not a reference to a known variable stays for whoever reads the field.
+    Whatever is not a reference to a known variable stays for whoever reads the field.
     The values of variables are never part of a note.
     """
     notes: list[Note] = []
@@ -51,6 +55,9 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
                         "events have a field of that name (unset the variable to route by the field)",
                     )
                 )
+            if not _is_text(value):
+                note = f"${{{name}}}: the environment variable {name} is not UTF-8 text"
+                notes.append(Note(line, name, note, fatal=True))
             return value
         if colon and _NAME.fullmatch(name):
             return default
@@ -60,6 +67,15 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
         return f"${{{body}}}"
 
     return _REFERENCE.sub(replace, text), notes
+
+
+def _is_text(value: str) -> bool:
+    """Whether a variable is text; Python stands in for other bytes with halves of surrogate pairs."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def unresolved(text: str) -> str | None:

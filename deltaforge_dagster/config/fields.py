@@ -38,9 +38,10 @@ def field_names(block: str) -> list[str]:
 
 def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, info in model.model_fields.items():
-        yield prefix + name, info
+        path = prefix + (info.alias or name)
+        yield path, info
         for below, mark in _models(info.annotation):
-            yield from _fields(below, f"{prefix}{name}{mark}.")
+            yield from _fields(below, f"{path}{mark}.")
 
 
 def _models(annotation: object) -> Iterator[tuple[type[BaseModel], str]]:

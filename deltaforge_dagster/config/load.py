@@ -1,5 +1,8 @@
 """From files to pipelines: every problem of a file at once, each with its line and its place.
 
+What has no file, as a document that the state store keeps, goes the same way from the third step on
+(`load_document`); its problems have a place and no line.
+
 A file goes through five steps: environment variables, YAML, features this version lacks, the models,
 rules between blocks. Each step adds its problems, and the file is loaded only without any. A problem reads
 `file:line: path.in.document: what is wrong (what to do)`. Lines are those of the text after
@@ -10,33 +13,33 @@ One bad file never stops the others: `load_pipelines` returns it as a `BrokenPip
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pydantic
-from pydantic_core import ErrorDetails
-
+from deltaforge_dagster.config.advice import advice
+from deltaforge_dagster.config.blocks import NAME
+from deltaforge_dagster.config.checkpoint import DEFAULT_INSTANCE
 from deltaforge_dagster.config.document import (
     Document,
     DocumentPath,
     Problem,
     format_path,
     parse,
+    plain,
 )
 from deltaforge_dagster.config.dsn import postgres_dsn
 from deltaforge_dagster.config.env import expand
-from deltaforge_dagster.config.fields import field_names
-from deltaforge_dagster.config.model import NAME, PipelineSpec
-from deltaforge_dagster.config.sentences import sentence
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.rules import rules, unquoted_nulls
 from deltaforge_dagster.config.support import take_unsupported, without_effect
+from deltaforge_dagster.config.validation import validate
 from deltaforge_dagster.errors import SpecError
 
 
@@ -45,13 +48,13 @@ class LoadedPipeline:
     """A pipeline file without problems.
 
     Attributes:
-        path: The file.
+        path: The file; None for a pipeline that the state store keeps.
         spec: Its effective content.
         warnings: What a person should know, one line each, with file and line.
         hash: SHA-256 over the effective spec, passwords masked: equal for files that do the same.
     """
 
-    path: Path
+    path: Path | None
     spec: PipelineSpec
     warnings: tuple[str, ...]
     hash: str
@@ -67,14 +70,15 @@ class BrokenPipeline:
     """A pipeline file with problems.
 
     Attributes:
-        path: The file; the first of them when several claim one name.
+        path: The file; the first of them when several claim one name. None for a pipeline that the state
+            store keeps.
         name: `metadata.name` where that can be read, else made from the file's name. No other
             pipeline of the same load has it.
         error: All problems.
         warnings: As in `LoadedPipeline`.
     """
 
-    path: Path
+    path: Path | None
     name: str
     error: SpecError
     warnings: tuple[str, ...] = ()
@@ -82,9 +86,10 @@ class BrokenPipeline:
 
 @dataclass(slots=True)
 class _File:
-    """A file while it is read."""
+    """A file, or a document without one, while it is read."""
 
-    path: Path
+    path: Path | None
+    strict: bool = False
     document: Document = field(default_factory=Document)
     name: str | None = None
     spec: PipelineSpec | None = None
@@ -98,31 +103,53 @@ class _File:
         self.warnings += [self._line(warning) for warning in warnings]
 
     def _line(self, problem: Problem) -> str:
-        line = problem.line or self.document.line(problem.path)
         where = f"{format_path(problem.path)}: " if problem.path else ""
+        if self.path is None:
+            return f"{where}{problem.text}"
+        line = problem.line or self.document.line(problem.path)
         return f"{self.path}:{line}: {where}{problem.text}"
 
 
-def load_pipeline(path: Path) -> LoadedPipeline:
-    """Return the pipeline of one file.
+def load_pipeline(path: Path, *, strict: bool = False) -> LoadedPipeline:
+    """Return the pipeline of one file; with `strict` unknown fields are problems, not warnings.
 
     Raises:
         SpecError: With every problem of the file.
     """
-    file = _read(path)
+    file = _read(path, strict=strict)
     pipeline = _outcome(file, file.name or path.stem)
     if isinstance(pipeline, BrokenPipeline):
         raise pipeline.error
     return pipeline
 
 
-def load_pipelines(path: Path) -> list[LoadedPipeline | BrokenPipeline]:
+def load_document(
+    name: str, value: Mapping[str, Any], *, strict: bool = False
+) -> LoadedPipeline | BrokenPipeline:
+    """Return the pipeline of a document that is no file: plain JSON values.
+
+    Environment variables are not expanded: who writes such documents need not know this machine's.
+
+    Args:
+        name: What a broken pipeline is called when the document does not tell.
+        value: The document.
+        strict: Unknown fields are problems, not warnings.
+    """
+    file = _File(None, strict)
+    file.document.value = plain(value)
+    _build(file, file.document.value)
+    return _outcome(file, file.name or name)
+
+
+def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline | BrokenPipeline]:
     """Return the pipelines of a file, or of every file below a directory, which may have none.
+
+    With `strict` unknown fields are problems, not warnings.
 
     Raises:
         SpecError: There is nothing at `path`.
     """
-    return load_files(pipeline_files(path))
+    return load_files(pipeline_files(path), strict=strict)
 
 
 def pipeline_files(path: Path) -> list[Path]:
@@ -148,21 +175,24 @@ def pipeline_files(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def load_files(paths: Iterable[Path]) -> list[LoadedPipeline | BrokenPipeline]:
+def load_files(
+    paths: Iterable[Path], *, strict: bool = False
+) -> list[LoadedPipeline | BrokenPipeline]:
     """Return the pipelines of these files, in their order, with unique names.
 
-    A name that several files claim makes one broken pipeline of them all.
+    A name that several files claim makes one broken pipeline of them all. With `strict` unknown
+    fields are problems, not warnings.
     """
-    files = [_read(path) for path in paths]
+    files = {path: _read(path, strict=strict) for path in paths}
     claims: dict[str, list[_File]] = {}
-    for file in files:
+    for file in files.values():
         if file.name is not None:
             claims.setdefault(file.name, []).append(file)
     pipelines = []
     taken = set(claims)
-    for file in files:
+    for path, file in files.items():
         if file.name is None:
-            name = _free_name(file.path, taken)
+            name = _free_name(path, taken)
             taken.add(name)
             pipelines.append(_outcome(file, name))
         elif claims[file.name][0] is file:
@@ -197,13 +227,16 @@ def _outcome(file: _File, name: str) -> LoadedPipeline | BrokenPipeline:
 
 
 def spec_hash(spec: PipelineSpec) -> str:
-    """Return the SHA-256 (hex) of the spec as canonical JSON: sorted keys, passwords masked."""
+    """Return the SHA-256 (hex) of the spec as canonical JSON: sorted keys, passwords masked.
+
+    The salt of hashed columns counts, since other hashes are other values; nothing tells it.
+    """
     text = json.dumps(spec.masked(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()
 
 
-def _read(path: Path) -> _File:
-    file = _File(path)
+def _read(path: Path, *, strict: bool) -> _File:
+    file = _File(path, strict)
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:
@@ -213,8 +246,12 @@ def _read(path: Path) -> _File:
         file.problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
         return file
     text, notes = expand(text, os.environ)
+    file.add(Problem((), note.text, note.line) for note in notes if note.fatal)
+    if file.problems:
+        return file
     file.document = parse(text)
     file.add(file.document.problems)
+    file.add(unquoted_nulls(file.document))
     _build(file, file.document.value)
     named = set(re.findall(r"\w+", " ".join(file.problems)))
     file.warn(Problem((), note.text, note.line) for note in notes if note.name not in named)
@@ -230,21 +267,46 @@ def _build(file: _File, value: Any) -> None:
     file.name = _readable_name(value)
     unsupported = take_unsupported(value)
     file.add(unsupported)
+    file.name = _name_of_instance(value, file.name)
     file.warn(_derive_ids(value))
+    file.add(_resolve_paths(value, None if file.path is None else file.path.parent))
     file.warn(_ignored_dsn_keys(value))
     file.warn(without_effect(value))
     covered = [problem.path[:-1] for problem in unsupported if problem.path[-1] == "type"]
-    spec, unknown, problems = _validate(value)
-    file.warn(unknown)
+    spec, unknown, problems = validate(PipelineSpec, value)
+    if file.strict:
+        file.add(unknown)
+    else:
+        file.warn(replace(one, text=_ignored(one.text)) for one in unknown)
     file.add(p for p in problems if not any(p.path[: len(c)] == c for c in covered))
-    file.add(_rules(value))
+    file.add(rules(value))
+    if spec is not None:
+        file.warn(advice(spec))
     file.spec = spec
+
+
+def _ignored(text: str) -> str:
+    """Return what an unknown field is called where it is no problem."""
+    return text.replace("known field", "known field, it is ignored", 1)
 
 
 def _readable_name(value: Mapping[str, Any]) -> str | None:
     metadata = value.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) and NAME.fullmatch(name) else None
+
+
+def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
+    """Give an instance of a pipeline a name of its own, in the document as well; return it."""
+    try:
+        instance = value["spec"]["engine"]["checkpoint"]["instance_id"]
+    except (KeyError, TypeError):
+        return name
+    known = isinstance(instance, str) and NAME.fullmatch(instance)
+    if name is None or not known or instance == DEFAULT_INSTANCE:
+        return name
+    value["metadata"]["name"] = f"{name}.{instance}"
+    return _readable_name(value)
 
 
 def _derive_ids(value: dict[str, Any]) -> Iterator[Problem]:
@@ -260,11 +322,32 @@ def _derive_ids(value: dict[str, Any]) -> Iterator[Problem]:
         kind = sink.get("type") if isinstance(sink, dict) else None
         derived = f"{kind}-{index}" if isinstance(kind, str) else None
         blocks.append((("spec", "sinks", index), sink, derived))
+    processors = spec.get("processors")
+    for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
+        if isinstance(one, dict) and one.get("type") == "javascript" and "id" not in one:
+            one["id"] = f"javascript-{index}"
+            place: DocumentPath = ("spec", "processors", index, "id")
+            yield Problem(place, f"is missing, javascript-{index} is used (give one)")
     for path, block, derived in blocks:
         config = block.get("config") if isinstance(block, dict) else None
         if derived and isinstance(config, dict) and "id" not in config:
             config["id"] = derived
             yield Problem((*path, "config", "id"), f"is missing, {derived} is used (give one)")
+
+
+def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
+    """Make the directories of Python processors absolute, which are relative to the file."""
+    spec = value.get("spec")
+    processors = spec.get("processors") if isinstance(spec, dict) else None
+    for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
+        path = one.get("path") if isinstance(one, dict) and one.get("type") == "python" else None
+        if not isinstance(path, str):
+            continue
+        if folder is None and not Path(path).is_absolute():
+            place: DocumentPath = ("spec", "processors", index, "path")
+            yield Problem(place, "must be absolute: there is no file that it could be relative to")
+        else:
+            one["path"] = str(((folder or Path()) / path).resolve())
 
 
 def _ignored_dsn_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
@@ -276,84 +359,3 @@ def _ignored_dsn_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
     path = ("spec", "source", "config", "dsn")
     for key in ignored:
         yield Problem(path, f"has the key {key}, which PostgreSQL does not know; it is ignored")
-
-
-def _validate(
-    value: dict[str, Any],
-) -> tuple[PipelineSpec | None, list[Problem], list[Problem]]:
-    """Return the spec, the unknown fields and the problems; unknown fields leave `value`."""
-    unknown: list[Problem] = []
-    spec, errors = _try(value)
-    strangers = [error for error in errors if error["type"] == "extra_forbidden"]
-    if strangers:
-        for error in strangers:
-            path = _document_path(error["loc"], value)
-            unknown.append(Problem(path, f"is not a known field, it is ignored{_guess(path)}"))
-        for stranger in unknown:
-            _remove(value, stranger.path)
-        spec, errors = _try(value)
-    problems = [
-        Problem(_document_path(error["loc"], value), sentence(error))
-        for error in errors
-        # Entries with problems of their own do not count as entries.
-        if error["type"] != "too_short" or not _at(value, error["loc"])
-    ]
-    return spec, unknown, problems
-
-
-def _try(value: dict[str, Any]) -> tuple[PipelineSpec | None, list[ErrorDetails]]:
-    try:
-        return PipelineSpec.model_validate(value), []
-    except pydantic.ValidationError as error:
-        return None, error.errors(include_url=False, include_input=False)
-
-
-def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
-    """Return a place in the file for a place in the models, which also names forms of a block."""
-    path: list[str | int] = []
-    for part in loc:
-        if isinstance(value, dict) and part not in value and value.get("type") == part:
-            continue  # the form that `type` chose
-        path.append(part)
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            value = None
-    return tuple(path)
-
-
-def _at(value: Any, path: DocumentPath) -> Any:
-    for part in path:
-        value = value[part]
-    return value
-
-
-def _guess(path: DocumentPath) -> str:
-    block = re.sub(r"\[\d+\]", "[]", format_path(path[:-1]))
-    close = difflib.get_close_matches(str(path[-1]), field_names(block), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-def _remove(value: Any, path: DocumentPath) -> None:
-    del _at(value, path[:-1])[path[-1]]
-
-
-def _rules(value: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong between blocks, as far as the blocks can be read."""
-    spec = value.get("spec")
-    sinks = spec.get("sinks") if isinstance(spec, dict) else None
-    if not isinstance(spec, dict) or not isinstance(sinks, tuple):
-        return
-    seen: dict[str, int] = {}
-    for index, sink in enumerate(sinks):
-        config = sink.get("config") if isinstance(sink, dict) else None
-        sink_id = config.get("id") if isinstance(config, dict) else None
-        if isinstance(sink_id, str) and seen.setdefault(sink_id, index) != index:
-            path = ("spec", "sinks", index, "config", "id")
-            text = f"{sink_id} is also the id of spec.sinks[{seen[sink_id]}] (ids must be unique)"
-            yield Problem(path, text)
-    policy = spec.get("commit_policy")
-    quorum = policy.get("quorum") if isinstance(policy, dict) else None
-    if isinstance(quorum, int) and quorum > len(sinks):
-        text = f"is {quorum}, but there are only {len(sinks)} sinks"
-        yield Problem(("spec", "commit_policy", "quorum"), text)

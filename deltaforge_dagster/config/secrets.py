@@ -20,6 +20,13 @@ _NAMED_SECRET = re.compile(
     (?: '(?:[^'\\]|\\.)*' | "[^"]*" | (?:\\.|\S)+ )"""
 )
 
+# Properties of librdkafka whose values are secrets ("CONFIGURATION.md" of its sources), and those of
+# Java clients that people copy.
+SECRET_NAME = re.compile(
+    r"password|passphrase|secret|token|key\.pem|jaas|oauthbearer\.config", re.IGNORECASE
+)
+"""Finds the names of fields whose whole value is a secret."""
+
 
 def mask(text: str) -> str:
     """Return `text` with the password of every URL and every `password=` value as `***`."""

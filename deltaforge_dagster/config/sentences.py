@@ -21,6 +21,14 @@ _KINDS = {
 }
 
 
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
 def sentence(error: ErrorDetails) -> str:
     """Return what is wrong, without the value: it may be a secret."""
     kind = error["type"]
@@ -31,8 +39,7 @@ def sentence(error: ErrorDetails) -> str:
         return f"must be {context['expected']}"
     if kind == "union_tag_invalid":
         return f"has an unknown type; it must be {context['expected_tags'].replace(', ', ' or ')}"
-    if kind == "greater_than":
-        return f"must be more than {context['gt']:g}"
-    if kind == "greater_than_equal":
-        return f"must be at least {context['ge']:g}"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"must be {words} {context[name]:g}"
     return _KINDS.get(kind, error["msg"])

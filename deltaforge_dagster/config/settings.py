@@ -8,11 +8,17 @@ DELTAFORGE_HOME            state and journal of this machine          ./.deltafo
 DELTAFORGE_STATE_URL       `sqlite:///FILE`, `postgresql://...`,      SQLite in the home
                            or `memory` (one process only)
 DELTAFORGE_JOURNAL_URL     a folder as URL, or a plain path           journal in the home
+DELTAFORGE_STRICT          `true`: unknown fields of pipeline files   false
+                           are errors, not warnings
 DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        our own local server
                            server
+DELTAFORGE_API_TOKEN       what clients of the REST API must know      none: this machine only
+DELTAFORGE_DAGSTER_URL     webserver that the REST API has reload     none
+DELTAFORGE_LOG             filter of logs (`config.logs`)             `info`
+DELTAFORGE_LOG_FORMAT      `json` or `text`                           by the terminal
 =========================  =========================================  =======================
 
-What one pipeline does is not here: that is its file.
+Those of the API and of the logs are read there. What one pipeline does is not here: that is its file.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ class Settings:
         state_url: SQLAlchemy URL of the state store, or `memory`.
         journal_url: fsspec URL of the journal's folder.
         spark_remote: Spark Connect URL; None for our own local server.
+        strict: Whether unknown fields of pipeline files are errors.
     """
 
     pipelines: Path
@@ -44,6 +51,7 @@ class Settings:
     state_url: str = field(repr=False)
     journal_url: str = field(repr=False)
     spark_remote: str | None = field(repr=False)
+    strict: bool = False
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -66,7 +74,14 @@ class Settings:
             state_url=_state_url(get("STATE_URL") or f"sqlite:///{home}/state.db"),
             journal_url=_journal_url(get("JOURNAL_URL") or str(home / "journal")),
             spark_remote=remote,
+            strict=_flag("STRICT", get("STRICT")),
         )
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if text not in {None, "true", "false"}:
+        raise SettingsError(f"DELTAFORGE_{name} must be true or false")
+    return text == "true"
 
 
 def _absolute(path: str) -> Path:

@@ -1,9 +1,10 @@
 """Routing templates: `${path}` in a stream name, a file path or a message key.
 
 A template is literal text with variables in it. A variable is a dotted path into the native event,
-of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. Templates are compiled
-once, when the pipeline file is loaded; what a variable becomes for one event is decided where the
-messages are made.
+of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. Beside the event there
+is the row's primary key, `${key.id}`: inserts, updates and deletes all have it. Templates are
+compiled once, when the pipeline file is loaded; what a variable becomes for one event is decided
+where the messages are made.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ EVENT_FIELDS = frozenset(
         "ddl",
         "trace_id",
         "tags",
+        "synthetic",
         "tx_end",
     ]
 )
 """Top-level keys of the native event."""
+
+KEY = "key"
+"""First segment of variables for the row's primary key."""
 
 SOURCE_FIELDS = frozenset(
     [
@@ -87,7 +92,9 @@ def unknown_variable(template: Template) -> str | None:
     """Return the first variable that no event can ever resolve, `source.tabel`, or None."""
     for variable in template.variables:
         first, *rest = variable.path
-        if first not in EVENT_FIELDS or (first == "source" and not SOURCE_FIELDS.issuperset(rest)):
+        if first not in EVENT_FIELDS | {KEY} or (
+            first == "source" and not SOURCE_FIELDS.issuperset(rest)
+        ):
             return ".".join(variable.path)
     return None
 

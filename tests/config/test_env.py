@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +84,7 @@ def test_doubled_dollars_protect_any_text(text: str) -> None:
 @given(st.text(st.sampled_from("${}:-AB_.\n")))
 def test_expansion_of_what_is_unknown_is_stable(text: str) -> None:
     """Without escapes and defaults, expanding with nothing known twice is expanding once."""
-    plain = text.replace("$$", "").replace(":-", "")
+    plain = re.sub(r"\$+", "$", text.replace(":-", ""))
     once = expand(plain, {})[0]
 
     assert expand(once, {})[0] == once

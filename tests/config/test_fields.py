@@ -17,7 +17,7 @@ def test_fields_of_every_form_are_listed() -> None:
 @pytest.mark.parametrize(
     ("block", "names"),
     [
-        ("", ["metadata", "spec"]),
+        ("", ["apiVersion", "kind", "storage", "metadata", "spec"]),
         ("spec.commit_policy", ["mode", "quorum"]),
         ("spec.nowhere", []),
     ],

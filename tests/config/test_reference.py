@@ -1,86 +1,122 @@
-"""docs/configuration.md and the models say the same."""
+"""What people and editors read about the pipeline file is what the models do."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+import yaml
 
-from deltaforge_dagster.config import settings
+from deltaforge_dagster.config import later, settings
 from deltaforge_dagster.config.fields import field_table
-from deltaforge_dagster.config.support import (
-    LATER_ENVELOPES,
-    LATER_SINKS,
-    LATER_SOURCES,
-    UNREAD,
-    UNREAD_IN_SPEC,
-)
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.reference import reference
+from deltaforge_dagster.config.schema import pipeline_schema
+from deltaforge_dagster.errors import SpecError
+from tests.config.conftest import GOOD, Write
+from tests.config.json_schema import invalid
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "configuration.md"
-ROW = re.compile(
-    r"^\| `(?P<path>(?:metadata|spec)[^`]*)` \|[^|]*\|(?P<default>[^|]*)\|", re.MULTILINE
-)
-
-
-def shown(info: FieldInfo) -> str | None:
-    """Return a default as the reference shows it; None for blocks, which show their fields'."""
-    if info.is_required():
-        return "required"
-    default = info.get_default()
-    if isinstance(default, BaseModel):
-        return None
-    if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
-    return "none" if default is None else f"`{default}`"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CONFIGURATION = (DOCS / "configuration.md").read_text()
+SCHEMA = pipeline_schema()
+REMEDY = "run `make reference` and commit what it writes"
 
 
-@pytest.fixture(scope="module")
-def documented() -> dict[str, str]:
-    """Return the default shown for each documented field."""
-    rows = ROW.finditer(REFERENCE.read_text())
-    return {row["path"]: row["default"].strip() for row in rows}
+def test_the_reference_is_generated() -> None:
+    """docs/reference.md is what the models say, so it cannot go stale."""
+    assert (DOCS / "reference.md").read_text() == reference(), REMEDY
 
 
-def test_every_field_is_documented_and_nothing_else(documented: dict[str, str]) -> None:
-    """A new field needs its row, a removed one must go from the page."""
-    top = {"metadata", "spec"}
-
-    assert set(documented) == set(field_table()) - top
+def test_the_schema_is_generated() -> None:
+    """docs/pipeline.schema.json is what the models say."""
+    assert json.loads((DOCS / "pipeline.schema.json").read_text()) == SCHEMA, REMEDY
 
 
-def test_defaults_are_those_of_the_models(documented: dict[str, str]) -> None:
-    """The page shows what a field really is when the file leaves it out."""
-    derived = {"spec.source.config.id", "spec.sinks[].config.id"}
-    expected = {
-        path: shown(info)
-        for path, info in field_table().items()
-        if path in documented and path not in derived and shown(info) is not None
+def test_every_field_is_explained() -> None:
+    """Each field has a text below it in its model, and a row in the reference."""
+    page = reference()
+    described = {
+        path for path, info in field_table().items() if info.description or path.endswith(".type")
     }
 
-    assert {path: documented[path] for path in expected} == expected
+    assert set(field_table()) == described
+    assert {path for path in field_table() if f"| `{path}` |" not in page} == set()
 
 
-@pytest.mark.parametrize("name", sorted(LATER_ENVELOPES | LATER_SINKS | LATER_SOURCES))
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.y*ml")), ids=str)
+def test_examples_fit_the_schema(example: Path) -> None:
+    """An editor marks nothing in a file that we recommend."""
+    assert invalid(yaml.safe_load(example.read_text()), SCHEMA) == []
+
+
+def changed(place: str, value: Any) -> dict[str, Any]:
+    """Return a good document with `value` at `place`."""
+    document = json.loads(json.dumps(GOOD))
+    *parents, last = place.split(".")
+    block: Any = document
+    for part in parents:
+        block = block[int(part)] if isinstance(block, list) else block.setdefault(part, {})
+    block[last] = value
+    return dict(document)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("apiVersion", "deltaforge/v1"),
+        ("spec.sharding", {"mode": "hash"}),
+        ("spec.schema_sensing", {"enabled": False}),
+        ("spec.sinks.0.config.envelope", "debezium"),
+        ("spec.sinks.0.config.envelope", {"type": "cloudevents", "type_prefix": "a"}),
+        ("spec.sinks.0.config.encoding", "json"),
+        ("spec.sinks.0.config.skipped_operations", "u,d"),
+        ("spec.sinks.0.config.send_timeout_secs", 3),
+        ("spec.sinks.0.config.send_timeout_secs", "${TIMEOUT:-3}"),
+        ("spec.sinks.0.config.required", "${REQUIRED:-true}"),
+        ("spec.sinks.0.config", {"uri": "redis://h", "stream": "no-id"}),
+        ("spec.commit_policy.mode", "${MODE:-all}"),
+        ("spec.source.config.start_position", {"lsn": "0/1"}),
+        ("spec.engine.checkpoint", {"seed": "none"}),
+    ],
+)
+def test_accepted_forms_fit_the_schema(write: Write, place: str, value: Any) -> None:
+    """What loads, an editor takes: short forms, derived ids, values from the environment."""
+    assert load_pipeline(write({place: value}))
+    assert invalid(changed(place, value), SCHEMA) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("spec.colour", "red"),
+        ("spec.sinks.0.type", "pulsar"),
+        ("spec.sinks.0.config.send_timeout_secs", 0),
+        ("spec.sinks.0.config.required", "maybe"),
+        ("spec.sinks.0.config.envelope", {"type": "cloudevents"}),
+        ("spec.sinks", []),
+        ("spec.commit_policy.mode", "most"),
+        ("spec.source.config.start_position", "newest"),
+    ],
+)
+def test_mistakes_do_not_fit_the_schema(write: Write, place: str, value: Any) -> None:
+    """What does not load, or is ignored, an editor marks."""
+    assert invalid(changed(place, value), SCHEMA) != []
+    with pytest.raises(SpecError):
+        load_pipeline(write({place: value}), strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(later.SINKS))
 def test_what_is_not_supported_is_listed(name: str) -> None:
     """Nobody has to try a feature to learn that it is not there yet."""
-    (paragraph,) = re.findall(r"\*\*Not supported yet\*\*.*?\n- ", REFERENCE.read_text(), re.DOTALL)
+    (paragraph,) = re.findall(r"\*\*Not supported yet\*\*.*?\n- ", CONFIGURATION, re.DOTALL)
 
     assert f"`{name}`" in paragraph
-
-
-@pytest.mark.parametrize("name", [*UNREAD, *(f"spec.{name}" for name in UNREAD_IN_SPEC)])
-def test_what_is_not_read_is_listed(name: str) -> None:
-    """A field without meaning is named as such."""
-    (line,) = re.findall(r"\*\*Accepted and not read\*\*.*", REFERENCE.read_text())
-
-    assert f"`{name}`" in line
 
 
 def test_settings_are_documented() -> None:
     """Every environment variable of the settings has its row."""
     names = set(re.findall(r"DELTAFORGE_[A-Z_]+", settings.__doc__ or ""))
 
-    assert names == set(
-        re.findall(r"^\| `(DELTAFORGE_[A-Z_]+)`", REFERENCE.read_text(), re.MULTILINE)
-    )
+    assert names == set(re.findall(r"^\| `(DELTAFORGE_[A-Z_]+)`", CONFIGURATION, re.MULTILINE))

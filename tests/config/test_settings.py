@@ -74,6 +74,7 @@ def test_paths_with_odd_characters_are_quoted(tmp_path: Path) -> None:
         ("JOURNAL_URL", "file://geheim"),
         ("JOURNAL_URL", "s3://"),
         ("SPARK_REMOTE", "spark://geheim:7077"),
+        ("STRICT", "geheim"),
     ],
 )
 def test_wrong_values_name_the_variable(name: str, value: str) -> None:

@@ -1,0 +1,42 @@
+"""What a pipeline file may say, and probably does not mean: worth a warning, no problem.
+
+The file loads and does what it says; a warning names the place and what else to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deltaforge_dagster.config.document import DocumentPath, Problem
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks import Sink
+from deltaforge_dagster.config.templates import compile_template
+
+
+def advice(spec: PipelineSpec) -> Iterator[Problem]:
+    """Yield a warning for each such thing."""
+    for index, sink in enumerate(spec.spec.sinks):
+        path = ("spec", "sinks", index, "config")
+        yield from _filter(sink, path)
+        yield from _key(sink, path)
+
+
+def _filter(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
+    chosen = sink.config.filter
+    if chosen is None or not chosen.exclude_synthetic:
+        return
+    other = "synthetic_only" if chosen.synthetic_only else "producers" if chosen.producers else None
+    if other is not None:
+        text = f"exclude_synthetic and {other} together let nothing pass (remove one of them)"
+        yield Problem((*path, "filter"), text)
+
+
+def _key(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
+    if sink.config.key is None:
+        return
+    for variable in compile_template(sink.config.key).variables:
+        image, *fields = variable.path
+        if image == "after":
+            instead = f" (${{key.{fields[0]}}} has a primary key's column)" if fields else ""
+            name = ".".join(variable.path)
+            yield Problem((*path, "key"), f"${{{name}}} is empty text in a delete{instead}")

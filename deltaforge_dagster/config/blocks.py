@@ -1,0 +1,119 @@
+"""What the models of all blocks of a pipeline file share: their base, and checked kinds of text.
+
+The models are frozen values that mirror the file; each holds what its block can check by itself. What a
+validator raises names the problem and what to write instead; the place is added by `load`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from deltaforge_dagster.config.env import unresolved
+from deltaforge_dagster.config.templates import compile_template, unknown_variable
+from deltaforge_dagster.errors import SpecError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names of pipelines and sinks: they become asset keys, file names and keys in sinks."""
+
+
+def resolved(text: str) -> str:
+    """Return text that is neither empty nor waits for an environment variable."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return environment_filled(text)
+
+
+def environment_filled(text: str) -> str:
+    """Return text in which no environment variable was left unfilled; it may be empty."""
+    name = unresolved(text)
+    if name is None:
+        return text
+    if "." in name:
+        raise ValueError(f"holds ${{{name}}}, but this field is not a template (write it out)")
+    raise ValueError(
+        f"needs the environment variable {name}, which is not set (set it for every process that "
+        "loads this file)"
+    )
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError(
+            "must be 1 to 100 letters, digits, `-`, `_` or `.`, and start with a letter or digit "
+            "(it becomes part of asset keys and file names)"
+        )
+    return text
+
+
+def _template(text: str) -> str:
+    if not text:
+        raise ValueError("is empty")
+    try:
+        unknown = unknown_variable(compile_template(text))
+    except SpecError as error:
+        raise ValueError(str(error)) from error
+    if unknown is not None:
+        raise ValueError(
+            f"names ${{{unknown}}}, which is neither a field of events nor an environment variable "
+            "that is set"
+        )
+    return text
+
+
+Text = Annotated[str, AfterValidator(resolved)]
+
+
+Name = Annotated[str, AfterValidator(resolved), AfterValidator(_name)]
+
+
+TEMPLATE = Field(json_schema_extra={"format": "template"})
+"""Marks templates in the JSON Schema."""
+
+TemplateText = Annotated[str, AfterValidator(_template), TEMPLATE]
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+Count = Annotated[int, Field(gt=0)]
+
+
+def bare_type(value: object) -> object:
+    """Accept `envelope: native` for `envelope: {type: native}`."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class AlsoAccepts:
+    """Adds to the JSON Schema of a field the form that its validator accepts beside the usual one."""
+
+    form: Mapping[str, Any]
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the schema of both."""
+        return {"anyOf": [handler(schema), dict(self.form)]}
+
+
+class Block(BaseModel):
+    """One block of the file. Unknown fields are errors here; `load` makes them warnings.
+
+    The text below a field is its description for users, in Markdown: the JSON Schema and the reference
+    of all fields (`schema`) are made of it.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        validate_default=False,
+        use_attribute_docstrings=True,
+    )

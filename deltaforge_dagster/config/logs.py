@@ -1,0 +1,182 @@
+"""Logs: one line for each thing that happened, as JSON or text, without secrets.
+
+A line carries the fields that its thread is bound to (`bound`: pipeline, tenant, run, sink, segment) and those
+that the caller gives as `extra={"fields": {...}}`. Which lines are written is said in the words of
+`RUST_LOG`: a level, and targets with levels of their own, `info,pipeline=debug`; a target is a logger's
+name, with or without the package's.
+
+=========================  ==========================================================================
+variable                   meaning
+=========================  ==========================================================================
+DELTAFORGE_LOG             the filter; `RUST_LOG` counts where it is unset; `info` without both
+DELTAFORGE_LOG_FORMAT      `json` or `text`; unset, text on a terminal and JSON elsewhere
+=========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import orjson
+
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import SettingsError
+
+_PACKAGE = "deltaforge_dagster"
+_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+_NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
+
+_fields: ContextVar[Mapping[str, Any]] = ContextVar(
+    "deltaforge_log_fields", default=MappingProxyType({})
+)
+
+
+@contextmanager
+def bound(**fields: Any) -> Iterator[None]:
+    """Put fields on every line that the block writes, in this thread and those begun `in_context`."""
+    token = _fields.set({**_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def in_context(target: Callable[[], None]) -> Callable[[], None]:
+    """Return what a new thread runs, so that its lines carry the fields of the one that made it."""
+    return functools.partial(copy_context().run, target)
+
+
+def setup_logs(environment: Mapping[str, str] = os.environ) -> None:
+    """Write this process's lines to standard error; once more changes how.
+
+    Raises:
+        SettingsError: The filter or the format has no meaning; the message says which variable.
+    """
+    levels = _parse(*_filter(environment))
+    form = environment.get("DELTAFORGE_LOG_FORMAT", "").strip() or (
+        "text" if sys.stderr.isatty() else "json"
+    )
+    if form not in {"json", "text"}:
+        raise SettingsError("DELTAFORGE_LOG_FORMAT must be json or text")
+    ours = logging.getLogger(_PACKAGE)
+    for handler in [one for one in ours.handlers if isinstance(one, _Handler)]:
+        ours.removeHandler(handler)
+    handler = _Handler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    ours.addHandler(handler)
+    for name, number in levels.items():
+        logging.getLogger(name).setLevel(number)
+
+
+def level(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the filter in force."""
+    return _filter(environment)[1]
+
+
+class JsonLines(logging.Formatter):
+    """A line is one JSON object: `ts`, `level`, `target`, `message`, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "ts": _moment(record),
+            "level": _NAMES.get(record.levelno, record.levelname),
+            "target": record.name,
+            "message": mask(record.getMessage()),
+            **_masked(record),
+        }
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class TextLines(logging.Formatter):
+    """A line for people: time, level, message, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        fields = _masked(record)
+        stack = fields.pop("stack", None)
+        shown = "".join(f" {name}={value}" for name, value in fields.items())
+        name = _NAMES.get(record.levelno, record.levelname)
+        line = f"{_moment(record)} {name:5} {mask(record.getMessage())}{shown}"
+        return line if stack is None else f"{line}\n{stack}"
+
+
+class _Handler(logging.Handler):
+    """Writes to what standard error is when a line comes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 - logging must not end what it talks about
+            self.handleError(record)
+
+
+def _masked(record: logging.LogRecord) -> dict[str, Any]:
+    fields = {**_fields.get(), **getattr(record, "fields", {})}
+    if record.exc_info:
+        fields["stack"] = _stack(record.exc_info[0], record.exc_info[2])
+    return {
+        name: mask(value) if isinstance(value, str) else value
+        for name, value in fields.items()
+        if value is not None
+    }
+
+
+def _stack(kind: type[BaseException] | None, trace: TracebackType | None) -> str:
+    """Return where a defect is. What it says is left out: that may quote a row."""
+    name = "" if kind is None else kind.__name__
+    return "".join(traceback.format_tb(trace)) + name
+
+
+def _moment(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _filter(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variable that says what to write, and what it says."""
+    for variable in ("DELTAFORGE_LOG", "RUST_LOG"):
+        text = environment.get(variable, "").strip()
+        if text:
+            return variable, text
+    return "DELTAFORGE_LOG", "info"
+
+
+def _parse(variable: str, text: str) -> dict[str, int]:
+    """Return levels by the names of loggers."""
+    levels = {_PACKAGE: logging.INFO}
+    for part in text.split(","):
+        target, _, name = part.strip().rpartition("=")
+        number = _LEVELS.get(name.strip().lower())
+        if number is None:
+            raise SettingsError(
+                f"{variable} must be a level ({', '.join(_LEVELS)}), or targets with levels such as "
+                "info,pipeline=debug"
+            )
+        levels[_logger(target.strip())] = number
+    return levels
+
+
+def _logger(target: str) -> str:
+    name = target.replace("::", ".")
+    if name in {"", "deltaforge", _PACKAGE}:
+        return _PACKAGE
+    return name if name.startswith(f"{_PACKAGE}.") else f"{_PACKAGE}.{name}"

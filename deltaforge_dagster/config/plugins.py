@@ -1,0 +1,21 @@
+"""Which types of processors installed packages bring along.
+
+A package declares each in its `pyproject.toml`, as an entry point (Python Packaging User Guide, "Entry
+points specification")::
+
+    [project.entry-points."deltaforge_dagster.processors"]
+    redact = "acme_processors:Redact"
+
+The name is the `type` in pipeline files. What the object must be is said in `processors.plugins`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+GROUP = "deltaforge_dagster.processors"
+
+
+def processor_types() -> dict[str, EntryPoint]:
+    """Return the entry points of all installed packages, by `type`."""
+    return {one.name: one for one in sorted(entry_points(group=GROUP), key=lambda one: one.name)}

@@ -1,0 +1,63 @@
+"""The pipeline file as a JSON Schema (draft 2020-12), made from the models, for editors and programs.
+
+The schema accepts what `load` accepts, except that unknown fields are errors in it: an editor should mark
+them. What only the models can check, such as a DSN or a rule between two fields, is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from deltaforge_dagster.config.model import PipelineSpec
+
+VARIABLE: JsonSchemaValue = {"type": "string", "pattern": r"^\$"}
+"""A value that an environment variable will give: numbers, flags and choices take it, too."""
+
+_DERIVED = "id"
+"""The field that `load` fills in where the file leaves it out."""
+
+
+class _Generator(GenerateJsonSchema):
+    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
+        return _or_variable(super().int_schema(schema))
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return _or_variable(super().float_schema(schema))
+
+    def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
+        return _or_variable(super().bool_schema(schema))
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        found = super().literal_schema(schema)
+        return found if "const" in found else _or_variable(found)
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Leave out the default of a block: its fields have theirs."""
+        if isinstance(schema.get("default"), BaseModel):
+            return self.generate_inner(schema["schema"])
+        return super().default_schema(schema)
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        """Leave out titles, which would only repeat the names of fields."""
+        return False
+
+
+def _or_variable(schema: JsonSchemaValue) -> JsonSchemaValue:
+    return {"anyOf": [schema, VARIABLE]}
+
+
+def pipeline_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a pipeline file."""
+    schema = PipelineSpec.model_json_schema(schema_generator=_Generator)
+    for block in schema["$defs"].values():
+        if _DERIVED in block.get("required", ()):
+            block["required"].remove(_DERIVED)
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect,
+        **schema,
+        "title": "DeltaForge pipeline",
+    }
