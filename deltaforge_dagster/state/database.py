@@ -205,6 +205,8 @@ def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], s
 
 _FOREIGN_TABLES = "; the tables are not as this release made them"
 
+_FULL = "; free space there: until then nothing goes on, and then everything does by itself"
+
 # Python 3.11 has no finer codes for SQLite, libpq none before a connection stands: words decide.
 _DIAGNOSES: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("password authentication failed", AuthFailed, "; check DELTAFORGE_STATE_URL"),
@@ -213,6 +215,8 @@ _DIAGNOSES: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("is not a database", SettingsError, "; DELTAFORGE_STATE_URL names another kind of file"),
     ("malformed", Terminal, "; the file is damaged: restore it from a backup"),
     ("no such ", Terminal, _FOREIGN_TABLES),
+    ("disk is full", StoreUnavailable, _FULL),
+    ("No space left", StoreUnavailable, _FULL),
     ("is locked", StoreUnavailable, f": another process has been writing for {_BUSY_SECONDS} s"),
 )
 

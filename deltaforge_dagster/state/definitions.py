@@ -53,6 +53,11 @@ def defined(connection: Connection, pipeline: str, position: Position) -> dict[s
     return found
 
 
+def forget(connection: Connection, pipeline: str) -> None:
+    """Drop every note: the pipeline begins elsewhere, and nobody knows what became of tables."""
+    connection.execute(delete(kv).where(kv.c.ns == _namespace(pipeline)))
+
+
 def _oldest(connection: Connection, row: PipelineRow) -> str | None:
     """Return the first position that anybody may read the log from again."""
     first = (

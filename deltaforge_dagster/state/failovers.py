@@ -12,10 +12,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.primitives import append_to_log, get_value, put_value
+from deltaforge_dagster.state.tables import kv
+
+_IDENTITY = "identity:"
 
 
 def namespace(pipeline: str) -> str:
@@ -32,6 +35,13 @@ def server(connection: Connection, pipeline: str, source_id: str) -> str | None:
 def set_server(connection: Connection, pipeline: str, source_id: str, identity: str) -> None:
     """Remember the server that the source is read from."""
     put_value(connection, namespace(pipeline), _identity_key(source_id), identity.encode())
+
+
+def forget_server(connection: Connection, pipeline: str) -> None:
+    """Take any server for the right one when the source is read next."""
+    connection.execute(
+        delete(kv).where(kv.c.ns == namespace(pipeline), kv.c.key.startswith(_IDENTITY))
+    )
 
 
 def reconciled(
@@ -74,4 +84,4 @@ def reconciled(
 
 
 def _identity_key(source_id: str) -> str:
-    return f"identity:{source_id}"
+    return f"{_IDENTITY}{source_id}"

@@ -1,11 +1,12 @@
 """Holds: events that are kept back, in order, until somebody releases them.
 
-A hold is named by what it is about: its kind (`table`) and its subject (`shop.orders`). It goes
-through three states:
+A hold is named by what it is about: its kind (`table`: its events cannot be decoded; `schema`: its
+newest form waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
 `held`         events of the subject are kept, in files of the journal's folder (`hold_part`)
-`released`     somebody has mended what was wrong; the next run turns the events into segments
+`released`     somebody has mended what was wrong, or approved; the next run turns the events into
+               segments
 `journaled`    they are in the journal, the last one in `last_segment`; nothing is kept any more
 =============  ====================================================================================
 
@@ -25,6 +26,9 @@ from deltaforge_dagster.state.database import clock, upsert
 from deltaforge_dagster.state.records import HeldPart, HoldPartRow, HoldRow
 from deltaforge_dagster.state.rows import read_rows
 from deltaforge_dagster.state.tables import hold_parts, holds
+
+SCHEMA = "schema"
+"""Kind of the holds of tables whose form waits for approval; what is kept are rows."""
 
 _REASON_LENGTH = 2000
 
@@ -73,6 +77,16 @@ def _keep(connection: Connection, pipeline: str, part: HeldPart) -> None:
             bytes=part.bytes,
         )
     )
+    _add(connection, pipeline, part)
+
+
+def begin(connection: Connection, pipeline: str, part: HeldPart) -> None:
+    """Hold a subject from here on, without an event so far; `part` names it, and no file."""
+    _add(connection, pipeline, part)
+
+
+def _add(connection: Connection, pipeline: str, part: HeldPart) -> None:
+    """Begin the hold of a part, or add its events to it."""
     this = _this(pipeline, part.kind, part.subject)
     # One whose events are in the journal already begins anew; where it began it stays.
     connection.execute(

@@ -77,7 +77,7 @@ def _kept_from(connection: Connection, pipeline: str, closed_before: float) -> i
         not_(_is_published(literal(CHANGES))),
         exists().where(
             _ours,
-            checkpoints.c.state == "attached",
+            checkpoints.c.state != "detached",
             or_(
                 not_(_passed),
                 and_(_given_whole, not_(_is_published(checkpoints.c.sink))),

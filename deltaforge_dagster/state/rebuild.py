@@ -1,4 +1,4 @@
-"""Starting a pipeline's journal afresh, after files of it were lost.
+"""Starting a pipeline's journal afresh, after files of it were lost, or the whole pipeline on request.
 
 The source keeps its log from the confirmed position on, so what a sink lacks beyond that position
 can be captured once more. The journal gets a new uid and no segment of the old one; numbers of
@@ -12,14 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import uuid4
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, case, delete, select, update
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.state import holds
+from deltaforge_dagster.state import definitions, failovers, holds, snapshots
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.registration import standing
 from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
 from deltaforge_dagster.state.tables import checkpoints, pipelines, published, ranges, segments
 
@@ -58,7 +59,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
     if kept and not accept_loss:
         raise NotAllowed(
             f"pipeline {name!r} holds {', '.join(kept)}: what is captured again would no longer be "
-            "told from what sinks have; release it (deltaforge hold release), let a run deliver it, "
+            "told from what sinks have; release it (deltaforge hold release, or approve), let a run deliver it, "
             "then rebuild; --accept-loss goes on without what is held"
         )
     holds.drop_all(connection, name)
@@ -74,6 +75,8 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
             f"may forget (before {position}); if their segment files cannot be brought back, "
             "--accept-loss goes on without these changes"
         )
+    delivered = min((one.whole_segment for one in sinks.values() if one.attached), default=0)
+    snapshots.lose_journal(connection, name, delivered)
     dropped = [
         connection.execute(delete(table).where(table.c.pipeline == name)).rowcount
         for table in (segments, ranges, published)
@@ -88,6 +91,46 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
             _start_afresh(connection, pipeline, one, position)
     detached = sorted(sink for sink, one in sinks.items() if not one.attached)
     return Rebuilt(position, dropped[0], dropped[1], lossy, kept, detached)
+
+
+def forget_everything(connection: Connection, name: str) -> PipelineRow:
+    """Let a pipeline begin as a new one, by the rules of its first run (`StateStore.reset_all`)."""
+    held = lock_lease(connection, name)
+    if held.live:
+        raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset")
+    pipeline = known_pipeline(connection, name)
+    holds.drop_all(connection, name)
+    snapshots.forget(connection, name)
+    for table in (segments, ranges, published):
+        connection.execute(delete(table).where(table.c.pipeline == name))
+    failovers.forget_server(connection, name)
+    definitions.forget(connection, name)
+    connection.execute(
+        update(pipelines)
+        .where(pipelines.c.name == name)
+        .values(
+            uid=uuid4().hex,
+            start_position=None,
+            captured_position=None,
+            confirmed_position=None,
+            capture_pause=None,
+            failure=None,
+            probe_after=0.0,
+            probe_wait=0.0,
+        )
+    )
+    connection.execute(
+        update(checkpoints)
+        .where(checkpoints.c.pipeline == name)
+        .values(
+            first_segment=pipeline.next_segment,
+            state=case((checkpoints.c.state == "detached", "attached"), else_=checkpoints.c.state),
+            overrules=True,
+            began=None,
+            **standing(pipeline.next_segment - 1, -1, True, None),
+        )
+    )
+    return known_pipeline(connection, name)
 
 
 def _lacks(
@@ -129,6 +172,8 @@ def _start_afresh(
             complete=True,
             first_segment=pipeline.next_segment,
             source_position=position,
+            sent_segment=None,
+            sent_ordinal=None,
             skip=checkpoint.skip or checkpoint.source_position,
             failures=0,
             next_attempt_at=0.0,

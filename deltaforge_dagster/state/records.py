@@ -7,17 +7,28 @@ Positions are JSON text (`positions`), times are seconds since 1970 by the store
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from deltaforge_dagster.tables import Contained
 
 Want = Literal["running", "paused", "stopped"]
 """What people asked for: `paused` captures nothing but still delivers; `stopped` runs nothing."""
 
-Attachment = Literal["attached", "detached"]
-"""Whether the journal keeps its segments for a sink; a detached one gets nothing."""
+Attachment = Literal["attached", "paused", "detached"]
+"""What the journal does for a sink: keeps segments and delivers them, keeps them, or neither."""
+
+SinkStart = Literal["tail", "journal"]
+"""Where a sink begins that is added later: with what is captured next, or as far back as can be."""
 
 HoldState = Literal["held", "released", "journaled"]
 """What becomes of held events, see `holds`."""
+
+DeadLetterState = Literal["dead", "redrive", "waiting"]
+"""What a dead letter waits for, see `dead_letters`."""
+
+Trigger = Literal["timer", "limits", "shutdown", "cancelled"]
+"""Why a segment ended: its time, its size, the run's end or pause, or an error of the source."""
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -41,6 +52,25 @@ class PipelineRow:
     """Seconds waited last; doubles after an empty run, 0 after a run that captured."""
     capture_pause: str | None = None
     """Why the last run paused capture (the journal is full), None when it did not or went on."""
+    failure: str | None = None
+    """Why nothing is captured until a person acts (`Failure`, JSON text), None while all is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A problem of a pipeline's source that only a person can mend.
+
+    Attributes:
+        by: Who met it: the sensor's `tick`, or a `run`, which reads what a tick does not.
+        kind: Of the error, as in metrics.
+        message: What is wrong, and what to do.
+        since: When it was met first.
+    """
+
+    by: Literal["tick", "run"]
+    kind: str
+    message: str
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +112,77 @@ class NewSegment:
     start_position: str
     end_position: str
     counts: Counts
-    schema_versions: Mapping[str, str]
+    schema_versions: Mapping[str, Contained]
     first_ts_us: int
     last_ts_us: int
+    received_at: float | None = field(default=None, kw_only=True)
+    """When its first change came from the source, by the clock of the run."""
+    trigger: Trigger | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow(NewSegment):
-    """A segment of the journal."""
+    """A segment of the journal.
+
+    What sinks get of it is decided once, and noted here: `chain_hash` is null until then, empty for the
+    rows as they were captured, else that of the chain of processors whose output the
+    `processed_` fields describe (`processed_path` is null when nothing was left).
+    """
 
     range: int
     epoch: int
     created_at: float
+    chain_hash: str | None = None
+    processed_path: str | None = None
+    processed_checksum: str | None = None
+    processed_content_hash: str | None = None
+    processed_rows: int | None = None
+    processed_bytes: int | None = None
+    processed_counts: Mapping[str, Mapping[str, int]] | None = None
+
+    @property
+    def delivered(self) -> SegmentRow:
+        """The segment as sinks get it: its own rows, or those that processors made of them."""
+        if not self.chain_hash:
+            return self
+        return replace(
+            self,
+            path=self.processed_path or "",
+            checksum=self.processed_checksum or "",
+            content_hash=self.processed_content_hash or "",
+            rows=self.processed_rows or 0,
+            bytes=self.processed_bytes or 0,
+        )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files of the segment."""
+        return (self.path, *((self.processed_path,) if self.processed_path else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What a chain of processors made of a segment.
+
+    Attributes:
+        segment: Its number.
+        chain_hash: Of the chain.
+        path: The file; None when nothing was left.
+        checksum: SHA-256 of the file.
+        content_hash: Hash of the rows.
+        rows: How many there are.
+        bytes: Size of the file.
+        counts: What the processors counted, by processor.
+    """
+
+    segment: int
+    chain_hash: str
+    path: str | None
+    checksum: str | None
+    content_hash: str | None
+    rows: int
+    bytes: int
+    counts: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +200,7 @@ class RangeRow:
     rows: int
     bytes: int
     counts: Counts
-    schema_versions: Mapping[str, str]
+    schema_versions: Mapping[str, Contained]
     first_ts_us: int
     last_ts_us: int
     content_hash: str | None
@@ -128,7 +217,8 @@ class CheckpointRow:
     says that the segment has no further row; the next one to send is then in `segment + 1`.
     `source_position` is the end of the last complete segment. The sink was given every segment
     from `first_segment` on (a sink added later, or reset forward, lacks what lies before). While
-    `state` is `detached` nothing is sent to it, and nothing waits or is kept for it.
+    `state` is `paused` nothing is sent to it, and everything is kept for it; while it is `detached`
+    nothing waits or is kept for it either.
 
     A sink that delivers exactly once keeps a position of its own, which carries the `lineage`
     under which it was sent: the random id of an unbroken series of such deliveries. It is None
@@ -154,16 +244,34 @@ class CheckpointRow:
     """The sink has every segment that ends at or before this position, beyond the checkpoint too."""
     notice: str | None = None
     """What people should hear of although the sink goes on: data that it had lost."""
+    sent_segment: int | None = None
+    sent_ordinal: int | None = None
+    """The row that the sink's own position names, where that is not the checkpoint's: what came after
+    it was not for this sink, or became dead letters."""
+    began: str | None = None
+    """Where it began when it was added to a pipeline at work, for people; None for a first sink."""
 
     @property
     def attached(self) -> bool:
-        """Whether segments are kept for it and sent to it."""
-        return self.state == "attached"
+        """Whether segments are kept for it, and the source waits for it if the policy says so."""
+        return self.state != "detached"
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody wants nothing sent to it for now."""
+        return self.state == "paused"
 
     @property
     def whole_segment(self) -> int:
         """Number of the last segment that has arrived whole."""
         return self.segment if self.complete else self.segment - 1
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Segment and ordinal that the sink's own position names, if it keeps one."""
+        if self.sent_segment is None or self.sent_ordinal is None:
+            return self.segment, self.ordinal
+        return self.sent_segment, self.sent_ordinal
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +333,80 @@ class HoldPartRow:
     checksum: str
     events: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewDeadLetter:
+    """A change that one sink does not get for now, as its deliverer knows it.
+
+    Attributes:
+        event_id: Of the change.
+        segment: Where it stands in the journal.
+        ordinal: See `segment`.
+        state: `dead`, or `waiting` for an earlier one of its key.
+        error_kind: `routing`, `serialization` or `too_large`; `waiting` for one that waits.
+        error_message: Why, for people; no value of a row.
+        table_name: Full name of its table.
+        row_key: Its key, JSON text; None for a change without one.
+        old_key: The key it had before an update that changed it, else None.
+        holds: Whether later changes of its key wait behind it.
+        source_cursor: Where it stands in the source's log, a JSON object as text.
+        event: The native event, JSON text; without its row images when it is too large.
+        payload_truncated: Whether that is so.
+        path: File of the journal with the whole change.
+        checksum: SHA-256 of that file.
+        place: Which change of the file it is, from 0.
+    """
+
+    event_id: str
+    segment: int
+    ordinal: int
+    state: DeadLetterState
+    error_kind: str
+    error_message: str
+    table_name: str
+    row_key: str | None
+    old_key: str | None
+    holds: bool
+    source_cursor: str
+    event: str
+    payload_truncated: bool
+    path: str
+    checksum: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRow(NewDeadLetter):
+    """An entry of the queue; `seq` increases and is never used again.
+
+    `attempts` counts the deliveries that failed. `token` names the attempt under way, by which a sink
+    that keeps its own position says what of it has arrived.
+    """
+
+    seq: int
+    sink: str
+    attempts: int
+    token: str | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterDepth:
+    """How full a pipeline's queue is.
+
+    Attributes:
+        entries: How many there are, of all sinks.
+        dead: How many of them wait for a person.
+        oldest: When the oldest came; None when there is none.
+        evicted: How many `drop_oldest` has dropped so far.
+        rejected: How many `reject` has kept out so far.
+        expired: How many were dropped for their age so far.
+    """
+
+    entries: int
+    dead: int
+    oldest: float | None
+    evicted: int
+    rejected: int
+    expired: int

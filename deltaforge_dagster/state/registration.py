@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -11,13 +11,18 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.database import clock, upsert
 from deltaforge_dagster.state.leases import lock_lease
-from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SinkStart
 from deltaforge_dagster.state.rows import known_pipeline, position_before, read_checkpoints
+from deltaforge_dagster.state.stored_specs import first_numbers
 from deltaforge_dagster.state.tables import checkpoints, leases, pipelines, segments
 
 
 def register_pipeline(
-    connection: Connection, name: str, spec_hash: str, sinks: Collection[str]
+    connection: Connection,
+    name: str,
+    spec_hash: str,
+    sinks: Collection[str],
+    starts: Mapping[str, SinkStart],
 ) -> PipelineRow:
     """Make pipeline, lease and checkpoints agree with a file (`StateStore.register_pipeline`)."""
     _insert_missing(connection, name, spec_hash)
@@ -27,16 +32,21 @@ def register_pipeline(
     )
     pipeline = known_pipeline(connection, name)
     existing = read_checkpoints(connection, name)
-    resume, position = _minimum_resume_point(connection, pipeline, existing.values())
+    at_work = pipeline.captured_position is not None
+    gone = sorted(set(existing) - set(sinks))
     for sink in sorted(set(sinks) - set(existing)):
+        first, why = _beginning(connection, pipeline, existing.values(), starts.get(sink))
+        began = f"added; begins with segment {first}, {why}{_renamed(gone)}" if at_work else None
+        position = position_before(connection, pipeline, first)
         connection.execute(
             insert(checkpoints).values(
                 pipeline=name,
                 sink=sink,
                 state="attached",
-                first_segment=resume,
+                first_segment=first,
                 overrules=False,  # a position in the sink may be of an earlier state store
-                **_standing(resume - 1, -1, True, position),
+                began=began,
+                **standing(first - 1, -1, True, position),
             )
         )
     if not held.live:
@@ -62,24 +72,17 @@ def reset_checkpoint(
     position = position_before(connection, pipeline, segment + 1 if complete else segment)
     whole_from = segment + 1 if complete or ordinal >= 0 else segment
     skips = (segment, complete, ordinal) > (before.segment, before.complete, before.ordinal)
-    connection.execute(
-        update(checkpoints)
-        .where(checkpoints.c.pipeline == name, checkpoints.c.sink == sink)
-        .values(
-            first_segment=whole_from if skips else min(whole_from, before.first_segment),
-            overrules=True,
-            **_standing(segment, ordinal, complete, position),
-        )
-    )
-    return read_checkpoints(connection, name)[sink]
+    moved = {
+        "first_segment": whole_from if skips else min(whole_from, before.first_segment),
+        "overrules": True,
+        **standing(segment, ordinal, complete, position),
+    }
+    return _set_state(connection, name, sink, moved)
 
 
 def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> CheckpointRow:
     """Attach a detached sink again (`StateStore.attach_sink`)."""
-    lock_lease(connection, name)
-    row = read_checkpoints(connection, name).get(sink)
-    if row is None:
-        raise NotAllowed(f"pipeline {name!r} has no sink {sink!r}")
+    row = _sink(connection, name, sink)
     if row.attached:
         raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is attached")
     pipeline = known_pipeline(connection, name)
@@ -87,16 +90,53 @@ def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> 
     if tail:
         goes_on = pipeline.next_segment
         position = position_before(connection, pipeline, goes_on)
-        values = _standing(goes_on - 1, -1, True, position) | {
+        values = standing(goes_on - 1, -1, True, position) | {
             "first_segment": goes_on,
             "overrules": True,
         }
     else:
         _check_in_journal(connection, pipeline, row)
+    return _set_state(connection, name, sink, {"state": "attached", **values})
+
+
+def pause_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
+    """Keep everything for a sink and send it nothing (`StateStore.pause_sink`)."""
+    row = _sink(connection, name, sink)
+    if row.state != "attached":
+        raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is {row.state}")
+    return _set_state(connection, name, sink, {"state": "paused", "updated_at": clock()})
+
+
+def resume_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
+    """Let a paused sink go on (`StateStore.resume_sink`)."""
+    row = _sink(connection, name, sink)
+    if row.state == "detached":
+        raise NotAllowed(
+            f"pipeline {name!r}: sink {sink!r} is detached: nothing was kept for it since then; "
+            f"deltaforge sink attach {name} {sink} lets it go on"
+        )
+    if row.state != "paused":
+        raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is not paused")
+    forgotten = {"failures": 0, "next_attempt_at": 0.0, "last_error": None}
+    return _set_state(connection, name, sink, {"state": "attached", **forgotten})
+
+
+def _sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
+    lock_lease(connection, name)
+    rows = read_checkpoints(connection, name)
+    if sink not in rows:
+        names = ", ".join(rows) or "none"
+        raise NotAllowed(f"pipeline {name!r} has no sink {sink!r} (there is: {names})")
+    return rows[sink]
+
+
+def _set_state(
+    connection: Connection, name: str, sink: str, values: Mapping[str, Any]
+) -> CheckpointRow:
     connection.execute(
         update(checkpoints)
         .where(checkpoints.c.pipeline == name, checkpoints.c.sink == sink)
-        .values(state="attached", **values)
+        .values(**values)
     )
     return read_checkpoints(connection, name)[sink]
 
@@ -116,14 +156,15 @@ def _check_in_journal(
 
 
 def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
+    segment, number = first_numbers(connection, name)
     connection.execute(
         upsert(connection, pipelines)
         .values(
             name=name,
             uid=uuid4().hex,
             spec_hash=spec_hash,
-            next_segment=1,
-            next_range=1,
+            next_segment=segment,
+            next_range=number,
             want="running",
             probe_after=0.0,
             probe_wait=0.0,
@@ -137,7 +178,8 @@ def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
     )
 
 
-def _standing(segment: int, ordinal: int, complete: bool, position: str | None) -> dict[str, Any]:
+def standing(segment: int, ordinal: int, complete: bool, position: str | None) -> dict[str, Any]:
+    """Return the columns of a checkpoint that was put somewhere, whatever it was before."""
     return {
         "segment": segment,
         "ordinal": ordinal,
@@ -148,19 +190,35 @@ def _standing(segment: int, ordinal: int, complete: bool, position: str | None) 
         "last_error": None,
         "updated_at": clock(),
         "lineage": None,
+        "sent_segment": None,
+        "sent_ordinal": None,
         "skip": None,
         "notice": None,
     }
 
 
-def _minimum_resume_point(
-    connection: Connection, pipeline: PipelineRow, existing: Collection[CheckpointRow]
-) -> tuple[int, str | None]:
-    """Return the segment that the hindmost sink goes on with, and the position it starts at."""
+def _beginning(
+    connection: Connection,
+    pipeline: PipelineRow,
+    existing: Collection[CheckpointRow],
+    start: SinkStart | None,
+) -> tuple[int, str]:
+    """Return the segment that a new sink begins with, and in words why."""
+    if start == "tail":
+        return pipeline.next_segment, "with what was captured after it was added (start: tail)"
     attached = [row for row in existing if row.attached]
-    if attached:
-        last = min(attached, key=lambda row: (row.segment, row.complete, row.ordinal))
-        return last.segment + 1 if last.complete else last.segment, last.source_position
+    if attached and start is None:
+        last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
+        return last.whole_segment + 1, f"where sink {last.sink}, the hindmost, stood"
     query = select(func.min(segments.c.segment)).where(segments.c.pipeline == pipeline.name)
     first = connection.execute(query).scalar() or pipeline.next_segment
-    return first, position_before(connection, pipeline, first)
+    return first, "the journal's oldest" + (" (start: journal)" if start else "")
+
+
+def _renamed(gone: Collection[str]) -> str:
+    if not gone:
+        return ""
+    return (
+        f"; {', '.join(gone)} is no longer in the file: a renamed sink is a new one, so if this is "
+        "the same destination, it gets again what lies after that segment, and nothing before it"
+    )

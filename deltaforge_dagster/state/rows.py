@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Table, select
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.records import (
     CheckpointRow,
+    DeadLetterRow,
     HoldPartRow,
     HoldRow,
     LeaseRow,
@@ -19,6 +20,7 @@ from deltaforge_dagster.state.records import (
 )
 from deltaforge_dagster.state.tables import (
     checkpoints,
+    dead_letters,
     hold_parts,
     holds,
     leases,
@@ -28,7 +30,15 @@ from deltaforge_dagster.state.tables import (
 )
 
 Row = TypeVar(
-    "Row", PipelineRow, LeaseRow, RangeRow, SegmentRow, CheckpointRow, HoldRow, HoldPartRow
+    "Row",
+    PipelineRow,
+    LeaseRow,
+    RangeRow,
+    SegmentRow,
+    CheckpointRow,
+    HoldRow,
+    HoldPartRow,
+    DeadLetterRow,
 )
 
 _TABLES: dict[type, Table] = {
@@ -39,6 +49,7 @@ _TABLES: dict[type, Table] = {
     CheckpointRow: checkpoints,
     HoldRow: holds,
     HoldPartRow: hold_parts,
+    DeadLetterRow: dead_letters,
 }
 
 

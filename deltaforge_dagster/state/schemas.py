@@ -5,20 +5,109 @@ entry is the JSON object `{hash, version, sequence, schema, registered_at, check
 counts from 1 per table, `sequence` from 1 over all tables of the pipeline, `checkpoint` is the
 position at which the version was first seen. Entries are never changed, so stamps survive any
 restart. A table that returns to an earlier form gets that form's stamp again.
+
+Which version was in force where is kept beside the log, in a marker of the same namespace and key
+(`markers`): so a table that returned to an earlier form is found by position, too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 from sqlalchemy import Connection, select
 
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state import markers
 from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.primitives import LogEntry, append_to_log, last_log_entry, log_entries
+from deltaforge_dagster.state.primitives import (
+    LogEntry,
+    append_to_log,
+    get_value,
+    last_log_entry,
+    log_entries,
+    put_value,
+)
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+_SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A registered version of a table.
+
+    Attributes:
+        table: Its columns and key.
+        stamp: Fingerprint, version and sequence.
+        registered_at: When it was registered, by the store's clock.
+        position: Where it was first seen, JSON text: it holds from there on.
+    """
+
+    table: TableSchema
+    stamp: SchemaStamp
+    registered_at: float
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """Everything that is known of one table.
+
+    Attributes:
+        versions: Its versions, the oldest first.
+        in_force: From which position on (JSON text) which sequence was in force, in the log's order.
+        pending: Sequences of the versions that wait for approval.
+    """
+
+    versions: tuple[SchemaVersion, ...]
+    in_force: tuple[tuple[str, int], ...]
+    pending: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """Full name of the table."""
+        return self.versions[0].table.full_name
+
+    @property
+    def newest(self) -> SchemaVersion:
+        """The version that was registered last."""
+        return self.versions[-1]
+
+    @property
+    def current(self) -> SchemaVersion:
+        """The version that was in force last."""
+        return self.at_sequence(self.in_force[-1][1]) or self.newest
+
+    def version(self, number: int) -> SchemaVersion | None:
+        """Return a version by its number."""
+        return next((one for one in self.versions if one.stamp.version == number), None)
+
+    def at_sequence(self, sequence: int) -> SchemaVersion | None:
+        """Return the newest version that had been registered at a sequence."""
+        return max(
+            (one for one in self.versions if one.stamp.sequence <= sequence),
+            key=lambda one: one.stamp.sequence,
+            default=None,
+        )
+
+    def at_position(self, position: Position) -> SchemaVersion | None:
+        """Return the version in force at a position of the log; None before the first."""
+        sequence = None
+        for begin, one in self.in_force:
+            begins: Position = parse_position(begin)
+            if begins <= position:
+                sequence = one
+        return next((one for one in self.versions if one.stamp.sequence == sequence), None)
+
+    def before(self, version: SchemaVersion) -> SchemaVersion | None:
+        """Return the version before another, None of the first."""
+        return self.version(version.stamp.version - 1)
 
 
 def fingerprint(table: TableSchema) -> str:
@@ -48,32 +137,50 @@ def table_key(tenant: str, table: TableSchema) -> str:
 
 
 def register(
-    connection: Connection, pipeline: str, tenant: str, table: TableSchema, position: str
+    connection: Connection,
+    pipeline: str,
+    tenant: str,
+    table: TableSchema,
+    position: str,
+    *,
+    streamed: bool = True,
+    pause: bool = False,
 ) -> SchemaStamp:
     """Return the stamp of `table`, registering it when no earlier version has its fingerprint.
 
     The caller's transaction holds the pipeline's lease, so nobody else numbers versions.
-    `position` is the JSON text of the position from which on the version holds.
+
+    Args:
+        connection: The transaction.
+        pipeline: The pipeline.
+        tenant: Its tenant.
+        table: The version.
+        position: JSON text of the position from which on the version holds.
+        streamed: Whether rows of the log have it from there on; not those of a snapshot, which
+            may be older than what the log has reached.
+        pause: Whether a new version of a table that has others waits for approval.
     """
     namespace, key = registry(pipeline), table_key(tenant, table)
-    versions = [_stamp(entry) for entry in log_entries(connection, namespace, key)]
+    known = [_version(entry) for entry in log_entries(connection, namespace, key)]
     wanted = fingerprint(table)
-    for stamp in versions:
-        if stamp.fingerprint == wanted:
-            return stamp
-    last = last_log_entry(connection, namespace)
-    sequence = 1 if last is None else _stamp(last).sequence + 1
-    stamp = SchemaStamp(wanted, len(versions) + 1, sequence)
-    entry = {
-        "hash": stamp.fingerprint,
-        "version": stamp.version,
-        "sequence": stamp.sequence,
-        "schema": {"db": table.db, "schema": table.schema, "table": table.table}
-        | orjson.loads(_definition(table)),
-        "registered_at": connection.execute(select(clock())).scalar_one(),
-        "checkpoint": orjson.loads(position),
-    }
-    append_to_log(connection, namespace, key, orjson.dumps(entry))
+    stamp = next((one.stamp for one in known if one.stamp.fingerprint == wanted), None)
+    is_new = stamp is None
+    if stamp is None:
+        last = last_log_entry(connection, namespace)
+        sequence = 1 if last is None else _version(last).stamp.sequence + 1
+        stamp = SchemaStamp(wanted, len(known) + 1, sequence)
+        entry = _entry(table, stamp, position) | {
+            "registered_at": connection.execute(select(clock())).scalar_one()
+        }
+        append_to_log(connection, namespace, key, orjson.dumps(entry))
+    marker = markers.read(connection, namespace, key) or _first_marker(known)
+    changed = marker
+    if streamed or not marker.in_force:
+        changed = changed.reached(position, stamp.sequence)
+    if pause and is_new and known:
+        changed = changed.waiting_for(stamp.sequence)
+    if changed != marker or is_new:
+        markers.write(connection, namespace, key, changed)
     return stamp
 
 
@@ -83,34 +190,112 @@ def find(
     """Return the stamp of `table` if it was ever registered."""
     wanted = fingerprint(table)
     entries = log_entries(connection, registry(pipeline), table_key(tenant, table))
-    return next((stamp for stamp in map(_stamp, entries) if stamp.fingerprint == wanted), None)
+    stamps = (_version(entry).stamp for entry in entries)
+    return next((stamp for stamp in stamps if stamp.fingerprint == wanted), None)
 
 
-def versions(connection: Connection, pipeline: str) -> list[list[TableSchema]]:
-    """Return every version of every table that was registered, the oldest first."""
-    found: dict[str, list[TableSchema]] = {}
-    for entry in log_entries(connection, registry(pipeline)):
-        fields = orjson.loads(entry.value)["schema"]
-        columns = tuple(
-            Column(
-                one["name"],
-                one["data_type"],
-                one.get("type_oid"),
-                one["nullable"],
-                one["ordinal_position"],
-            )
-            for one in fields["columns"]
-        )
-        table = TableSchema(
-            fields["db"], fields["schema"], fields["table"], columns, tuple(fields["primary_key"])
-        )
-        found.setdefault(entry.key, []).append(table)
-    return list(found.values())
+def histories(connection: Connection, pipeline: str) -> list[TableHistory]:
+    """Return every table with all its versions, by the sequence of its first."""
+    namespace = registry(pipeline)
+    found: dict[str, list[SchemaVersion]] = {}
+    for entry in log_entries(connection, namespace):
+        found.setdefault(entry.key, []).append(_version(entry))
+    kept = markers.read_all(connection, namespace)
+    return [
+        TableHistory(tuple(versions), marker.in_force, marker.pending)
+        for key, versions in found.items()
+        for marker in [kept.get(key) or _first_marker(versions)]
+    ]
 
 
-def _stamp(entry: LogEntry) -> SchemaStamp:
+def unpublished(connection: Connection, pipeline: str) -> list[tuple[TableHistory, SchemaVersion]]:
+    """Return the versions that nobody has shown yet, by sequence."""
+    shown = int(get_value(connection, _shown(pipeline), _SEQUENCE) or b"0")
+    last = last_log_entry(connection, registry(pipeline))
+    if last is None or _version(last).stamp.sequence <= shown:
+        return []
+    found = [
+        (history, version)
+        for history in histories(connection, pipeline)
+        for version in history.versions
+        if version.stamp.sequence > shown
+    ]
+    return sorted(found, key=lambda one: one[1].stamp.sequence)
+
+
+def mark_published(connection: Connection, pipeline: str, sequence: int) -> None:
+    """Remember that the versions up to a sequence are shown."""
+    put_value(connection, _shown(pipeline), _SEQUENCE, str(sequence).encode())
+
+
+def approve(connection: Connection, pipeline: str, table: str) -> int:
+    """Let no version of a table, given by its full name, wait any more; return how many did."""
+    count = 0
+    namespace = registry(pipeline)
+    kept = markers.read_all(connection, namespace)
+    for key, marker in kept.items():
+        if marker.pending and _name_of(connection, namespace, key) == table:
+            count += len(marker.pending)
+            markers.write(connection, namespace, key, marker.approved())
+    return count
+
+
+def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
+    """Say whether a version of a table, given by its full name, waits for approval."""
+    namespace = registry(pipeline)
+    return any(
+        marker.pending and _name_of(connection, namespace, key) == table
+        for key, marker in markers.read_all(connection, namespace).items()
+    )
+
+
+def _shown(pipeline: str) -> str:
+    """Return the namespace of how many versions are shown."""
+    return f"schemas-shown/{pipeline}"
+
+
+def _name_of(connection: Connection, namespace: str, key: str) -> str:
+    return _version(log_entries(connection, namespace, key)[0]).table.full_name
+
+
+def _first_marker(known: Sequence[SchemaVersion]) -> markers.Marker:
+    """Return the marker of a table that has none: each version followed the one before."""
+    marker = markers.Marker()
+    for one in known:
+        marker = marker.reached(one.position, one.stamp.sequence)
+    return marker
+
+
+def _entry(table: TableSchema, stamp: SchemaStamp, position: str) -> dict[str, Any]:
+    names = {"db": table.db, "schema": table.schema, "table": table.table}
+    return {
+        "hash": stamp.fingerprint,
+        "version": stamp.version,
+        "sequence": stamp.sequence,
+        "schema": names | orjson.loads(_definition(table)),
+        "checkpoint": orjson.loads(position),
+    }
+
+
+def _version(entry: LogEntry) -> SchemaVersion:
     fields = orjson.loads(entry.value)
-    return SchemaStamp(fields["hash"], fields["version"], fields["sequence"])
+    of = fields["schema"]
+    columns = tuple(
+        Column(
+            one["name"],
+            one["data_type"],
+            one.get("type_oid"),
+            one["nullable"],
+            one["ordinal_position"],
+        )
+        for one in of["columns"]
+    )
+    return SchemaVersion(
+        TableSchema(of["db"], of["schema"], of["table"], columns, tuple(of["primary_key"])),
+        SchemaStamp(fields["hash"], fields["version"], fields["sequence"]),
+        fields["registered_at"],
+        json.dumps(fields["checkpoint"]),
+    )
 
 
 def _definition(table: TableSchema) -> bytes:

@@ -1,6 +1,6 @@
 """The state store's tables, for SQLite and PostgreSQL alike.
 
-Eight tables hold how far each pipeline has come; four hold the primitives (`primitives`). Columns
+Some hold how far each pipeline has come, four the primitives (`primitives`). Columns
 carry the names of the fields in `records`, where they are explained. `migrations` makes these
 tables; a test proves that both say the same, so a change here needs a new migration.
 
@@ -44,6 +44,17 @@ pipelines = Table(
     Column("probe_after", Double, nullable=False),
     Column("probe_wait", Double, nullable=False),
     Column("capture_pause", Text),
+    Column("failure", Text),  # `records.Failure`
+)
+
+stored_specs = Table(
+    "stored_spec",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
 )
 
 leases = Table(
@@ -108,11 +119,16 @@ segments = Table(
     Column("first_ts_us", BigInteger, nullable=False),
     Column("last_ts_us", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
-    # What a chain of processors made of the segment; null without processors.
+    # What sinks get of the segment, once that is decided (`records.SegmentRow`).
+    Column("chain_hash", Text),
     Column("processed_path", Text),
     Column("processed_checksum", Text),
+    Column("processed_content_hash", Text),
     Column("processed_rows", BigInteger),
-    Column("chain_hash", Text),
+    Column("processed_bytes", BigInteger),
+    Column("processed_counts", JSON),
+    Column("received_at", Double),
+    Column("trigger", Text),
 )
 Index("segment_of_range", segments.c.pipeline, segments.c.range)
 
@@ -135,6 +151,9 @@ checkpoints = Table(
     Column("overrules", Boolean, nullable=False),
     Column("skip", Text),
     Column("notice", Text),
+    Column("sent_segment", BigInteger),
+    Column("sent_ordinal", BigInteger),
+    Column("began", Text),
 )
 
 published = Table(
@@ -173,6 +192,102 @@ hold_parts = Table(
     Column("checksum", Text, nullable=False),
     Column("events", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
+)
+
+dead_letters = Table(
+    "dead_letter",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True),
+    Column("pipeline", Text, nullable=False),
+    Column("sink", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("segment", BigInteger, nullable=False),
+    Column("ordinal", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),  # `records.DeadLetterState`
+    Column("error_kind", Text, nullable=False),
+    Column("error_message", Text, nullable=False),
+    Column("attempts", BigInteger, nullable=False),
+    Column("table_name", Text, nullable=False),
+    Column("row_key", Text),
+    Column("old_key", Text),
+    Column("holds", Boolean, nullable=False),
+    Column("source_cursor", Text, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("payload_truncated", Boolean, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("checksum", Text, nullable=False),
+    Column("place", BigInteger, nullable=False),
+    Column("token", Text),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(
+    "dead_letter_of_event",
+    dead_letters.c.pipeline,
+    dead_letters.c.sink,
+    dead_letters.c.event_id,
+    unique=True,
+)
+Index("dead_letter_of_pipeline", dead_letters.c.pipeline, dead_letters.c.seq)
+
+snapshots = Table(
+    "snapshot",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("snapshot", BigInteger, primary_key=True, autoincrement=False),
+    Column("tables", JSON, nullable=False),
+    Column("condition", Text),
+    Column("cause", Text, nullable=False),
+    Column("spec_hash", Text, nullable=False),
+    Column("state", Text, nullable=False),  # `snapshots.SnapshotState`
+    Column("problem", Text),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+)
+
+chunks = Table(
+    "chunk",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("snapshot", BigInteger, primary_key=True, autoincrement=False),
+    Column("table_name", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("plan", Text, nullable=False),
+    Column("state", Text, nullable=False),  # `snapshots.ChunkState`
+    Column("attempts", BigInteger, nullable=False),
+    # What was read, once it was (`snapshots.StagedChunk`).
+    Column("path", Text),
+    Column("checksum", Text),
+    Column("rows", BigInteger),
+    Column("bytes", BigInteger),
+    Column("sight", Text),
+    Column("position", Text),
+    Column("described", Text),
+    Column("first_segment", BigInteger),
+    Column("read_at", Double),
+    Column("seconds", Double),
+    # What became of it, once it is in the journal.
+    Column("segment", BigInteger),
+    Column("spliced_rows", BigInteger),
+)
+
+metrics = Table(
+    "metric",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("labels", Text, primary_key=True),  # a JSON object, its names in order
+    Column("value", Double, nullable=False),
+)
+
+strays = Table(
+    "stray",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("snapshot", BigInteger, primary_key=True, autoincrement=False),
+    Column("table_name", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),  # of the key, which may be too long for an index
+    Column("key", Text, nullable=False),
 )
 
 kv = Table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state.records import Lease
+from deltaforge_dagster.state.records import Lease, SinkStart
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, held, position, table
 
@@ -232,6 +232,125 @@ class TestDetached:
         self.journal(store)
         store.register_pipeline(NAME, "spec-2", ["a", "b", "c"])
         assert store.checkpoints(NAME)["c"].first_segment == 4
+
+
+class TestPaused:
+    """A paused sink keeps its place, and everything that it has yet to get."""
+
+    def test_keeps_the_journal(self, store: StateStore) -> None:
+        """Its segments stay, it is resumed where it stood, and its failures are forgotten."""
+        lease = held(store, "a", "b")
+        for number in (1, 2):
+            capture(store, lease, number)
+        deliver(store, lease, "a", 2)
+        with store.fenced(lease) as writer:
+            writer.sink_failed("b", "down", 5e9)
+
+        row = store.pause_sink(NAME, "b")
+
+        assert (row.state, row.attached, row.paused, row.segment) == ("paused", True, True, 0)
+        for number, asset in store.unpublished(NAME):
+            store.mark_published(NAME, number, asset)
+        assert store.expire_segments(NAME, [1, 2]) == []
+        row = store.resume_sink(NAME, "b")
+        assert (row.state, row.segment, row.failures, row.next_attempt_at) == ("attached", 0, 0, 0)
+        assert row.last_error is None
+
+    def test_what_is_being_sent_counts(self, store: StateStore) -> None:
+        """A deliverer that ends after the pause still writes its checkpoint."""
+        lease = held(store, "a")
+        capture(store, lease, 1)
+        store.pause_sink(NAME, "a")
+
+        deliver(store, lease, "a", 1)
+
+        assert (store.checkpoints(NAME)["a"].segment, store.checkpoints(NAME)["a"].paused) == (
+            1,
+            True,
+        )
+
+    def test_refusals(self, store: StateStore) -> None:
+        """A sink is paused once, resumed once, and neither while it is detached."""
+        lease = held(store, "a", "b")
+        capture(store, lease, 1)
+        with store.fenced(lease) as writer:
+            writer.detach_sink("b", "full")
+        store.pause_sink(NAME, "a")
+
+        for act, sink, expected in (
+            (store.pause_sink, "a", "'a' is paused"),
+            (store.pause_sink, "b", "'b' is detached"),
+            (store.resume_sink, "b", "deltaforge sink attach orders b"),
+            (store.resume_sink, "c", "there is: a, b"),
+        ):
+            with pytest.raises(NotAllowed, match=expected):
+                act(NAME, sink)
+        store.resume_sink(NAME, "a")
+        with pytest.raises(NotAllowed, match="is not paused"):
+            store.resume_sink(NAME, "a")
+
+
+class TestAddedSinks:
+    """Where a sink begins that is added to a pipeline at work, and what is said of it."""
+
+    def journal(self, store: StateStore) -> Lease:
+        """Let `a` have segment 4 of 2 to 5, and `b` all."""
+        lease = held(store, "a", "b")
+        for number in (1, 2, 3, 4, 5):
+            capture(store, lease, number)
+        deliver(store, lease, "a", 4)
+        deliver(store, lease, "b", 5)
+        for number, asset in store.unpublished(NAME):
+            store.mark_published(NAME, number, asset)
+        store.expire_segments(NAME, [1])
+        return lease
+
+    def test_first_sinks_have_no_story(self, store: StateStore) -> None:
+        """A new pipeline's sinks begin with the first segment, whatever `start` says."""
+        store.register_pipeline(NAME, "spec", ["a", "b"], {"a": "tail", "b": "journal"})
+
+        rows = store.checkpoints(NAME)
+        assert [(one.first_segment, one.began) for one in rows.values()] == [(1, None), (1, None)]
+
+    def test_where_it_begins(self, store: StateStore) -> None:
+        """Where the hindmost stands, at the journal's end, or as far back as the journal goes."""
+        self.journal(store)
+        starts: dict[str, SinkStart] = {"t": "tail", "j": "journal"}
+
+        store.register_pipeline(NAME, "spec-2", ["a", "b", "m", "t", "j"], starts)
+
+        rows = store.checkpoints(NAME)
+        begun = {
+            "m": (5, 4, "added; begins with segment 5, where sink a, the hindmost, stood"),
+            "t": (6, 5, ("added; begins with segment 6, with what was captured after it was added"
+                        " (start: tail)")),
+            "j": (2, 1, "added; begins with segment 2, the journal's oldest (start: journal)"),
+        }  # fmt: skip
+        for sink, (first, after, began) in begun.items():
+            row = rows[sink]
+            assert (row.first_segment, row.segment, row.began) == (first, first - 1, began)
+            assert row.source_position == position(after)
+        # It is there now, and `start` means nothing any more.
+        store.register_pipeline(NAME, "spec-3", ["a", "b", "m", "t", "j"], {"t": "journal"})
+        assert store.checkpoints(NAME)["t"] == rows["t"]
+
+    def test_a_renamed_sink(self, store: StateStore) -> None:
+        """It is a new one, which is said with the name that is gone; the old checkpoint goes."""
+        lease = self.journal(store)
+
+        store.register_pipeline(NAME, "spec-2", ["a", "c"])
+
+        began = store.checkpoints(NAME)["c"].began
+        assert began is not None
+        assert began.startswith(
+            "added; begins with segment 5, where sink a, the hindmost, stood; b is"
+        )
+        assert "a renamed sink is a new one" in began
+        assert set(store.checkpoints(NAME)) == {"a", "b", "c"}  # a run is at work
+        with store.fenced(lease) as writer:
+            writer.release()
+        store.register_pipeline(NAME, "spec-2", ["a", "c"])
+        assert set(store.checkpoints(NAME)) == {"a", "c"}
 
 
 class TestSinksOwnPosition:

@@ -49,7 +49,7 @@ class TestJournal:
         assert (open_range.rows, open_range.bytes) == (9, 200)
         assert open_range.counts == {"public.orders": {"c": 2, "u": 6}, "public.items": {"d": 1}}
         assert open_range.schema_versions == {
-            "public.orders": "sha256:two",
+            "public.orders": ["sha256:one", "sha256:two"],
             "public.items": "sha256:x",
         }
         assert (open_range.first_ts_us, open_range.last_ts_us) == (1, 2002)

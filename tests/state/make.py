@@ -6,7 +6,7 @@ from sqlalchemy import update
 
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.records import Lease, NewSegment
+from deltaforge_dagster.state.records import Lease, NewDeadLetter, NewSegment
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import leases
 from deltaforge_dagster.tables import Column, TableSchema
@@ -37,6 +37,29 @@ def new_segment(number: int, **changes: object) -> NewSegment:
         "last_ts_us": number * 1000 + 2,
     }
     return NewSegment(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def dead_letter(number: int, **changes: object) -> NewDeadLetter:
+    """Return the dead letter of an event, which stands in segment 1 at that ordinal."""
+    fields: dict[str, object] = {
+        "event_id": f"event-{number}",
+        "segment": 1,
+        "ordinal": number,
+        "state": "dead",
+        "error_kind": "routing",
+        "error_message": "nowhere to go",
+        "table_name": "public.orders",
+        "row_key": f'{{"id":{number}}}',
+        "old_key": None,
+        "holds": False,
+        "source_cursor": "{}",
+        "event": f'{{"after":{number}}}',
+        "payload_truncated": False,
+        "path": "orders/dead/1.arrow",
+        "checksum": "sum",
+        "place": number,
+    }
+    return NewDeadLetter(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def table(*columns: str, name: str = "orders") -> TableSchema:

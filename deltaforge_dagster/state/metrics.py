@@ -1,0 +1,169 @@
+"""Metrics in the state store: counted in the transaction of what they count.
+
+Pipelines live in many short runs, so a count in a run's memory would be lost or begin at 0 again
+and again. A `Tally` collects what happened since the last write; the transaction that makes it true
+(a segment's row, a checkpoint, a dead letter) adds it to what is stored. A row is one number: of a
+counter, a gauge's last value, or one bucket of a histogram, each bucket by itself.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, and_, case, delete, func, not_, or_, select
+
+from deltaforge_dagster.state.database import upsert
+from deltaforge_dagster.state.metric_families import (
+    PANICS,
+    PIPELINE_PAUSES,
+    PIPELINE_RESUMES,
+    Family,
+)
+from deltaforge_dagster.state.records import Want
+from deltaforge_dagster.state.tables import checkpoints, metrics, segments
+
+_Series = tuple[str, str]
+
+LE = "le"
+"""The label of a bucket: its upper bound; `+Inf` for the last one."""
+
+SUM = "_sum"
+"""What stands behind a histogram's name for the sum of what was observed."""
+
+
+class Tally:
+    """What was counted and is not stored yet; used by one thread at a time.
+
+    Labels are those of the family, less `pipeline`, which is known where it is stored.
+    """
+
+    def __init__(self) -> None:
+        self._added: dict[_Series, float] = {}
+        self._last: dict[_Series, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._added or self._last)
+
+    def add(self, family: Family, amount: float = 1, **labels: str) -> None:
+        """Count something."""
+        if amount:
+            self._add(family.name, _text(family, labels), amount)
+
+    def observe(self, family: Family, value: float, **labels: str) -> None:
+        """Count a value in a histogram."""
+        place = bisect.bisect_left(family.buckets, value)
+        bound = f"{family.buckets[place]:g}" if place < len(family.buckets) else "+Inf"
+        self._add(family.name, _text(family, labels, le=bound), 1)
+        self._add(family.name + SUM, _text(family, labels), value)
+
+    def set(self, family: Family, value: float, **labels: str) -> None:
+        """Remember a gauge's last value."""
+        self._last[family.name, _text(family, labels)] = value
+
+    def join(self, other: Tally) -> None:
+        """Take over what another one has counted, which may be used no more."""
+        for (name, labels), amount in other._added.items():
+            self._add(name, labels, amount)
+        self._last |= other._last
+
+    def rows(self, pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return rows to add to what is stored, and rows to put in its place; in one order."""
+        added, last = (
+            [
+                {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
+                for (name, labels), value in sorted(series.items())
+            ]
+            for series in (self._added, self._last)
+        )
+        return added, last
+
+    def _add(self, name: str, labels: str, amount: float) -> None:
+        self._added[name, labels] = self._added.get((name, labels), 0) + amount
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One number as it is stored."""
+
+    pipeline: str
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def of_wish(before: Want, want: Want) -> Tally:
+    """Return the tally of somebody's wish."""
+    tally = Tally()
+    if want != before and want == "paused":
+        tally.add(PIPELINE_PAUSES)
+    if want != before and want == "running":
+        tally.add(PIPELINE_RESUMES)
+    return tally
+
+
+def panic() -> Tally:
+    """Return the tally of one defect."""
+    tally = Tally()
+    tally.add(PANICS)
+    return tally
+
+
+def count(connection: Connection, pipeline: str, tally: Tally | None) -> None:
+    """Add a tally to what is stored of a pipeline; part of the caller's transaction."""
+    if not tally:
+        return
+    added, last = tally.rows(pipeline)
+    for rows, adds in ((added, True), (last, False)):
+        if rows:
+            insert = upsert(connection, metrics)
+            new = insert.excluded.value
+            value = metrics.c.value + new if adds else new
+            keys = [metrics.c.pipeline, metrics.c.name, metrics.c.labels]
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=keys, set_={"value": value}), rows
+            )
+
+
+def stored(connection: Connection) -> list[Stored]:
+    """Return every stored number."""
+    query = select(metrics).order_by(metrics.c.name, metrics.c.pipeline, metrics.c.labels)
+    return [
+        Stored(pipeline, name, orjson.loads(labels), value)
+        for pipeline, name, labels, value in connection.execute(query)
+    ]
+
+
+def lacking_rows(connection: Connection) -> dict[tuple[str, str], int]:
+    """Return, by pipeline and sink, how many captured changes attached sinks lack, if any."""
+    behind = or_(
+        segments.c.segment > checkpoints.c.segment,
+        and_(segments.c.segment == checkpoints.c.segment, not_(checkpoints.c.complete)),
+    )
+    begun = case((checkpoints.c.complete, 0), else_=checkpoints.c.ordinal + 1)
+    query = (
+        select(checkpoints.c.pipeline, checkpoints.c.sink, func.sum(segments.c.rows) - begun)
+        .join(segments, and_(segments.c.pipeline == checkpoints.c.pipeline, behind))
+        .where(checkpoints.c.state != "detached")
+        .group_by(
+            checkpoints.c.pipeline,
+            checkpoints.c.sink,
+            checkpoints.c.complete,
+            checkpoints.c.ordinal,
+        )
+    )
+    return {(pipeline, sink): int(rows) for pipeline, sink, rows in connection.execute(query)}
+
+
+def forget(connection: Connection, pipeline: str) -> None:
+    """Drop everything that was counted for a pipeline, which is no more."""
+    connection.execute(delete(metrics).where(metrics.c.pipeline == pipeline))
+
+
+def _text(family: Family, labels: Mapping[str, str], **more: str) -> str:
+    if {*labels, "pipeline"} != {*family.labels, "pipeline"}:
+        raise ValueError(f"{family.name} has the labels {family.labels}, not {tuple(labels)}")
+    return orjson.dumps({**labels, **more}, option=orjson.OPT_SORT_KEYS).decode()

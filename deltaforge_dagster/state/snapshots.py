@@ -1,0 +1,522 @@
+"""Snapshots: tables read as they are, in chunks, and how far each chunk has come.
+
+A snapshot is numbered within its pipeline. Its chunks are read by runs of their own, any number of
+them at a time and without the pipeline's lease, and taken over by the pipeline's run:
+
+===========  ======================================================================================
+`planned`    nobody has read it, or what was read can no longer be used
+`read`       its rows are in a staging file of the journal's folder
+`spliced`    its rows are in the journal, those excepted that changed meanwhile
+===========  ======================================================================================
+
+A chunk becomes `read` by compare-and-swap: of two runs that read it the first counts, and the other's
+file is an orphan. It becomes `spliced` in the transaction that adds the segment with its rows, which
+is fenced; so each reading of a chunk gets into the journal once. A snapshot is `wanted` until its
+chunks are planned, `reading` until all of them are spliced and no `strays` are left, and `cancelled` for ever when somebody or
+something has stopped it; then what is not spliced yet never will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state import strays
+from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.tables import chunks, segments, snapshots
+from deltaforge_dagster.state.tables import strays as stray_rows
+
+SnapshotState = Literal["wanted", "reading", "spliced", "cancelled"]
+ChunkState = Literal["planned", "read", "spliced"]
+
+UNFINISHED: tuple[SnapshotState, ...] = ("wanted", "reading")
+
+_PROBLEM_LENGTH = 2000
+_NOT_READ: dict[str, None] = dict.fromkeys(
+    (
+        *("path", "checksum", "rows", "bytes", "sight", "position"),
+        *("described", "first_segment", "read_at", "seconds"),
+    )
+)
+_NOT_SPLICED: dict[str, None] = dict.fromkeys(("segment", "spliced_rows"))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A snapshot.
+
+    Attributes:
+        snapshot: Its number.
+        tables: Full names of the tables; empty for all that the pipeline captures.
+        condition: An SQL condition that rows must fulfil; None for all rows.
+        cause: Who asked for it: `command`, or the file by its `mode`: `initial`, `always`.
+        spec_hash: Of the pipeline's file then.
+        state: See the module.
+        problem: Why it was cancelled, None when it was not.
+        created_at: When it was asked for.
+        ended_at: When it was spliced or cancelled.
+    """
+
+    snapshot: int
+    tables: Sequence[str]
+    condition: str | None
+    cause: str
+    spec_hash: str
+    state: SnapshotState
+    problem: str | None
+    created_at: float
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """A part of a table; `plan` is the source's own text that says which.
+
+    Tables are by full name, numbers count from 1 within the table.
+    """
+
+    table_name: str
+    number: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagedChunk:
+    """What was read of a chunk.
+
+    Attributes:
+        path: The staging file, relative to the journal's root; None when there was no row.
+        checksum: SHA-256 of the file; empty without one.
+        rows: How many rows there are.
+        bytes: Size of the file.
+        sight: What the reader could see, the source's own text.
+        position: A position of the log behind everything that was seen, JSON text.
+        described: The table as it was then (`tables.TableSchema`), JSON text.
+        first_segment: Number of the first segment that may hold a change which was not seen.
+        seconds: How long it took.
+    """
+
+    path: str | None
+    checksum: str
+    rows: int
+    bytes: int
+    sight: str
+    position: str
+    described: str
+    first_segment: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRow(PlannedChunk):
+    """A chunk; the fields of `StagedChunk` are there once it was read.
+
+    Attributes:
+        snapshot: Number of its snapshot.
+        state: See the module.
+        attempts: How often its reading could not be used.
+        read_at: When it was read.
+        segment: The segment that its rows are in; None when none was left.
+        spliced_rows: How many rows were left.
+    """
+
+    snapshot: int
+    state: ChunkState
+    attempts: int
+    path: str | None
+    checksum: str | None
+    rows: int | None
+    bytes: int | None
+    sight: str | None
+    position: str | None
+    described: str | None
+    first_segment: int | None
+    read_at: float | None
+    seconds: float | None
+    segment: int | None
+    spliced_rows: int | None
+
+    @property
+    def partition(self) -> str:
+        """The name that people know it by: `shop.orders/000012`."""
+        return f"{self.table_name}/{self.number:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """How far the chunks of a snapshot, or of one table of it, have come.
+
+    Attributes:
+        planned: Chunks still to be read.
+        read: Chunks that wait for the pipeline's run.
+        spliced: Chunks that are done.
+        rows: Rows read so far.
+        staged_bytes: Size of the files that wait.
+    """
+
+    planned: int = 0
+    read: int = 0
+    spliced: int = 0
+    rows: int = 0
+    staged_bytes: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """All of them."""
+        return self.planned + self.read + self.spliced
+
+
+def create(
+    connection: Connection,
+    pipeline: str,
+    *,
+    tables: Sequence[str],
+    condition: str | None,
+    cause: str,
+    spec_hash: str,
+) -> SnapshotRow:
+    """Want a snapshot.
+
+    Raises:
+        NotAllowed: Another one is not finished.
+    """
+    for row in read_snapshots(connection, pipeline, newest=1):
+        if row.state in UNFINISHED:
+            raise NotAllowed(
+                f"pipeline {pipeline!r}: snapshot {row.snapshot} is not finished; wait for it, or "
+                "cancel it (deltaforge snapshot cancel)"
+            )
+    last = connection.execute(
+        select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
+    ).scalar()
+    connection.execute(
+        insert(snapshots).values(
+            pipeline=pipeline,
+            snapshot=(last or 0) + 1,
+            tables=list(tables),
+            condition=condition,
+            cause=cause,
+            spec_hash=spec_hash,
+            state="wanted",
+            created_at=clock(),
+        )
+    )
+    return read_snapshots(connection, pipeline, newest=1)[0]
+
+
+def read_snapshots(
+    connection: Connection, pipeline: str, *, newest: int | None = None
+) -> list[SnapshotRow]:
+    """Return a pipeline's snapshots, the newest first."""
+    query = _select(SnapshotRow, snapshots).where(snapshots.c.pipeline == pipeline)
+    query = query.order_by(snapshots.c.snapshot.desc()).limit(newest)
+    return [SnapshotRow(**row) for row in connection.execute(query).mappings()]
+
+
+def read_chunks(
+    connection: Connection,
+    pipeline: str,
+    snapshot: int,
+    *,
+    table: str | None = None,
+    state: ChunkState | None = None,
+    limit: int | None = None,
+) -> list[ChunkRow]:
+    """Return chunks of a snapshot, by table and number; those `read` in the order of reading."""
+    query = _select(ChunkRow, chunks).where(_of(pipeline, snapshot))
+    if table is not None:
+        query = query.where(chunks.c.table_name == table)
+    order: tuple[Any, ...] = (chunks.c.table_name, chunks.c.number)
+    if state is not None:
+        query = query.where(chunks.c.state == state)
+        order = (chunks.c.read_at, *order) if state == "read" else order
+    query = query.order_by(*order).limit(limit)
+    return [ChunkRow(**row) for row in connection.execute(query).mappings()]
+
+
+def staged_paths(connection: Connection, pipeline: str) -> set[str]:
+    """Return the staging files that are still needed."""
+    query = select(chunks.c.path).where(
+        chunks.c.pipeline == pipeline, chunks.c.state == "read", chunks.c.path.is_not(None)
+    )
+    return set(connection.execute(query).scalars())
+
+
+def plan(
+    connection: Connection, pipeline: str, snapshot: int, planned: Iterable[PlannedChunk]
+) -> bool:
+    """Give a wanted snapshot its chunks; False when it has them already, or was cancelled."""
+    begun = connection.execute(
+        update(snapshots)
+        .where(_this(pipeline, snapshot), snapshots.c.state == "wanted")
+        .values(state="reading")
+    )
+    if begun.rowcount == 0:
+        return False
+    rows = [_planned(pipeline, snapshot, one) for one in planned]
+    if rows:
+        connection.execute(insert(chunks), rows)
+    finish(connection, pipeline, snapshot)
+    return True
+
+
+def stage(
+    connection: Connection, pipeline: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk
+) -> bool:
+    """Note what was read of a chunk; False when somebody else was faster, or it was cancelled."""
+    reading = select(snapshots.c.snapshot).where(
+        _this(pipeline, snapshot), snapshots.c.state == "reading"
+    )
+    values = {field.name: getattr(staged, field.name) for field in fields(StagedChunk)}
+    done = connection.execute(
+        update(chunks)
+        .where(_chunk(pipeline, snapshot, chunk), chunks.c.state == "planned", reading.exists())
+        .values(state="read", read_at=clock(), **values)
+    )
+    return done.rowcount == 1
+
+
+def splice(
+    connection: Connection, pipeline: str, chunk: ChunkRow, *, segment: int | None, rows: int
+) -> None:
+    """Note that what was read of a chunk is in the journal now.
+
+    Raises:
+        NotAllowed: It was cancelled, or is read once more.
+    """
+    done = connection.execute(
+        update(chunks)
+        .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
+        .values(state="spliced", segment=segment, spliced_rows=rows)
+    )
+    if done.rowcount == 0 and not _is_spliced(connection, pipeline, chunk, segment):
+        raise NotAllowed(f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be spliced now")
+    finish(connection, pipeline, chunk.snapshot)
+
+
+def plan_again(connection: Connection, pipeline: str, chunk: ChunkRow) -> None:
+    """Let a chunk be read once more, since what was read of it cannot be used."""
+    connection.execute(
+        update(chunks)
+        .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
+        .values(state="planned", attempts=chunks.c.attempts + 1, **_NOT_READ)
+    )
+
+
+def reopen(
+    connection: Connection, pipeline: str, snapshot: int, names: Iterable[tuple[str, int]]
+) -> None:
+    """Let spliced chunks of a snapshot be read once more, because somebody asks for it."""
+    reopened = 0
+    for table_name, number in names:
+        again = connection.execute(
+            update(chunks)
+            .where(
+                _of(pipeline, snapshot),
+                chunks.c.table_name == table_name,
+                chunks.c.number == number,
+                chunks.c.state == "spliced",
+            )
+            .values(state="planned", **_NOT_READ, **_NOT_SPLICED)
+        )
+        reopened += again.rowcount
+    if reopened:
+        connection.execute(
+            update(snapshots)
+            .where(_this(pipeline, snapshot), snapshots.c.state == "spliced")
+            .values(state="reading", ended_at=None)
+        )
+
+
+def plan_strays(
+    connection: Connection,
+    pipeline: str,
+    snapshot: int,
+    chunk: PlannedChunk,
+    *,
+    keys: Collection[str],
+    attempts: int,
+) -> None:
+    """Let strays of a table be looked for by a chunk more; nothing when it is there already."""
+    known = select(chunks.c.number).where(_chunk(pipeline, snapshot, chunk))
+    reading = select(snapshots.c.snapshot).where(
+        _this(pipeline, snapshot), snapshots.c.state == "reading"
+    )
+    if connection.execute(known).first() or not connection.execute(reading).first():
+        return
+    strays.drop(connection, pipeline, snapshot, chunk.table_name, keys)
+    row = _planned(pipeline, snapshot, chunk) | {"attempts": attempts}
+    connection.execute(insert(chunks), [row])
+
+
+def finish(connection: Connection, pipeline: str, snapshot: int) -> None:
+    """Note that a snapshot is spliced when all its chunks are, and no row has strayed."""
+    left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
+    lost = select(stray_rows.c.digest).where(
+        stray_rows.c.pipeline == pipeline, stray_rows.c.snapshot == snapshot
+    )
+    connection.execute(
+        update(snapshots)
+        .where(
+            _this(pipeline, snapshot),
+            snapshots.c.state == "reading",
+            ~left.exists(),
+            ~lost.exists(),
+        )
+        .values(state="spliced", ended_at=clock())
+    )
+
+
+def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -> bool:
+    """Stop a snapshot for good; False when it is finished."""
+    cancelled = connection.execute(
+        update(snapshots)
+        .where(_this(pipeline, snapshot), snapshots.c.state.in_(UNFINISHED))
+        .values(state="cancelled", problem=problem[:_PROBLEM_LENGTH], ended_at=clock())
+    )
+    if cancelled.rowcount:
+        connection.execute(
+            update(chunks)
+            .where(_of(pipeline, snapshot), chunks.c.state == "read")
+            .values(state="planned", **_NOT_READ)
+        )
+        strays.drop_all(connection, pipeline, snapshot)
+    return bool(cancelled.rowcount)
+
+
+def progress(connection: Connection, pipeline: str, snapshot: int) -> dict[str, SnapshotProgress]:
+    """Return how far each table of a snapshot has come."""
+    total = func.sum
+    query = (
+        select(
+            chunks.c.table_name,
+            total(case((chunks.c.state == "planned", 1), else_=0)),
+            total(case((chunks.c.state == "read", 1), else_=0)),
+            total(case((chunks.c.state == "spliced", 1), else_=0)),
+            total(func.coalesce(chunks.c.rows, 0)),
+            total(case((chunks.c.state == "read", func.coalesce(chunks.c.bytes, 0)), else_=0)),
+        )
+        .where(_of(pipeline, snapshot))
+        .group_by(chunks.c.table_name)
+        .order_by(chunks.c.table_name)
+    )
+    return {
+        name: SnapshotProgress(*map(int, numbers)) for name, *numbers in connection.execute(query)
+    }
+
+
+def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
+    """Let what no sink has beyond a segment be read once more: the journal's files are lost."""
+    again = and_(
+        chunks.c.pipeline == pipeline,
+        or_(chunks.c.state == "read", chunks.c.segment > delivered),
+        chunks.c.snapshot.in_(
+            select(snapshots.c.snapshot).where(
+                snapshots.c.pipeline == pipeline, snapshots.c.state != "cancelled"
+            )
+        ),
+    )
+    connection.execute(
+        update(snapshots)
+        .where(
+            snapshots.c.pipeline == pipeline,
+            snapshots.c.state == "spliced",
+            snapshots.c.snapshot.in_(select(chunks.c.snapshot).where(again)),
+        )
+        .values(state="reading", ended_at=None)
+    )
+    connection.execute(
+        update(chunks).where(again).values(state="planned", **_NOT_READ, **_NOT_SPLICED)
+    )
+
+
+def expire_chunks(connection: Connection, pipeline: str, *, before: float) -> int:
+    """Drop the chunks of older snapshots than the newest that ended before a time; return how many.
+
+    A chunk whose segment is still in the journal stays: some sink may lack it.
+    """
+    newest = select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
+    ended = select(snapshots.c.snapshot).where(
+        snapshots.c.pipeline == pipeline,
+        snapshots.c.snapshot < newest.scalar_subquery(),
+        snapshots.c.ended_at < before,
+    )
+    journaled = select(segments.c.segment).where(
+        segments.c.pipeline == pipeline, segments.c.segment == chunks.c.segment
+    )
+    dropped = connection.execute(
+        delete(chunks).where(
+            chunks.c.pipeline == pipeline, chunks.c.snapshot.in_(ended), ~journaled.exists()
+        )
+    )
+    return dropped.rowcount
+
+
+def forget(connection: Connection, pipeline: str) -> None:
+    """Drop every snapshot of a pipeline."""
+    for table in (snapshots, chunks, stray_rows):
+        connection.execute(delete(table).where(table.c.pipeline == pipeline))
+
+
+def _select(kind: type, table: Table) -> Any:
+    return select(*(table.c[field.name] for field in fields(kind)))
+
+
+def _planned(pipeline: str, snapshot: int, chunk: PlannedChunk) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline,
+        "snapshot": snapshot,
+        "table_name": chunk.table_name,
+        "number": chunk.number,
+        "plan": chunk.plan,
+        "state": "planned",
+        "attempts": 0,
+    }
+
+
+def _this(pipeline: str, snapshot: int) -> ColumnElement[bool]:
+    return and_(snapshots.c.pipeline == pipeline, snapshots.c.snapshot == snapshot)
+
+
+def _of(pipeline: str, snapshot: int) -> ColumnElement[bool]:
+    return and_(chunks.c.pipeline == pipeline, chunks.c.snapshot == snapshot)
+
+
+def _chunk(pipeline: str, snapshot: int, chunk: PlannedChunk) -> ColumnElement[bool]:
+    return and_(
+        _of(pipeline, snapshot),
+        chunks.c.table_name == chunk.table_name,
+        chunks.c.number == chunk.number,
+    )
+
+
+def _same_reading(chunk: ChunkRow) -> ColumnElement[bool]:
+    return and_(chunks.c.state == "read", chunks.c.read_at == chunk.read_at)
+
+
+def _is_spliced(
+    connection: Connection, pipeline: str, chunk: ChunkRow, segment: int | None
+) -> bool:
+    query = select(chunks.c.number).where(
+        _chunk(pipeline, chunk.snapshot, chunk),
+        chunks.c.state == "spliced",
+        chunks.c.read_at == chunk.read_at,
+        chunks.c.segment.is_not_distinct_from(segment),
+    )
+    return connection.execute(query).first() is not None

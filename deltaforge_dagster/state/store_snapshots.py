@@ -1,0 +1,121 @@
+"""The snapshots in the state store: what readers of chunks, commands and the sensor see and write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from deltaforge_dagster.state import snapshots, strays
+from deltaforge_dagster.state.leases import lock_lease
+from deltaforge_dagster.state.rows import known_pipeline
+from deltaforge_dagster.state.snapshots import (
+    ChunkRow,
+    ChunkState,
+    PlannedChunk,
+    SnapshotProgress,
+    SnapshotRow,
+    StagedChunk,
+)
+from deltaforge_dagster.state.store_base import StoreBase
+
+
+class StoreSnapshots(StoreBase):
+    """The part of a `StateStore` about snapshots (see `snapshots`)."""
+
+    def want_snapshot(
+        self, name: str, *, tables: Sequence[str] = (), condition: str | None = None, cause: str
+    ) -> SnapshotRow:
+        """Want a snapshot of a pipeline's tables, of all of them when none is named.
+
+        Raises:
+            NotAllowed: Another one is not finished, or the pipeline was never registered.
+        """
+        with self.database.write() as connection:
+            lock_lease(connection, name)
+            pipeline = known_pipeline(connection, name)
+            return snapshots.create(
+                connection,
+                name,
+                tables=tables,
+                condition=condition,
+                cause=cause,
+                spec_hash=pipeline.spec_hash,
+            )
+
+    def snapshots(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:
+        """Return a pipeline's snapshots, the newest first."""
+        with self.database.read() as connection:
+            return snapshots.read_snapshots(connection, name, newest=newest)
+
+    def unfinished_snapshot(self, name: str) -> SnapshotRow | None:
+        """Return the snapshot that is wanted or being read; there is one at most."""
+        newest = self.snapshots(name, newest=1)
+        return newest[0] if newest and newest[0].state in snapshots.UNFINISHED else None
+
+    def chunks(
+        self,
+        name: str,
+        snapshot: int,
+        *,
+        table: str | None = None,
+        state: ChunkState | None = None,
+        limit: int | None = None,
+    ) -> list[ChunkRow]:
+        """Return chunks of a snapshot, by table and number; those `read` in the order of reading."""
+        with self.database.read() as connection:
+            return snapshots.read_chunks(
+                connection, name, snapshot, table=table, state=state, limit=limit
+            )
+
+    def snapshot_progress(self, name: str, snapshot: int) -> dict[str, SnapshotProgress]:
+        """Return how far each table of a snapshot has come."""
+        with self.database.read() as connection:
+            return snapshots.progress(connection, name, snapshot)
+
+    def staged_paths(self, name: str) -> set[str]:
+        """Return the staging files that are still needed."""
+        with self.database.read() as connection:
+            return snapshots.staged_paths(connection, name)
+
+    def plan_snapshot(self, name: str, snapshot: int, planned: Iterable[PlannedChunk]) -> bool:
+        """Give a wanted snapshot its chunks; False when it has them already, or was cancelled."""
+        with self.database.write() as connection:
+            return snapshots.plan(connection, name, snapshot, planned)
+
+    def stage_chunk(
+        self, name: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk
+    ) -> bool:
+        """Note what was read of a chunk; False when somebody else was faster, or it was cancelled."""
+        with self.database.write() as connection:
+            return snapshots.stage(connection, name, snapshot, chunk, staged)
+
+    def strays(self, name: str, snapshot: int, table: str) -> list[str]:
+        """Return the keys of a table's rows that are to be looked for (see `state.strays`)."""
+        with self.database.read() as connection:
+            return strays.read(connection, name, snapshot, table)
+
+    def stray_tables(self, name: str, snapshot: int) -> list[str]:
+        """Return the tables whose strays can be looked for now: their chunks are all spliced."""
+        with self.database.read() as connection:
+            return strays.ready(connection, name, snapshot)
+
+    def plan_strays(
+        self, name: str, snapshot: int, chunk: PlannedChunk, *, keys: Collection[str], attempts: int
+    ) -> None:
+        """Let strays of a table be looked for by a chunk more."""
+        with self.database.write() as connection:
+            snapshots.plan_strays(connection, name, snapshot, chunk, keys=keys, attempts=attempts)
+
+    def reopen_chunks(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
+        """Let spliced chunks of a snapshot, by table and number, be read once more."""
+        with self.database.write() as connection:
+            snapshots.reopen(connection, name, snapshot, names)
+
+    def cancel_snapshot(self, name: str, snapshot: int, problem: str) -> bool:
+        """Stop a snapshot for good; False when it is finished."""
+        with self.database.write() as connection:
+            return snapshots.cancel(connection, name, snapshot, problem)
+
+    def expire_chunks(self, name: str, *, before: float) -> int:
+        """Drop chunks of snapshots that ended before a time and are not the newest; return how many."""
+        with self.database.write() as connection:
+            return snapshots.expire_chunks(connection, name, before=before)
