@@ -27,13 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deltaforge_dagster.errors import JournalDamaged
-from deltaforge_dagster.frame import CAPTURED, FRAME
+from deltaforge_dagster.frame import CAPTURED, FRAME, PROCESSED
 from deltaforge_dagster.journal.checksummed import Checksummed, readable
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.journal.held import HeldWriter, orphans, read_held
-from deltaforge_dagster.journal.held import folder as held_folder
+from deltaforge_dagster.journal.held import HeldWriter, folders, orphans, read_held
 from deltaforge_dagster.journal.storage import Storage, open_storage
 from deltaforge_dagster.journal.summary import Summary
+from deltaforge_dagster.tables import Contained
 
 ROW_GROUP_BYTES = 16 << 20
 """Arrow memory of a row group. Large enough to compress well, small enough to split a segment."""
@@ -91,9 +91,11 @@ class WrittenSegment:
         content_hash: Hash of the rows, see `journal.hashing`.
         bytes: Size of the file.
         counts: Changes per table and op.
-        schema_versions: The newest table version per table, by its fingerprint.
+        schema_versions: The versions that rows of each table have, by fingerprint.
         first_ts_us: Earliest event time.
         last_ts_us: Latest event time.
+        newest: The same for each table.
+        memory: Size of the rows before they were written.
     """
 
     segment_id: str
@@ -103,9 +105,11 @@ class WrittenSegment:
     rows: int
     bytes: int
     counts: Mapping[str, Mapping[str, int]]
-    schema_versions: Mapping[str, str]
+    schema_versions: Mapping[str, Contained]
     first_ts_us: int
     last_ts_us: int
+    newest: Mapping[str, int]
+    memory: int
 
 
 class Journal:
@@ -154,7 +158,8 @@ class Journal:
             StoreUnavailable: The storage cannot be read now.
         """
         with readable(path):
-            return pq.ParquetFile(self._storage.open(path))
+            # Over a network the columns of a row group are one read, not one each.
+            return pq.ParquetFile(self._storage.open(path), pre_buffer=not self._storage.local)
 
     def batches(
         self, row: SegmentFile, columns: Sequence[str] | None = None
@@ -179,7 +184,7 @@ class Journal:
 
         Args:
             path: The segment's file, as in its row.
-            columns: Which columns to read.
+            columns: Which columns to read; one that is younger than the file is null.
             ordinals: Count and read only row groups that hold some of these rows; None for all.
             part: Where to begin, from 0.
             of: How many such shares there are.
@@ -198,7 +203,7 @@ class Journal:
                 if counted % of == part:
                     with readable(path):
                         table = file.read_row_group(group, columns=list(columns))
-                    yield from table.to_batches()
+                    yield from _with_younger(table, columns).to_batches()
                 counted += 1
 
     def row_groups(self, path: str) -> list[int]:
@@ -235,13 +240,75 @@ class Journal:
         _compare(row, "rows", rows, row.rows)
         _compare(row, "content hash", content.hexdigest(), row.content_hash)
 
+    def stager(self, pipeline: str, snapshot: int, chunk: int) -> SegmentWriter:
+        """Begin the staging file of a snapshot's chunk: rows like a segment's, not yet numbered.
+
+        Raises:
+            StoreUnavailable: The file cannot be created.
+        """
+        return SegmentWriter(
+            self._storage,
+            _staged(pipeline),
+            chunk,
+            snapshot,
+            encoder=self._encoder,
+            hasher=self._hasher,
+        )
+
+    def check_staged(self, path: str, checksum: str) -> None:
+        """Prove that a staging file is what was written.
+
+        Raises:
+            JournalDamaged: It is missing, or differs from its checksum.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        if self._checksum(path)[0] != checksum:
+            raise JournalDamaged(f"journal file {path}: checksum differs from when it was written")
+
+    def staged(self, path: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a staging file, columns of `frame.CAPTURED`; a row group in memory at a time.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The storage cannot be read now.
+        """
+        with self.open(path) as file:
+            for group in range(file.num_row_groups):
+                with readable(path):
+                    rows = file.read_row_group(group, columns=CAPTURED.names)
+                yield from rows.select(CAPTURED.names).combine_chunks().cast(CAPTURED).to_batches()
+
+    def sweep_staged(
+        self, pipeline: str, known: Collection[str], *, older_than: float
+    ) -> list[str]:
+        """Remove staging files that nobody needs, last written so many seconds ago; return their paths."""
+        swept = []
+        for path in self._storage.list(_staged(pipeline)):
+            if path in known:
+                continue
+            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
+                if self._storage.age(path) > older_than:
+                    self._storage.delete(path)
+                    swept.append(path)
+        return swept
+
     def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
         """Begin a file of held events.
 
         Raises:
             StoreUnavailable: The file cannot be created.
         """
-        return HeldWriter(self._storage, pipeline, epoch)
+        held, _ = folders(pipeline)
+        return HeldWriter(self._storage, held, epoch)
+
+    def dead_writer(self, pipeline: str, epoch: int) -> HeldWriter:
+        """Begin a file of dead letters.
+
+        Raises:
+            StoreUnavailable: The file cannot be created.
+        """
+        _, dead = folders(pipeline)
+        return HeldWriter(self._storage, dead, epoch)
 
     def read_held(self, path: str, checksum: str) -> Iterator[bytes]:
         """Yield the events of such a file in order.
@@ -255,9 +322,10 @@ class Journal:
     def sweep_held(
         self, pipeline: str, known: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
-        """Remove files of held events that no row names, as `sweep` does; return their paths."""
+        """Remove files of events kept back that no row names, as `sweep` does; return their paths."""
         swept = []
-        for path in orphans(self._storage.list(held_folder(pipeline)), known, epoch):
+        paths = [path for folder in folders(pipeline) for path in self._storage.list(folder)]
+        for path in orphans(paths, known, epoch):
             with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
                 if self._storage.age(path) > older_than:
                     self._storage.delete(path)
@@ -298,8 +366,13 @@ class Journal:
                     swept.append(path)
         return swept
 
+    @property
+    def local(self) -> bool:
+        """Whether the files have paths; else only this class reads them, on Spark's executors too."""
+        return self._storage.local
+
     def spark_path(self, path: str) -> str:
-        """Return where Spark reads the file: an absolute path, or a URL in Hadoop's words."""
+        """Return where Spark itself reads the file of a local journal."""
         return self._storage.locate(path)
 
     def prepared_dir(self, pipeline: str) -> str:
@@ -314,6 +387,21 @@ class Journal:
                 digest.update(piece)
                 size += len(piece)
         return digest.hexdigest(), size
+
+
+def _staged(pipeline: str) -> str:
+    """Return the folder of a pipeline's staging files, beside those of segments."""
+    return f"{pipeline}/staged"
+
+
+def _with_younger(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return these columns of the frame; those that the file was written without are null."""
+    if rows.num_columns == len(columns):
+        return rows
+    missing = [name for name in columns if name not in rows.column_names]
+    for name in missing:
+        rows = rows.append_column(name, pa.nulls(rows.num_rows, FRAME.field(name).type))
+    return rows.select(columns)
 
 
 class SegmentWriter:
@@ -361,12 +449,15 @@ class SegmentWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append changes, columns of `frame.CAPTURED`, in log order.
+        """Append changes, columns of `frame.CAPTURED` or `frame.PROCESSED`, in log order.
 
         Raises:
             StoreUnavailable: The storage refuses; a full disk is named as such.
         """
-        if not batch.schema.equals(CAPTURED):
+        if batch.schema.equals(CAPTURED):
+            nobody = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, nobody], schema=PROCESSED)
+        if not batch.schema.equals(PROCESSED):
             raise ValueError(f"not the change frame: {batch.schema}")
         if not batch.num_rows:
             return
@@ -405,6 +496,8 @@ class SegmentWriter:
             schema_versions=self._summary.schema_versions,
             first_ts_us=self._summary.first_ts_us,
             last_ts_us=self._summary.last_ts_us,
+            newest=self._summary.newest,
+            memory=self.bytes,
         )
 
     def abort(self) -> None:
@@ -420,7 +513,7 @@ class SegmentWriter:
     def _write_row_group(self) -> None:
         self._settle()
         # One dictionary per row group: Parquet falls back to plain pages when it changes inside.
-        rows = pa.Table.from_batches(self._waiting, CAPTURED).unify_dictionaries()
+        rows = pa.Table.from_batches(self._waiting, PROCESSED).unify_dictionaries()
         self._waiting.clear()
         self._waiting_bytes = 0
         self._encoding = self._encoder.submit(self._encode, rows, self._numbered)

@@ -1,9 +1,10 @@
-"""Files of held events: raw events of one subject, kept in the order of the log until released.
+"""Files of events that are kept back, in order, until somebody lets them go on.
 
-A file lies at `<pipeline>/held/<epoch>-<random>.arrow`, beside the folders of segments: it does not
-belong to one uid of the journal. It is an Arrow IPC stream with one column `event` of bytes, whose
-content only the source understands, compressed with Zstandard. Like a segment it is durable before
-the state store knows of it, never replaced, and an orphan when no row names it.
+A file lies at `<pipeline>/held/<epoch>-<random>.arrow`, or in the folder `dead`, beside the folders of
+segments: it does not belong to one uid of the journal. It is an Arrow IPC stream with one column
+`event` of bytes, compressed with Zstandard: held events are raw, and only the source understands
+them; dead letters are rows of the change frame. Like a segment a file is durable before the state
+store knows of it, never replaced, and an orphan when no row names it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class HeldWriter:
         bytes: Their size, before compression.
     """
 
-    def __init__(self, storage: Storage, pipeline: str, epoch: int) -> None:
-        self.path = f"{folder(pipeline)}/{epoch:06d}-{uuid.uuid4().hex}.arrow"
+    def __init__(self, storage: Storage, folder: str, epoch: int) -> None:
+        self.path = f"{folder}/{epoch:06d}-{uuid.uuid4().hex}.arrow"
         self.events = 0
         self.bytes = 0
         self._waiting: list[bytes] = []
@@ -81,9 +82,9 @@ class HeldWriter:
             self._waiting_bytes = 0
 
 
-def folder(pipeline: str) -> str:
-    """Return the folder of a pipeline's held events."""
-    return f"{pipeline}/held"
+def folders(pipeline: str) -> list[str]:
+    """Return the folders of a pipeline's held events and of its dead letters."""
+    return [f"{pipeline}/held", f"{pipeline}/dead"]
 
 
 def read_held(storage: Storage, path: str, checksum: str) -> Iterator[bytes]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -34,8 +35,8 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.folders import make_folder, sync_folder
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_SPARK_SCHEMES = {"s3": "s3a", "gcs": "gs"}
-"""Hadoop's names of the schemes that fsspec calls otherwise."""
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
+"""Schemes of places without folders; only the bucket must exist, and nobody makes it by mistake."""
 _SPARK_GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
@@ -57,6 +58,11 @@ class NewFile(Protocol):
 
 class Storage(Protocol):
     """A place for files that never change."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the files have paths that any program of this machine can open."""
+        ...
 
     def create(self, path: str) -> NewFile:
         """Begin a new file, with its folders. A name that exists already is an error."""
@@ -87,7 +93,7 @@ class Storage(Protocol):
         ...
 
     def locate(self, path: str) -> str:
-        """Return the URL under which Spark reads the file."""
+        """Return where other programs find the file."""
         ...
 
 
@@ -109,6 +115,8 @@ def open_storage(url: str) -> Storage:
 
 class LocalStorage:
     """A directory on a local disk, or on a shared one that honours fsync."""
+
+    local = True
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -193,6 +201,8 @@ class _LocalFile:
 class RemoteStorage:
     """Object storage, or any other file system that fsspec knows."""
 
+    local = False
+
     def __init__(self, url: str) -> None:
         scheme = urlsplit(url).scheme
         try:
@@ -201,7 +211,7 @@ class RemoteStorage:
         except (ImportError, ValueError) as error:
             raise SettingsError(f"journal URL of scheme {scheme!r}: {error}") from error
         self._root = root.rstrip("/")
-        self._scheme = _SPARK_SCHEMES.get(scheme, scheme)
+        self._has_folders = scheme not in _OBJECT_STORES
 
     def create(self, path: str) -> NewFile:
         """Begin a new file; it becomes visible when it is committed."""
@@ -209,22 +219,23 @@ class RemoteStorage:
         with _remote(target):
             if self._fs.exists(target):
                 raise FileExistsError(errno.EEXIST, "exists already", target)
-            self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._make_folder(target.rpartition("/")[0])
             return _RemoteFile(self._fs, target)
 
     def open(self, path: str) -> pa.NativeFile | IO[bytes]:
         """Open a file for random reads."""
         target = f"{self._root}/{path}"
         with _remote(target):
-            opened: IO[bytes] = self._fs.open(target, "rb")
-            return opened
+            # Each read is one request: Arrow's readers ask for what they need, and no more than that.
+            opened = self._fs.open(target, "rb", cache_type="none")
+        return cast("IO[bytes]", _RemoteReader(opened, target))
 
     def folder(self, path: str) -> str:
         """Create a folder and return its URL."""
         target = f"{self._root}/{path}"
         with _remote(target):
-            self._fs.makedirs(target, exist_ok=True)
-        return str(self._fs.unstrip_protocol(target))
+            self._make_folder(target)
+        return self.locate(path)
 
     def list(self, folder: str) -> list[str]:
         """Return the paths of a folder's files; none when it does not exist."""
@@ -253,8 +264,44 @@ class RemoteStorage:
             self._fs.rm_file(target)
 
     def locate(self, path: str) -> str:
-        """Return the file's URL with Hadoop's name of the scheme."""
-        return f"{self._scheme}://{self._root}/{path}"
+        """Return the file's URL, in fsspec's words."""
+        return str(self._fs.unstrip_protocol(f"{self._root}/{path}"))
+
+    def _make_folder(self, folder: str) -> None:
+        if self._has_folders:
+            self._fs.makedirs(folder, exist_ok=True)
+
+
+class _RemoteReader(io.BufferedIOBase):
+    """A file of `RemoteStorage` being read.
+
+    What a network does while a file is read must not look like a file that cannot be decoded: Arrow
+    passes our errors on as they are.
+    """
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        self._file = file
+        self._path = path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with _remote(self._path):
+            return self._file.read(-1 if size is None else size)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
 
 
 class _RemoteFile:
@@ -281,6 +328,17 @@ class _RemoteFile:
             self._fs.rm_file(self._path)
 
 
+def refused(path: str, error: OSError) -> StoreUnavailable:
+    """Return what to raise when a file system refuses a file; a full one is named as such."""
+    reason = error.strerror or type(error).__name__
+    if error.errno in _NO_SPACE:
+        return StoreUnavailable(
+            f"no space left for the journal file {path} ({reason}): free space there, or "
+            "lower engine.journal.max_bytes"
+        )
+    return StoreUnavailable(f"journal file {path}: {reason}")
+
+
 @contextlib.contextmanager
 def _translated(path: str) -> Iterator[None]:
     """Turn what a file system raises into our errors, naming `path`."""
@@ -289,13 +347,7 @@ def _translated(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise JournalDamaged(f"journal file {path} is missing") from error
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        if error.errno in _NO_SPACE:
-            raise StoreUnavailable(
-                f"no space left for the journal file {path} ({reason}): free space there, or "
-                "lower engine.journal.max_bytes"
-            ) from error
-        raise StoreUnavailable(f"journal file {path}: {reason}") from error
+        raise refused(path, error) from error
 
 
 @contextlib.contextmanager

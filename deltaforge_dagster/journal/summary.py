@@ -7,6 +7,8 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deltaforge_dagster.tables import Contained, contained
+
 _GROUPED = ["db", "schema", "table", "op", "schema_version"]
 
 
@@ -17,28 +19,33 @@ class Summary:
 
     Attributes:
         counts: Changes per full table name and op.
-        schema_versions: Full table name to the fingerprint of its newest version in the rows.
+        schema_versions: Full table name to the fingerprint of the version that its rows have, or of
+            the several, in the order in which they ended.
         first_ts_us: Earliest event time, microseconds since 1970 UTC.
         last_ts_us: Latest event time.
+        newest: The same for each full table name.
     """
 
     def __init__(self) -> None:
+        self.newest: dict[str, int] = {}
         self.counts: dict[str, dict[str, int]] = {}
-        self.schema_versions: dict[str, str] = {}
+        self.schema_versions: dict[str, Contained] = {}
         self.first_ts_us = 0
         self.last_ts_us = 0
 
     def add(self, rows: pa.Table) -> None:
         """Add the next rows of the change frame; each column has one dictionary."""
         groups = rows.group_by(_GROUPED, use_threads=False).aggregate(
-            [("ordinal", "count"), ("ordinal", "max")]
+            [("ordinal", "count"), ("ordinal", "max"), ("ts_us", "max")]
         )
         for group in groups.sort_by("ordinal_max").to_pylist():
             name = f"{group['schema'] or group['db']}.{group['table']}"
             ops = self.counts.setdefault(name, {})
             ops[group["op"]] = ops.get(group["op"], 0) + group["ordinal_count"]
+            self.newest[name] = max(self.newest.get(name, 0), group["ts_us_max"])
             if group["schema_version"] is not None:
-                self.schema_versions[name] = group["schema_version"]
+                versions = self.schema_versions
+                versions[name] = contained(versions.get(name), group["schema_version"])
         times = cast("dict[str, int]", pc.min_max(rows.column("ts_us")).as_py())
         if rows.column("ordinal")[0].as_py() == 0:
             self.first_ts_us, self.last_ts_us = times["min"], times["max"]

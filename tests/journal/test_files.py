@@ -85,7 +85,24 @@ def test_rows_come_back_numbered(journal: Journal) -> None:
     assert rows.schema.equals(FRAME)
     assert list(range(1000)) == rows.column("ordinal").to_pylist()
     assert pc.unique(rows.column("segment")).to_pylist() == [7]
-    assert rows.drop_columns(["segment", "ordinal"]).to_pylist() == changes(0, 1000).to_pylist()
+    assert rows.select(CAPTURED.names).to_pylist() == changes(0, 1000).to_pylist()
+    assert rows.column("synthetic").null_count == 1000
+
+
+def test_a_file_of_before_a_column_was_added(tmp_path: Path) -> None:
+    """What an older version wrote is read with null for the column that it did not know."""
+    journal = Journal(f"file://{tmp_path}")
+    older = pa.schema([field for field in FRAME if field.name != "synthetic"])
+    rows = pa.Table.from_batches([changes(0, 3)])
+    place = [pa.array([7] * 3), pa.array(range(3))]
+    pq.write_table(pa.Table.from_arrays([*place, *rows.columns], schema=older), tmp_path / "a")
+
+    columns = ["synthetic", "ordinal", "op"]
+    (found,) = journal.share("a", columns, ordinals=None, part=0, of=1)
+
+    assert found.schema.names == columns
+    assert found.column("ordinal").to_pylist() == [0, 1, 2]
+    assert found.column("synthetic").null_count == 3
 
 
 def test_written_segment_describes_the_file(local: Journal, tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ def summary(*groups: list[Change]) -> Summary:
     start = 0
     for group in groups:
         rows = pa.Table.from_batches([batch(group)])
-        numbers = range(start, start + len(group))
-        result.add(
-            pa.Table.from_arrays(
-                [pa.array([1] * len(group)), pa.array(numbers), *rows.columns], schema=FRAME
-            )
-        )
+        numbers = pa.array(range(start, start + len(group)))
+        synthetic = pa.nulls(len(group), FRAME.field("synthetic").type)
+        columns = [pa.array([1] * len(group)), numbers, *rows.columns, synthetic]
+        result.add(pa.Table.from_arrays(columns, schema=FRAME))
         start += len(group)
     return result
 
@@ -42,15 +40,15 @@ def test_full_name_without_a_schema() -> None:
     assert found.counts == {"shop.a": {"c": 1}}
 
 
-def test_newest_schema_version() -> None:
-    """A table altered inside the segment shows the version of its last row."""
+def test_schema_versions() -> None:
+    """A table altered inside the segment shows every version that its rows have, the last one last."""
     found = summary(
         [change(0, table="a", schema_version="v2"), change(1, table="b", schema_version="v9")],
         [change(2, table="a", schema_version="v3"), change(3, table="a", schema_version="v1")],
         [change(4, table="b", schema_version=None), change(5, table="c", schema_version=None)],
     )
 
-    assert found.schema_versions == {"public.a": "v1", "public.b": "v9"}
+    assert found.schema_versions == {"public.a": ["v2", "v3", "v1"], "public.b": "v9"}
 
 
 def test_times_are_the_extremes() -> None:
