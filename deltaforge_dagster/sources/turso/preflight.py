@@ -1,0 +1,117 @@
+"""What is, and is not, as capture needs it in a Turso, libSQL or SQLite database."""
+
+# ruff: noqa: S608 - names in statements are quoted, values are parameters
+
+from __future__ import annotations
+
+from deltaforge_dagster.config.turso import DatabaseFile, TursoConfig
+from deltaforge_dagster.positions import TursoPosition
+from deltaforge_dagster.sources.columns import ColumnRules
+from deltaforge_dagster.sources.findings import Finding, finding_errors, listed
+from deltaforge_dagster.sources.turso import native, triggers
+from deltaforge_dagster.sources.turso.definitions import Definition, captured
+from deltaforge_dagster.sources.turso.modes import Way, Ways
+from deltaforge_dagster.sources.turso.sessions import Session, identifier
+
+_SECONDS = 20.0
+_MANY = 1_000_000
+
+
+def preflight(
+    way: Way,
+    ways: Ways,
+    config: TursoConfig,
+    rules: ColumnRules,
+    position: TursoPosition | None,
+) -> list[Finding]:
+    """Return what was found; within 30 seconds, changing nothing.
+
+    Raises:
+        DeltaforgeError: The database cannot be asked.
+    """
+    found: list[Finding] = []
+    with way.database.session(_SECONDS) as session:
+        tables = captured(session, ways.captures)
+        found.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
+        found.append(_tables(tables, config))
+        keyless = [name for name, one in tables.items() if not one.table.primary_key]
+        if keyless:
+            text = f"no PRIMARY KEY: {listed(keyless)}; events have no key, and order is by event"
+            found.append(Finding("keys", "note", text))
+        computed = [name for name, one in tables.items() if one.computed]
+        if computed:
+            found.append(_computed(computed, way.mode))
+        found += _of_mode(session, way, tables, config, position)
+    if rules:
+        named = {one.table.full_name: one.table for one in tables.values()}
+        found += rules.findings(named, named.__getitem__)
+    return found
+
+
+def _of_mode(
+    session: Session,
+    way: Way,
+    tables: dict[str, Definition],
+    config: TursoConfig,
+    position: TursoPosition | None,
+) -> list[Finding]:
+    found: list[Finding] = []
+    if way.mode == triggers.MODE and config.auto_create_triggers:
+        if not triggers.is_complete(session, tables):
+            text = (
+                "the table of changes, or triggers, are missing or old; the next start makes them"
+            )
+            return [Finding("triggers", "note", text)]
+    elif way.mode == triggers.MODE:
+        found += _triggers(session, tables)
+    with finding_errors("changes", found):
+        way.log.newest(session) if position is None else way.log.check(session, position)
+        found.append(Finding("changes", "ok", "everything after the captured position is there"))
+    if way.mode == native.MODE:
+        found += _native(session, config)
+    elif way.mode != triggers.MODE:
+        text = "updates and deletes are not seen, only rows with a larger rowid than before"
+        found.append(Finding("polling", "warning", text))
+    return found
+
+
+def _tables(tables: dict[str, Definition], config: TursoConfig) -> Finding:
+    if not tables:
+        patterns = ", ".join(config.tables) or "*"
+        return Finding("tables", "warning", f"no table matches source.config.tables ({patterns})")
+    return Finding("tables", "ok", f"{len(tables)} captured: {listed(sorted(tables))}")
+
+
+def _computed(names: list[str], mode: str) -> Finding:
+    text = f"tables with computed columns: {listed(names)}; "
+    if mode == native.MODE:
+        return Finding("columns", "warning", f"{text}their changes are held back in mode native")
+    return Finding("columns", "note", f"{text}events leave these columns out")
+
+
+def _triggers(session: Session, tables: dict[str, Definition]) -> list[Finding]:
+    missing = sorted(tables.keys() - triggers.triggered(session))
+    if not missing:
+        return [Finding("triggers", "ok", "every captured table has triggers")]
+    text = f"without triggers, so that no change is found: {listed(missing)}"
+    return [Finding("triggers", "error", text, "set source.config.auto_create_triggers: true")]
+
+
+def _native(session: Session, config: TursoConfig) -> list[Finding]:
+    found = [
+        Finding(
+            "capture",
+            "note",
+            "only connections that ran PRAGMA unstable_capture_data_changes_conn are captured",
+        )
+    ]
+    if isinstance(config.place, DatabaseFile):
+        text = "Turso lets one process open a file at a time: the application must close it now and then"
+        found.append(Finding("lock", "note", text))
+    table = identifier(config.cdc_table_name)
+    rows = session.query(f"SELECT max(change_id) - min(change_id) FROM {table}")
+    kept = rows[0][0] if rows else None
+    if isinstance(kept, int) and kept > _MANY:
+        text = f"{kept:,} changes are kept; delete those before the last one that was captured"
+        found.append(Finding("size", "note", text))
+    return found

@@ -1,0 +1,261 @@
+"""Snapshots of tables: chunks of them by primary key, each read in one session.
+
+A session sees rows and changes as they are at the same moment, so a read saw exactly the changes up to the
+newest one that is visible in it (`sights.TursoSight`).
+
+Chunks end at keys, as values in JSON (a BLOB is `{"_base64":"..."}`). SQLite lets keys other than an INTEGER
+PRIMARY KEY have NULL in them: such rows belong to the first chunk. A table without a key is one chunk.
+"""
+
+# ruff: noqa: S608 - names in statements are quoted, values are parameters
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from deltaforge_dagster.config.turso import TursoConfig
+from deltaforge_dagster.errors import Retryable, SourceMisconfigured
+from deltaforge_dagster.positions import Position, TursoPosition, parse_position
+from deltaforge_dagster.sources.columns import ColumnRules
+from deltaforge_dagster.sources.findings import Finding, finding_errors
+from deltaforge_dagster.sources.sights import TursoSight
+from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk, ChunkRead
+from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
+from deltaforge_dagster.sources.turso.definitions import DB, Definition, captured
+from deltaforge_dagster.sources.turso.modes import Way, Ways
+from deltaforge_dagster.sources.turso.sessions import Session, Value, identifier
+from deltaforge_dagster.sources.turso.values import image, json_value, key_of
+
+_QUESTION_SECONDS = 30.0
+_BATCH_ROWS = 5_000
+
+
+class TursoSnapshots:
+    """One database's tables, as `sources.snapshot.Snapshots` promises.
+
+    Args:
+        config: `spec.source.config`.
+        rules: What is hidden of rows.
+    """
+
+    def __init__(self, config: TursoConfig, rules: ColumnRules) -> None:
+        self._config = config
+        self._rules = rules
+        self._ways = Ways(config)
+
+    def watermark(self) -> str:
+        """Return the newest position: every later read sees what is before it."""
+        way = self._ways.chosen(_QUESTION_SECONDS)
+        with way.database.session(_QUESTION_SECONDS) as session:
+            return way.log.newest(session).to_json()
+
+    def plan(
+        self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of tables that are captured, table after table.
+
+        Raises:
+            SourceMisconfigured: There is no such table, or `where` is no condition.
+        """
+        way = self._ways.chosen(_QUESTION_SECONDS)
+        for table in self._tables(way, tables):
+            with way.database.session(_QUESTION_SECONDS) as session:
+                yield from list(self._chunks(session, table, chunk_rows, where))
+
+    @contextmanager
+    def reader(self) -> Generator[TursoReader]:
+        """Read chunks; nothing stays open between them."""
+        ways = Ways(self._config)
+        try:
+            yield TursoReader(ways, self._config.id, self._rules)
+        finally:
+            ways.close()
+
+    def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation
+        """Return whether the tables are there, and changes are found."""
+        way = self._ways.chosen(_QUESTION_SECONDS)
+        found: list[Finding] = []
+        with finding_errors("tables", found):
+            self._tables(way, tables)
+        with finding_errors("changes", found), way.database.session(_QUESTION_SECONDS) as session:
+            way.log.newest(session)
+        return found or [Finding("changes", "ok", f"mode {way.mode} keeps what was not read")]
+
+    def guard(self, start: Position) -> list[Finding]:
+        """Return whether everything after `start` is still there."""
+        assert isinstance(start, TursoPosition)
+        way = self._ways.of(start.mode)
+        found: list[Finding] = []
+        with (
+            suppress(Retryable),
+            finding_errors("changes", found),
+            way.database.session(_QUESTION_SECONDS) as session,
+        ):
+            way.log.check(session, start)
+        return found
+
+    def _tables(self, way: Way, names: Sequence[str] | None) -> list[Definition]:
+        with way.database.session(_QUESTION_SECONDS) as session:
+            found = captured(session, self._ways.captures)
+        mine = {one.table.full_name: one for one in found.values()}
+        if names is None:
+            return list(mine.values())
+        absent = [name for name in names if name not in mine]
+        if absent:
+            raise SourceMisconfigured(
+                f"{self._ways.where}: not captured: {', '.join(absent)}; a table must match"
+                " source.config.tables"
+            )
+        return [mine[name] for name in names]
+
+    @staticmethod
+    def _chunks(
+        session: Session, table: Definition, chunk_rows: int, where: str | None
+    ) -> Iterator[Chunk]:
+        name, quoted = table.table.full_name, identifier(table.name)
+        condition = f" AND ({where})" if where is not None else ""
+        session.query(f"SELECT 1 FROM {quoted} WHERE TRUE{condition} LIMIT 0")
+        ((rows,),) = session.query(f"SELECT count(*) FROM {quoted}")
+        assert isinstance(rows, int)
+        key = table.table.primary_key
+        if not key:
+            yield Chunk(name, 1, "whole", where=where, rows=rows)
+            return
+        step = max(chunk_rows, rows // MAX_CHUNKS)
+        columns = ", ".join(map(identifier, key))
+        number, after = 1, None
+        while True:
+            bounds, parameters = _bounds(table, after, None)
+            found = session.query(
+                f"SELECT {columns} FROM {quoted} WHERE {bounds} AND {_whole_key(key)}"
+                f" ORDER BY {columns} LIMIT 1 OFFSET ?",
+                (*parameters, step - 1),
+            )
+            if not found:
+                yield Chunk(name, number, "key", after, None, where, step)
+                return
+            upto = orjson.dumps([json_value(value) for value in found[0]]).decode()
+            yield Chunk(name, number, "key", after, upto, where, step)
+            number, after = number + 1, upto
+
+
+@dataclass(frozen=True, slots=True)
+class TursoReader:
+    """Reads chunks, one after another.
+
+    Attributes:
+        ways: The database.
+        source_id: `id` of the source.
+        rules: What is hidden of rows.
+    """
+
+    ways: Ways
+    source_id: str
+    rules: ColumnRules
+
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
+        """Read a chunk; see `sources.snapshot.ChunkReader`.
+
+        All of it before this returns: the database is free again when its rows are taken.
+        """
+        mark = parse_position(watermark)
+        assert isinstance(mark, TursoPosition)
+        way = self.ways.of(mark.mode)
+        name = chunk.table.removeprefix(f"{DB}.")
+        with way.database.session(_QUESTION_SECONDS) as session:
+            table = captured(session, self.ways.captures).get(name)
+            if table is None:
+                raise SourceMisconfigured(f"{self.ways.where}: there is no table {chunk.table}")
+            position = way.log.newest(session)
+            bounds, parameters = _bounds(table, chunk.after, chunk.upto)
+            condition = f" AND ({chunk.where})" if chunk.where is not None else ""
+            rows = session.query(
+                f"SELECT {table.selected()} FROM {identifier(name)} WHERE {bounds}{condition}",
+                parameters,
+            )
+        now_us = time.time_ns() // 1000
+        sight = TursoSight(position)
+        made = SnapshotRows(
+            self.source_id, chunk, sight, table=table.table, rules=self.rules, ts_us=now_us
+        )
+        return ChunkRead(made.table, sight, position, _batches(made, table, rows))
+
+
+def _batches(
+    made: SnapshotRows, table: Definition, rows: Sequence[Sequence[Value]]
+) -> Iterator[pa.RecordBatch]:
+    for first in range(0, len(rows), _BATCH_ROWS):
+        images: list[str] = []
+        keys: list[str | None] = []
+        for row in rows[first : first + _BATCH_ROWS]:
+            shown = {name: json_value(one) for name, one in table.row(list(row)).items()}
+            key = key_of(shown, table.table.primary_key)
+            images.append(image(shown))
+            keys.append(None if key is None else image(key))
+        yield made.batch(pa.array(images, pa.string()), pa.array(keys, pa.string()))
+
+
+def _bounds(
+    table: Definition, after: str | None, upto: str | None
+) -> tuple[str, tuple[Value, ...]]:
+    """Return the condition for rows after one key up to another, and its parameters."""
+    key = table.table.primary_key
+    found: list[str] = []
+    parameters: list[Value] = []
+    for text, operator in ((after, ">"), (upto, "<=")):
+        if text is not None:
+            condition, values = _compared(key, operator, _values(text))
+            found.append(condition)
+            parameters += values
+    if not found:
+        return "TRUE", ()
+    both = " AND ".join(found)
+    if after is not None:
+        return f"({both} AND {_whole_key(key)})", tuple(parameters)
+    return f"(({both}) OR NOT {_whole_key(key)})", tuple(parameters)
+
+
+def _compared(
+    key: Sequence[str], operator: str, values: Sequence[Value]
+) -> tuple[str, list[Value]]:
+    """Compare a key with values, column by column; the first column's own bound lets an index help."""
+    first, *rest = key
+    if not rest:
+        return f"{identifier(first)} {operator} ?", [values[0]]
+    condition, parameters = _compared(rest, operator, values[1:])
+    loose, strict = f"{operator[0]}=", operator[0]
+    name = identifier(first)
+    return (
+        f"({name} {loose} ? AND ({name} {strict} ? OR {condition}))",
+        [values[0], values[0], *parameters],
+    )
+
+
+def _whole_key(key: Sequence[str]) -> str:
+    """Return the condition that no part of a key is NULL."""
+    return "(" + " AND ".join(f"{identifier(name)} IS NOT NULL" for name in key) + ")"
+
+
+def _values(text: str) -> list[Value]:
+    return [_value(one) for one in orjson.loads(text)]
+
+
+def _value(one: Any) -> Value:
+    match one:
+        case {"_base64": str(data)}:
+            return base64.b64decode(data)
+        case "Infinity":
+            return float("inf")
+        case "-Infinity":
+            return float("-inf")
+        case _:
+            value: Value = one
+            return value

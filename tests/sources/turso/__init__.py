@@ -1,0 +1,1 @@
+"""Tests of the source for Turso, libSQL and SQLite."""
