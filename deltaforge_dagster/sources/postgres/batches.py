@@ -18,6 +18,7 @@ from deltaforge_dagster.sources.arrays import (
     text_column,
 )
 from deltaforge_dagster.sources.event_ids import ID_SIZE
+from deltaforge_dagster.sources.hiding import Shown
 from deltaforge_dagster.sources.json_text import MAX_DEPTH
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.postgres.event_ids import write_event_ids
@@ -120,7 +121,16 @@ class BatchWriter:
         stop, error = self._write_texts(fills, rows, first, last, txs)
         if stop == first:
             return None, stop, error
-        batch = self._batch(source, rows[first:stop], txs, self._event_ids(rows, first, stop, txs))
+        shown = self._versions.hiding.show(
+            self._texts, self._ends, self._valid, rows[first:stop, ROW_TABLE]
+        )
+        stop = first + shown.rows
+        if shown.error is not None:
+            error = type(shown.error)(f"{shown.error}: {self._place(rows[stop], txs)}")
+            if stop == first:
+                return None, stop, error
+        event_ids = self._event_ids(rows, first, stop, txs)
+        batch = self._batch(source, rows[first:stop], txs, shown, event_ids)
         if self._texts[0].size > _ROOM:
             self._texts = _texts(_ROOM)
         if not _is_text(batch):
@@ -191,12 +201,12 @@ class BatchWriter:
         write_event_ids(rows, first, last, txs, self._seed, data)
         return id_column(data)
 
-    def _image(self, text: int, count: int) -> pa.Array[Any]:
+    def _image(self, shown: Shown, text: int, count: int) -> pa.Array[Any]:
         """Copy one of the three texts out of the scratch memory."""
-        return text_column(self._texts[text], self._ends[text, :count], self._valid[text, :count])
+        return text_column(shown.texts[text], shown.ends[text, :count], self._valid[text, :count])
 
     def _batch(
-        self, source: Bytes, rows: Longs, txs: Longs, event_ids: pa.StringArray
+        self, source: Bytes, rows: Longs, txs: Longs, shown: Shown, event_ids: pa.StringArray
     ) -> pa.RecordBatch:
         count = len(rows)
         names = self._names
@@ -213,9 +223,9 @@ class BatchWriter:
             "db": coded(np.zeros(count), self._db),
             "schema": coded(names.schema_codes[table], names.schemas),
             "table": coded(names.table_codes[table], names.tables),
-            "before": self._image(BEFORE, count),
-            "after": self._image(AFTER, count),
-            "key": self._image(KEY, count),
+            "before": self._image(shown, BEFORE, count),
+            "after": self._image(shown, AFTER, count),
+            "key": self._image(shown, KEY, count),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
             "tx_id": coded(tx - first_tx, xids, _if_any(outside)),

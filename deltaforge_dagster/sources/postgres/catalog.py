@@ -275,12 +275,16 @@ def columns_now(connection: psycopg.Connection, oid: int, schema: str, name: str
 
 
 class Catalog:
-    """The catalog as the decoder asks it; opens a connection for each question, which is rare."""
+    """The catalog as the decoder asks it; opens a connection for each question, which is rare.
+
+    With `remade`, types that are gone are those that have their names now.
+    """
 
     _SECONDS = 10.0
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, *, remade: bool = False) -> None:
         self._connect = connect
+        self._remade = remade
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
         """Return the primary key's columns now; empty when there is none, or no such table."""
@@ -302,6 +306,28 @@ class Catalog:
                 (oid,),
             ).fetchone()
         return None if row is None else CatalogType(*row)
+
+    def system_type(self, name: str) -> int | None:
+        """Return the OID of the server's own type of that name, None without one."""
+        with self._connect(self._SECONDS) as connection:
+            row = connection.execute(
+                "SELECT oid::int8 FROM pg_type"
+                " WHERE typname = %s AND typnamespace = 'pg_catalog'::regnamespace",
+                (name,),
+            ).fetchone()
+        return None if row is None else int(row[0])
+
+    def remade_type(self, schema: str, name: str) -> int | None:
+        """Return the OID of the type of that name now, if it is that of one that is gone."""
+        if not self._remade:
+            return None
+        with self._connect(self._SECONDS) as connection:
+            row = connection.execute(
+                "SELECT t.oid::int8 FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace"
+                " WHERE n.nspname = %s AND t.typname = %s",
+                (schema, name),
+            ).fetchone()
+        return None if row is None else int(row[0])
 
 
 def _lsn(text: str | None) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 
 from deltaforge_dagster.config.dsn import postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
@@ -58,6 +59,7 @@ NAME_BYTES = 63
 """Longer application names are cut by the server (NAMEDATALEN - 1)."""
 
 _CONNECT_SECONDS = 2  # the least that libpq accepts
+_IDLE_SECONDS = 30.0
 _DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
 
 
@@ -115,18 +117,20 @@ class Server:
             DeltaforgeError: Whatever the server refused, as in `refusals`.
         """
         began = time.monotonic()
-        connection = self._connect(seconds, replication=replication)
+        connection = self.connect(seconds, replication=replication)
         with Cutter(connection.fileno(), seconds - (time.monotonic() - began)) as cutter:
             try:
                 yield connection
             except psycopg.Error as error:
-                if cutter.fired:
-                    raise SourceUnavailable(
-                        f"{self.where}: no answer within {seconds:g} s"
-                    ) from error
-                raise translate(error.sqlstate, str(error), self.where, self.user) from error
+                raise self.problem(error, seconds, cutter) from error
             finally:
                 connection.close()
+
+    def problem(self, error: psycopg.Error, seconds: float, cutter: Cutter) -> DeltaforgeError:
+        """Return what an error on a connection means that `cutter` was to cut after `seconds`."""
+        if cutter.fired:
+            return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
+        return translate(error.sqlstate, str(error), self.where, self.user)
 
     def replicate(self, connection: psycopg.Connection, seconds: float) -> socket.socket:
         """Open a replication connection to the server that `connection` has reached.
@@ -160,7 +164,12 @@ class Server:
         assert row is not None
         return row[1] if isinstance(row[1], str) else bytes(row[1]).decode(errors="replace")
 
-    def _connect(self, seconds: float, *, replication: bool) -> psycopg.Connection:
+    def connect(self, seconds: float, *, replication: bool = False) -> psycopg.Connection:
+        """Open a connection with our settings, whose statements may take `seconds` less a half.
+
+        Raises:
+            DeltaforgeError: Whatever the server refused.
+        """
         statement_ms = max(int((seconds - 0.5) * 1000), 500)
         problem: DeltaforgeError
         try:
@@ -233,6 +242,57 @@ class Server:
             certificate=given.get("sslcert"),
             key=given.get("sslkey"),
         )
+
+
+class KeptConnection:
+    """One connection for many questions: opened for the first, closed by whatever goes wrong.
+
+    For one thread. Each question is a transaction that only reads. A connection that was not used
+    for half a minute is opened anew, since the server or something between may have ended it.
+
+    Args:
+        server: Where.
+        seconds: What one question may take, as in `Server.query`.
+    """
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        self._server = server
+        self._seconds = seconds
+        self._connection: psycopg.Connection | None = None
+        self._used = 0.0
+
+    @contextmanager
+    def question(self) -> Generator[psycopg.Connection]:
+        """Lend the connection; its transaction ends with the block.
+
+        Raises:
+            DeltaforgeError: Whatever the server refused, as in `refusals`.
+        """
+        server, began = self._server, time.monotonic()
+        if began - self._used > _IDLE_SECONDS:
+            self.close()
+        connection = self._connection or server.connect(self._seconds)
+        self._connection = connection
+        with Cutter(connection.fileno(), self._seconds - (time.monotonic() - began)) as cutter:
+            try:
+                connection.execute("BEGIN READ ONLY")
+                yield connection
+                if connection.info.transaction_status == TransactionStatus.ACTIVE:
+                    self.close()  # amid a COPY that was read far enough
+                else:
+                    connection.execute("ROLLBACK")
+            except BaseException as error:
+                self.close()
+                if isinstance(error, psycopg.Error):
+                    raise server.problem(error, self._seconds, cutter) from error
+                raise
+        self._used = time.monotonic()
+
+    def close(self) -> None:
+        """Close it; the next question opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _options(parameters: dict[str, Any]) -> str:

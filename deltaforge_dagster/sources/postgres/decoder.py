@@ -9,19 +9,22 @@ has no socket, no thread and no clock: what comes out depends on what went in, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.positions import LsnPosition, Position, format_lsn
+from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.arrays import with_tx_end
-from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.postgres.batches import BatchWriter, Unsent
+from deltaforge_dagster.sources.postgres.held import KeptChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.layout import (
     END,
     IDLE_LSN,
@@ -29,6 +32,7 @@ from deltaforge_dagster.sources.postgres.layout import (
     INDEX,
     OFFSET,
     OP_MESSAGE,
+    OP_TRUNCATE,
     OPEN,
     REPLY,
     ROW_END,
@@ -54,7 +58,7 @@ from deltaforge_dagster.sources.postgres.pgoutput import (
     parse_message,
 )
 from deltaforge_dagster.sources.postgres.relations import TableVersions
-from deltaforge_dagster.sources.postgres.samples import message, orders, xlog
+from deltaforge_dagster.sources.postgres.samples import xlog
 from deltaforge_dagster.sources.postgres.scan import (
     BAD_COMMIT,
     BAD_MESSAGE,
@@ -62,20 +66,27 @@ from deltaforge_dagster.sources.postgres.scan import (
     BAD_SIZE,
     FOREIGN,
     FULL,
+    HELD,
+    HELD_CHANGE,
+    IGNORED,
     MESSAGE,
     NEED_MORE,
     RELATION,
+    TYPE,
+    UNKNOWN,
     UNKNOWN_TABLE,
     UNSUPPORTED,
     read_64,
     scan,
 )
 from deltaforge_dagster.sources.postgres.tuples import MARK
-from deltaforge_dagster.sources.postgres.values import Catalog, CatalogType
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.sources.postgres.values import Catalog
 
 MAX_ROWS = 1 << 17
 """Changes, and transactions, per round of the kernels: 4 MiB of the smallest rows fit."""
+
+NO_OUTBOX = Globs(())
+"""No message is of an outbox."""
 
 _DAMAGE = {
     BAD_SIZE: "a message of an impossible size",
@@ -112,7 +123,9 @@ class Decoder:
     Transactions that committed before `start` are skipped whole: they were read before. Changes of
     tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
     do not depend on the choice of tables. `unsent` is what stands for large values that an update did
-    not touch.
+    not touch. `outboxes` are the prefixes of messages that are events of outboxes.
+    `rules` say what is hidden of columns. Changes of the tables in `held`, and of those that cannot be
+    decoded now, come out as they are, to be kept back (`held`).
     """
 
     def __init__(
@@ -125,8 +138,19 @@ class Decoder:
         catalog: Catalog,
         captures: Callable[[str, str], bool],
         unsent: Unsent = MARK,
+        outboxes: Globs = NO_OUTBOX,
+        rules: ColumnRules = NO_RULES,
+        held: Mapping[str, str] | None = None,
     ) -> None:
-        self._versions = TableVersions(db=db, registry=registry, catalog=catalog, captures=captures)
+        self._versions = TableVersions(
+            db=db,
+            registry=registry,
+            catalog=catalog,
+            captures=captures,
+            outboxes=outboxes,
+            rules=rules,
+            held=held or {},
+        )
         self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS, unsent)
         self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
@@ -135,6 +159,7 @@ class Decoder:
         self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
         # The last change of the open transaction; what follows tells whether it is its last.
         self._held: pa.RecordBatch | None = None
+        self._described = b""
         self._told = start.lsn
         self._unclaimed = 0
         self._error: DeltaforgeError | None = None
@@ -157,6 +182,9 @@ class Decoder:
                 begun = int(state[OFFSET])
                 stop = self._scan(source)
                 batches += self._flush(source, begun)
+                if stop == HELD_CHANGE and self._error is None:
+                    batches += self._keep(source)
+                    stop = FULL
         if stop == FOREIGN and self._error is None:
             foreign = chr(source[state[OFFSET]])
         return Decoded(int(state[OFFSET]), tuple(batches), bool(state[REPLY]), foreign, self._error)
@@ -164,13 +192,10 @@ class Decoder:
     def _scan(self, source: Bytes) -> int:
         """Fill rows and txs, acting on the messages that need Python; return why it ended."""
         state, versions = self._state, self._versions
-        state[ROWS] = 0
-        # The open transaction, the last line so far, is the first line now.
-        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
-        state[TXS] = 1 if state[OPEN] else 0
+        self._begin_round()
         while True:
             stop = int(scan(source, source.size, state, versions.in_force, self._rows, self._txs))
-            if stop in (NEED_MORE, FULL, FOREIGN):
+            if stop in (NEED_MORE, FULL, FOREIGN, HELD_CHANGE):
                 return stop
             try:
                 self._act(stop, source)
@@ -179,15 +204,81 @@ class Decoder:
                 return stop
             state[OFFSET] = state[END]
 
+    def _begin_round(self) -> None:
+        """Forget what was handed on: the open transaction, the last line so far, is the first now."""
+        state = self._state
+        state[ROWS] = 0
+        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
+        state[TXS] = 1 if state[OPEN] else 0
+
+    def _keep(self, source: Bytes) -> list[ChangeBatch]:
+        """Pass over a change of a held table, handing it on as it is; everything before it is out.
+
+        A TRUNCATE may be of others, too.
+        """
+        state, at = self._state, int(self._state[OFFSET])
+        begun, end = at + 5 + XLOG_HEADER, int(state[END])
+        lsn = int(read_64(source, at + 6))
+        batches: list[ChangeBatch] = []
+        for oid, change in changes_of(source[begun:end].tobytes()):
+            self._begin_round()
+            version = self._versions.of_table(oid)
+            if version == UNKNOWN:
+                self._error = CorruptLog(f"{_DAMAGE[UNKNOWN_TABLE]}, {self._where()}")
+                return batches
+            index = int(state[INDEX])
+            if version == HELD:
+                table, description = self._versions.description(oid)
+                tx = tuple(self._txs[0].tolist())
+                kept = KeptChange(tx, index, description, xlog(lsn, change))
+                event = HeldEvent(table, self._versions.held[table], kept.data())
+                batches.append(ChangeBatch(None, None, held=(event,)))
+            elif version != IGNORED:
+                self._rows[0] = OP_TRUNCATE, 0, version, lsn, index, begun + 5, end, 0
+                state[ROWS] = 1
+                batches += self._flush(source, at)
+            state[INDEX] += 1
+        state[OFFSET] = end
+        self._unclaimed += end - at
+        return batches
+
+    def decode_held(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of changes that were kept back, in their place in the log.
+
+        Raises:
+            UnsupportedEvent: They still cannot be decoded.
+        """
+        with np.errstate(over="ignore"):
+            yield from decoded(events, self._decode_kept)
+
+    def _decode_kept(self, kept: KeptChange) -> pa.RecordBatch:
+        state = self._state
+        self._txs[0] = kept.tx
+        state[TXS], state[OPEN], state[INDEX], state[OFFSET] = 1, 1, kept.index, 0
+        repeated = kept.description == self._described  # describing may ask the catalog
+        source = read_only(kept.change if repeated else kept.description + kept.change)
+        self._described = kept.description
+        self._scan(source)
+        for reason in self._versions.held.values():
+            raise UnsupportedEvent(reason)
+        if self._error is None:
+            row, _, self._error = self._writer.write(source, self._rows, 0, 1, self._txs)
+        if self._error is not None:
+            raise self._error
+        assert row is not None
+        return row
+
     def _act(self, stop: int, source: Bytes) -> None:
         """Do what `scan` stopped for; it goes on after the message when this returns."""
         state = self._state
         at, end = int(state[OFFSET]), int(state[END])
-        if stop not in (RELATION, MESSAGE, UNSUPPORTED):
+        if stop not in (RELATION, TYPE, MESSAGE, UNSUPPORTED):
             raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
         begun = at + 5 + XLOG_HEADER
         if stop == RELATION:
             self._versions.describe(source[begun + 1 : end].tobytes(), self._position())
+        elif stop == TYPE:
+            self._versions.name_type(source[begun + 1 : end].tobytes())
         elif stop == MESSAGE:
             sent_us = EPOCH_US + int(read_64(source, begun - 8))
             parsed = parse_message(source[begun + 1 : end].tobytes())
@@ -314,44 +405,3 @@ class Decoder:
         """Return a batch after which everything up to `lsn` has been told."""
         self._told = lsn
         return ChangeBatch(rows, LsnPosition(lsn, xid), log_bytes)
-
-
-def warm() -> None:
-    """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
-    stream = xlog(1, message(1, "warm", b"{}", transactional=False)) + orders(2)
-    make_up().feed(stream, len(stream))
-
-
-def make_up() -> Decoder:
-    """Return a decoder for made-up streams (`samples`): no registry, only built-in types."""
-    return Decoder(
-        source_id="made-up",
-        db="made-up",
-        start=LsnPosition(0),
-        registry=_NoRegistry(),
-        catalog=_NoCatalog(),
-        captures=lambda _schema, _table: True,
-    )
-
-
-class _NoRegistry:
-    """A registry that keeps nothing, for a stream that means nothing."""
-
-    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return a made-up stamp."""
-        del table, position
-        return SchemaStamp("sha256:", 1, 1)
-
-
-class _NoCatalog:
-    """A catalog that knows only the built-in types."""
-
-    def primary_key(self, relation: int) -> tuple[str, ...]:
-        """Know no key."""
-        del relation
-        return ()
-
-    def type(self, oid: int) -> CatalogType | None:
-        """Know no type."""
-        del oid
-        return None

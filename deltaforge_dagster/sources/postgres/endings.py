@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from deltaforge_dagster.config.model import PostgresConfig
+from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     DeltaforgeError,

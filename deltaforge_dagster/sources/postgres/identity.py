@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import psycopg
 
@@ -108,7 +109,7 @@ def sent_schema(
     rows = connection.execute(
         f"""
         SELECT attname, format_type(atttypid, NULL), atttypid::int8, NOT attnotnull, atttypmod,
-               attnum = ANY (i.indkey::int2[])
+               attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
           LEFT JOIN pg_index i ON i.indrelid = c.oid
                AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
@@ -134,6 +135,17 @@ def sent_schema(
         ),
         tuple(row[0] for row in rows if row[5]),
     )
+
+
+def logged_schema(sent: TableSchema) -> TableSchema:
+    """Return a table, as `sent_schema` has it, as its versions are registered from the log.
+
+    The log says of no column but those of the key that it is NOT NULL.
+    """
+    columns = (
+        replace(column, nullable=column.name not in sent.primary_key) for column in sent.columns
+    )
+    return replace(sent, columns=tuple(columns))
 
 
 def _branches(server: Server, timeline: int, seconds: float) -> dict[int, int]:

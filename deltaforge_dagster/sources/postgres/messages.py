@@ -1,7 +1,8 @@
 """Logical messages: what `pg_logical_emit_message` writes into the log (servers from 14 on).
 
 A message is an insert into a schema that no table has, its prefix the table's name, its content the
-row. One with `transactional` true is part of its transaction, in its place among the changes, and
+row; the schema is that of outboxes (`sources.outbox`) where the pipeline file says so. One with
+`transactional` true is part of its transaction, in its place among the changes, and
 gone when that is rolled back. The others stand in the log by themselves: they come where their log
 record stands between commits, before the changes of the transaction that wrote them, and also when
 that is rolled back. Each is a transaction of its own here, which ends where its record ends: a position
@@ -31,7 +32,7 @@ from deltaforge_dagster.sources.postgres.pgoutput import LogicalMessage
 logger = logging.getLogger(__name__)
 
 SCHEMA = "__wal_message"
-"""`source.schema` of a message's event."""
+"""`source.schema` of a message's event, unless it is of an outbox."""
 
 MESSAGES_VERSION = 140000
 """Servers from here on send logical messages, if asked to."""

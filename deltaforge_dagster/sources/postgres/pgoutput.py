@@ -15,7 +15,8 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
       'B' Begin        LSN of the commit | time of the commit | Int32 xid
       'C' Commit       Int8 0 | LSN of the commit | LSN after the commit | time of the commit
       'O' Origin       LSN | String name                          no change: passed over
-      'Y' Type         Int32 oid | String schema | String name    no change: passed over
+      'Y' Type         Int32 oid | String schema | String name    before the Relation that has it;
+                       a domain's message names the type that it is made of
       'R' Relation     Int32 oid | String schema | String name | Byte1 replica identity
                        | Int16 columns | per column: Int8 1: part of the key | String name
                        | Int32 type | Int32 modifier
@@ -28,8 +29,8 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
     tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
                        (not sent), or 't' | Int32 size | text
 
-Frequent messages are read by the kernels (`scan`, `tuples`). Here are Relation, which needs the
-catalog and the registry, logical messages, and the words for errors.
+Frequent messages are read by the kernels (`scan`, `tuples`). Here are Relation and Type, which need
+the catalog and the registry, logical messages, and the words for errors.
 """
 
 from __future__ import annotations
@@ -83,6 +84,20 @@ class Relation:
     identity: str
     columns: tuple[RelationColumn, ...]
 
+    @property
+    def full_name(self) -> str:
+        """`schema.table`."""
+        return f"{self.schema}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class SentType:
+    """A Type message: what a type was called where it stands; for a domain, its base type was."""
+
+    oid: int
+    schema: str
+    name: str
+
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
@@ -132,7 +147,7 @@ class _Reader:
 
     def finish(self) -> None:
         if self.left:
-            raise CorruptLog(f"{self._what} goes on after its last column")
+            raise CorruptLog(f"{self._what} goes on after its last field")
 
 
 def parse_relation(content: bytes) -> Relation:
@@ -159,6 +174,20 @@ def parse_relation(content: bytes) -> Relation:
     if len({column.name for column in columns}) != len(columns):
         raise CorruptLog(f"table {schema}.{table} has two columns of one name")
     return Relation(oid, schema, table, identity, tuple(columns))
+
+
+def parse_type(content: bytes) -> SentType:
+    """Read a Type message, without its leading type byte.
+
+    Raises:
+        CorruptLog: The bytes are not a Type message.
+    """
+    reader = _Reader(content, "a Type message")
+    oid = reader.number(">I")
+    schema = reader.string() or "pg_catalog"
+    name = reader.string()
+    reader.finish()
+    return SentType(oid, schema, name)
 
 
 def parse_message(content: bytes) -> LogicalMessage:

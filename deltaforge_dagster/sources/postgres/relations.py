@@ -9,18 +9,28 @@ Versions are never altered; a repeated description finds the version it made bef
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.columns import ColumnRules
+from deltaforge_dagster.sources.hiding import Hiding
 from deltaforge_dagster.sources.kernel import Bytes, Longs
+from deltaforge_dagster.sources.outbox import SCHEMA as OUTBOX
 from deltaforge_dagster.sources.postgres.layout import COLUMN_WIDTH, TABLE_WIDTH
 from deltaforge_dagster.sources.postgres.messages import SCHEMA as MESSAGES
-from deltaforge_dagster.sources.postgres.pgoutput import Relation, parse_relation
-from deltaforge_dagster.sources.postgres.scan import IGNORED
+from deltaforge_dagster.sources.postgres.pgoutput import (
+    Relation,
+    SentType,
+    parse_relation,
+    parse_type,
+)
+from deltaforge_dagster.sources.postgres.samples import xlog
+from deltaforge_dagster.sources.postgres.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.values import (
     Catalog,
     ValueType,
@@ -34,11 +44,13 @@ class TableVersions:
     """The table versions of one stream, by number, and which of them is in force per relation.
 
     Attributes:
-        schemas, stamps: What was registered, by version.
+        schemas, stamps: The tables, and what was registered, by version.
+        hiding: What of them rows do not show.
         relations: The OID of the table, by version; 0 for logical messages.
         tables, columns, names: The versions for the kernels (`layout`); `names` holds `"name":` of
             every column as JSON text.
         in_force: The hash table that `scan.find_version` reads.
+        held: Full names of tables whose changes are kept back, and why.
     """
 
     def __init__(
@@ -48,14 +60,24 @@ class TableVersions:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
+        outboxes: Globs,
+        rules: ColumnRules,
+        held: Mapping[str, str],
     ) -> None:
+        self.held = dict(held)
+        self.hiding = Hiding(rules)
         self._db = db
         self._registry = registry
         self._catalog = catalog
         self._captures = captures
+        self._outboxes = outboxes
         self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        self._shown: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
         self._by_prefix: dict[str, int] = {}
+        self._sent_types: dict[int, SentType] = {}
+        self._type_messages: dict[int, bytes] = {}
+        self._descriptions: dict[int, tuple[str, bytes]] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.relations: list[int] = []
@@ -67,37 +89,84 @@ class TableVersions:
     def describe(self, message: bytes, position: LsnPosition) -> None:
         """Take in a Relation message, without its type byte; `position` is registered with it.
 
+        A table that cannot be decoded now is held from here on.
+
         Raises:
             CorruptLog: The bytes are not a Relation message.
-            UnsupportedEvent: A column has a type that is not decoded, or the key is not known.
+            SourceMisconfigured: A table that would have to be held has columns that are hidden.
             DeltaforgeError: What catalog or registry raise.
         """
         relation = parse_relation(message)
+        version = IGNORED
         if self._captures(relation.schema, relation.table):
-            key = self._key(relation, position)
-            version = self._known.get((message, key))
-            if version is None:
-                version = self._add(relation, key, position)
-                self._known[message, key] = version
-        else:
-            version = IGNORED
+            version = self._version(relation, message, position)
+        if version == HELD:
+            types = (self._type_messages.get(one.type_oid) for one in relation.columns)
+            parts = [b"Y" + one for one in dict.fromkeys(types) if one is not None]
+            stream = b"".join(xlog(0, part) for part in [*parts, b"R" + message])
+            self._descriptions[relation.oid] = relation.full_name, stream
         if self._by_relation.get(relation.oid) != version:
             self._by_relation[relation.oid] = version
             self._index()
+
+    def name_type(self, message: bytes) -> None:
+        """Take in a Type message, without its type byte; it comes before the Relation that needs it.
+
+        Raises:
+            CorruptLog: The bytes are not a Type message.
+        """
+        sent = parse_type(message)
+        self._sent_types[sent.oid] = sent
+        self._type_messages[sent.oid] = message
+
+    def description(self, oid: int) -> tuple[str, bytes]:
+        """Return the full name of a held table, and the messages that describe it, as a stream."""
+        return self._descriptions[oid]
 
     def of_messages(self, prefix: str) -> int:
         """Return the version that stands for logical messages of a prefix: no columns, no stamp."""
         version = self._by_prefix.get(prefix)
         if version is None:
-            schema = TableSchema(self._db, MESSAGES, prefix, (), ())
-            version = self._lay_out(0, schema, [], SchemaStamp("", 0, 0))
+            schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES
+            table = TableSchema(self._db, schema, prefix, (), ())
+            version = self._lay_out(0, table, [], SchemaStamp("", 0, 0))
             self._by_prefix[prefix] = version
         return version
+
+    def of_table(self, oid: int) -> int:
+        """Return the version in force for a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
+        return self._by_relation.get(oid, UNKNOWN)
 
     def version_name(self, version: int) -> str:
         """Return `schema.table` of a version, for error messages."""
         schema = self.schemas[version]
         return f"{schema.schema}.{schema.table}"
+
+    def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
+        """Return the version that a captured table is decoded with, or `HELD`."""
+        if relation.full_name in self.held:
+            self._refuse_to_hold(relation, self.held[relation.full_name])
+            return HELD
+        try:
+            key = self._key(relation, position)
+            version = self._known.get((message, key))
+            if version is None:
+                version = self._known[message, key] = self._add(relation, key, position)
+            elif self._by_relation.get(relation.oid) != version:
+                self._registry.register(self._shown[version], position)  # it is in force again
+        except UnsupportedEvent as error:
+            self._refuse_to_hold(relation, str(error))
+            self.held[relation.full_name] = str(error)
+            return HELD
+        return version
+
+    def _refuse_to_hold(self, relation: Relation, reason: str) -> None:
+        """Stop where changes that are kept back would hold what rules hide: they are kept as they are."""
+        if self.hiding.touches(relation.schema, relation.table):
+            raise SourceMisconfigured(
+                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
+                " table, and what is held is the log as it is"
+            )
 
     def _key(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
         """Return the key columns, in the table's order."""
@@ -108,9 +177,9 @@ class TableVersions:
         primary_key = self._catalog.primary_key(relation.oid)
         if not set(primary_key) <= set(names):
             raise UnsupportedEvent(
-                f"table {relation.schema}.{relation.table} at {format_lsn(position.lsn)}: its log"
+                f"table {relation.full_name} at {format_lsn(position.lsn)}: its log"
                 f" does not have the columns of today's primary key ({', '.join(primary_key)});"
-                " rename them back, or publish them, until this position is passed"
+                " rename them back until the table is released"
             )
         return tuple(name for name in names if name in primary_key)
 
@@ -138,7 +207,8 @@ class TableVersions:
             ),
             primary_key=key,
         )
-        stamp = self._registry.register(schema, position)
+        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        stamp = self._registry.register(shown, position)
         return self._lay_out(relation.oid, schema, types, stamp)
 
     def _lay_out(
@@ -163,10 +233,10 @@ class TableVersions:
 
     def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
         try:
-            return value_type(oid, self._catalog)
+            return value_type(oid, self._catalog, self._sent_types.get(oid))
         except UnsupportedEvent as error:
             raise UnsupportedEvent(
-                f"table {relation.schema}.{relation.table}, column {column}, at"
+                f"table {relation.full_name}, column {column}, at"
                 f" {format_lsn(position.lsn)}: {error}"
             ) from error
 

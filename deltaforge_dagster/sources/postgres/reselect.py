@@ -14,7 +14,7 @@ from psycopg import sql
 
 from deltaforge_dagster.errors import PermissionMissing
 from deltaforge_dagster.sources.postgres import catalog
-from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.connection import KeptConnection, Server
 from deltaforge_dagster.sources.postgres.fills import Answer, Question
 from deltaforge_dagster.sources.postgres.refusals import one_line
 from deltaforge_dagster.tables import Column
@@ -29,6 +29,11 @@ class Reselection:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._kept = KeptConnection(server, _SECONDS)
+
+    def close(self) -> None:
+        """Close the connection that the questions share."""
+        self._kept.close()
 
     def answer(self, question: Question) -> Answer:
         """Return what the rows hold now, or the first of them when that is large.
@@ -37,10 +42,8 @@ class Reselection:
             PermissionMissing: The role may not read the table; the message has the grant.
             DeltaforgeError: Whatever else the server refused.
         """
-        with self._server.query(_SECONDS) as connection:
+        with self._kept.question() as connection:
             try:
-                # Ends with the connection, also amid a COPY that was read far enough.
-                connection.execute("BEGIN READ ONLY")
                 return self._answer(connection, question)
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
                 return _nothing(question)  # changed just now

@@ -44,9 +44,10 @@ from deltaforge_dagster.sources.postgres.layout import (
 )
 from deltaforge_dagster.sources.postgres.pgoutput import EPOCH_US, MAX_MESSAGE, XLOG_HEADER
 
-NEED_MORE, FULL, RELATION, MESSAGE, FOREIGN, UNSUPPORTED = range(6)
-"""Why `scan` stops: the rest is not whole; no line left in rows or txs; a Relation message; a
-logical message; a message that ends the copy; a pgoutput message that is not decoded."""
+NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, HELD_CHANGE = range(8)
+"""Why `scan` stops: the rest is not whole; no line left in rows or txs; a Relation message; a Type
+message; a logical message; a message that ends the copy; a pgoutput message that is not decoded; a
+change of a table that is held."""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
 """Damage: an impossible size; a message of another length than its kind, or with a negative LSN; a
 change or Commit outside a transaction or a Begin inside one; a Commit of another transaction; a
@@ -58,8 +59,9 @@ _BEGIN, _COMMIT, _ORIGIN, _TYPE, _RELATION = ord("B"), ord("C"), ord("O"), ord("
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = ord("I"), ord("U"), ord("D"), ord("T")
 _MESSAGE = ord("M")
 
-IGNORED, UNKNOWN = -2, -1
-"""In place of a table version: changes of this relation are not captured; it was never described."""
+HELD, IGNORED, UNKNOWN = -3, -2, -1
+"""In place of a table version: changes of this relation are kept back; they are not captured; it was
+never described."""
 
 
 @kernel
@@ -154,6 +156,8 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
                 state[INDEX] += 1
                 state[OFFSET] = end
                 continue
+            if version == HELD:
+                return HELD_CHANGE
             row = state[ROWS]
             if row == rows.shape[0]:
                 return FULL
@@ -206,6 +210,8 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
             state[OPEN] = 0
         elif message == _RELATION:
             return RELATION
+        elif message == _TYPE:
+            return TYPE
         elif message == _TRUNCATE:
             if end - at < 6 or end - at - 6 != 4 * read_32(source, at + 1):
                 return BAD_MESSAGE
@@ -216,6 +222,10 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
                 return UNSUPPORTED
             if relations > rows.shape[0] - state[ROWS]:
                 return FULL
+            for relation in range(relations):
+                version = find_version(versions, read_32(source, at + 6 + 4 * relation))
+                if version == HELD and state[OPEN] != SKIPPED:
+                    return HELD_CHANGE
             for relation in range(relations):
                 version = find_version(versions, read_32(source, at + 6 + 4 * relation))
                 if version == UNKNOWN:
@@ -236,6 +246,6 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
             if state[ROWS] == rows.shape[0] or state[TXS] == txs.shape[0]:
                 return FULL
             return MESSAGE
-        elif message != _ORIGIN and message != _TYPE:
+        elif message != _ORIGIN:
             return UNSUPPORTED
         state[OFFSET] = end

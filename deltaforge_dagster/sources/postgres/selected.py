@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.arrays import text_column
-from deltaforge_dagster.sources.json_text import MAX_DEPTH
+from deltaforge_dagster.sources.json_text import INTEGER, MAX_DEPTH
 from deltaforge_dagster.sources.postgres.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.fills import NOTHING
 from deltaforge_dagster.sources.postgres.layout import OP_INSERT, ROW_END, ROW_START, ROW_WIDTH
@@ -110,3 +110,8 @@ class SelectedRows:
                 f"a JSON document nested deeper than {MAX_DEPTH} levels: {where}"
             )
         return CorruptLog(f"a selected value that is not of its type's form: {where}")
+
+
+def warm() -> None:
+    """Compile the kernels of rows that are selected, or load them from the cache."""
+    SelectedRows({"id": ValueType("integer", INTEGER)}, ("id",)).write(b"1\n")

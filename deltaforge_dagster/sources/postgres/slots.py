@@ -63,7 +63,7 @@ def create(
     except psycopg.errors.QueryCanceled as error:
         raise SourceUnavailable(
             f"{server.where}: replication slot {name!r} waits for transactions that are open"
-            f"{_oldest_transaction(connection)}; it will be tried again"
+            f"{oldest_transaction(connection)}; it will be tried again"
         ) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         raise SourceMisconfigured(
@@ -237,7 +237,8 @@ def _wait(connection: psycopg.Connection, name: str) -> int | None:
         time.sleep(_POLL_SECONDS)
 
 
-def _oldest_transaction(connection: psycopg.Connection) -> str:
+def oldest_transaction(connection: psycopg.Connection) -> str:
+    """Return, in brackets, which process has been in a transaction for longest; empty without one."""
     row = connection.execute(
         """
         SELECT pid, extract(epoch FROM now() - xact_start)::int8 FROM pg_stat_activity

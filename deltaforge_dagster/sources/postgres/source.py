@@ -6,14 +6,18 @@ is the `end_lsn` of a commit, or a place that the server says it has passed with
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions, ValueOptions
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -23,7 +27,8 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import catalog, endings, identity, publications, slots
@@ -32,8 +37,10 @@ from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
 from deltaforge_dagster.sources.postgres.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.heartbeat import Heartbeat
+from deltaforge_dagster.sources.postgres.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.reselect import Reselection
+from deltaforge_dagster.sources.postgres.snapshot import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
     STATUS_SECONDS,
     ReplicationStream,
@@ -48,6 +55,10 @@ _START_SECONDS = 5.0
 _PEEK_SECONDS = 2.5  # the statement itself may take half a second less
 _OPEN_SECONDS = 30.0
 _HANDSHAKE_SECONDS = 10.0
+_NO_MESSAGES = (
+    "this server sends no logical messages, of which source.config.outbox.prefixes speaks "
+    "(PostgreSQL does from 14 on)"
+)
 _DEFAULT_VALUES = ValueOptions()
 _DEFAULT_OPTIONS = PostgresOptions()
 
@@ -60,6 +71,7 @@ class PostgresSource:
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`.
         options: `spec.engine.postgres`.
+        columns: `spec.engine.columns`: what is hidden of rows.
     """
 
     def __init__(
@@ -68,7 +80,10 @@ class PostgresSource:
         pipeline: str,
         values: ValueOptions = _DEFAULT_VALUES,
         options: PostgresOptions = _DEFAULT_OPTIONS,
+        columns: ColumnOptions | None = None,
     ) -> None:
+        self._made_of = (config, pipeline, values, options, columns)
+        self._rules = NO_RULES if columns is None else ColumnRules(columns)
         self._config = config
         self._values = values
         self._options = options
@@ -76,9 +91,14 @@ class PostgresSource:
         self._patterns = TablePatterns(
             config.tables, unqualified="public", system=catalog.SYSTEM_SCHEMAS
         )
+        self._outboxes = Globs(() if config.outbox is None else config.outbox.prefixes)
         self._lock = threading.Lock()
         self._stream: ReplicationStream | None = None
         self._closed = False
+
+    def __reduce__(self) -> tuple[type[PostgresSource], tuple[object, ...]]:
+        """Pickle what it is made of: it is made anew elsewhere, connected to nothing."""
+        return PostgresSource, self._made_of
 
     def head(self) -> LsnPosition:
         """Return the end of the server's durable log, within 2 seconds.
@@ -90,26 +110,30 @@ class PostgresSource:
         assert row is not None
         return LsnPosition(parse_lsn(row[0]))
 
-    def ensure_start(self) -> LsnPosition:
+    def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Create publication and slot where missing; return where reading starts.
 
         `start_position`: `earliest` is the oldest change that the slot still holds, `latest` is
         now; both are now when the slot is made here. An LSN must lie within what the slot holds.
+        `at` is an LSN that takes its place: an LSN inside a transaction starts before the whole of it.
         Every change committed after this returns is read by `read(start)`. Idempotent; 5 seconds
         at most.
 
         Raises:
             SourceMisconfigured: `wal_level`, a table or the publication is not as needed.
             PermissionMissing: The message has the statement that grants it.
-            PositionLost: The slot does not hold the LSN asked for.
+            PositionLost: The slot does not hold the LSN asked for, or the log ends before it.
             SourceUnavailable: No connection, or open transactions delay the slot; try again.
         """
         config, server = self._config, self._server
+        wanted = self._wanted_lsn() if at is None else _lsn(at)
         with server.query(_START_SECONDS) as connection:
             facts = self._facts(connection)
             found = catalog.slot(connection, config.slot)
             if found is None:
-                self._refuse_unreachable_start(facts.flushed_lsn)
+                self._refuse_unreachable_start(wanted, facts.flushed_lsn)
+            elif at is not None:
+                slots.check_start(found, server, config.slot, _lsn(at), facts.flushed_lsn)
             if catalog.published(connection, config.publication) is not None:
                 publications.extend(connection, server, config.publication, self._patterns)
                 publications.check(connection, server, config.publication, self._patterns)
@@ -132,7 +156,7 @@ class PostgresSource:
                     version=facts.version,
                 )
                 found = catalog.slot(connection, config.slot)
-            return self._start(slots.check(found, server, config.slot), facts.flushed_lsn)
+            return self._start(slots.check(found, server, config.slot), wanted, facts.flushed_lsn)
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
         """Return nothing: the log says everything itself."""
@@ -179,7 +203,7 @@ class PostgresSource:
         """
         assert position is None or isinstance(position, LsnPosition)
         with self._server.query(_OPEN_SECONDS) as connection:
-            return preflight(
+            found = preflight(
                 connection,
                 self._server,
                 self._patterns,
@@ -187,10 +211,23 @@ class PostgresSource:
                 publication=self._config.publication,
                 position=position,
             )
+            version = catalog.facts(connection).version
+            if self._outboxes and version < MESSAGES_VERSION:
+                found.append(Finding("outbox", "error", _NO_MESSAGES))
+            if not self._rules:
+                return found
+            captured = catalog.captured(catalog.tables(connection), self._patterns)
+            tables = {table.full_name: table for table in captured}
+            return found + self._rules.findings(
+                tables,
+                lambda name: identity.sent_schema(
+                    connection, tables[name], self._config.publication, version
+                ),
+            )
 
     def read(
-        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
-    ) -> Iterator[ChangeBatch]:
+        self, start: Position, limits: ReadLimits, registry: SourceNotes
+    ) -> Generator[ChangeBatch]:
         """Yield every transaction committed after `start`, whole and once, in log order.
 
         `start` is the newest position that is durable on our side, captured or confirmed: a slot
@@ -210,6 +247,7 @@ class PostgresSource:
         """
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
+        unsent = self._unsent()
         decoder = Decoder(
             source_id=self._config.id,
             db=self._server.database,
@@ -217,7 +255,10 @@ class PostgresSource:
             registry=registry,
             catalog=catalog.Catalog(self._server.query),
             captures=self._patterns.matches,
-            unsent=self._unsent(),
+            unsent=unsent,
+            outboxes=self._outboxes,
+            held=registry.held(),
+            rules=self._rules,
         )
         seconds = self._options.heartbeat_seconds
         heartbeat = None if seconds is None else Heartbeat(self._server, seconds)
@@ -226,6 +267,8 @@ class PostgresSource:
         finally:
             if heartbeat is not None:
                 heartbeat.stop()
+            if isinstance(unsent, Reselection):
+                unsent.close()
             stream.close()
 
     def read_again(
@@ -245,9 +288,33 @@ class PostgresSource:
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
-        """Refuse: nothing of this source is ever held, since its log describes every row."""
-        del events, mend, position, registry
-        raise UnsupportedEvent("events that this source never holds")
+        """Yield the changes of held events of one table, as if they had never been held.
+
+        Raises:
+            UnsupportedEvent: They still cannot be decoded.
+        """
+        del position
+        fields = json.loads(mend)
+        if "create_table" in fields:
+            raise UnsupportedEvent(
+                "PostgreSQL's log has the columns itself: release the table without --create-table"
+            )
+        unsent = self._unsent()
+        decoder = Decoder(
+            source_id=self._config.id,
+            db=self._server.database,
+            start=LsnPosition(0),
+            registry=registry,
+            catalog=catalog.Catalog(self._server.query, remade=bool(fields.get("catalog"))),
+            captures=lambda _schema, _table: True,
+            unsent=unsent,
+            rules=self._rules,
+        )
+        try:
+            yield from decoder.decode_held(events)
+        finally:
+            if isinstance(unsent, Reselection):
+                unsent.close()
 
     def confirm(self, position: Position) -> None:
         """Let the server forget the log up to `position`, told with the next status message.
@@ -296,7 +363,7 @@ class PostgresSource:
         return [table.full_name for table in found]
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`schema.table`) as the log would describe it now.
+        """Return a table (`schema.table`) as its rows show it now.
 
         Raises:
             SourceMisconfigured: There is no such table.
@@ -305,10 +372,22 @@ class PostgresSource:
             version = catalog.facts(connection).version
             for found in catalog.tables(connection):
                 if found.full_name == table:
-                    return identity.sent_schema(
+                    sent = identity.sent_schema(
                         connection, found, self._config.publication, version
                     )
+                    return self._rules.visible(sent)
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
+
+    def snapshots(self) -> PostgresSnapshots:
+        """Return what reads the tables themselves."""
+        return PostgresSnapshots(
+            server=self._server,
+            source_id=self._config.id,
+            slot=self._config.slot,
+            publication=self._config.publication,
+            patterns=self._patterns,
+            rules=self._rules,
+        )
 
     def _unsent(self) -> Unsent:
         match self._values.toast:
@@ -391,10 +470,11 @@ class PostgresSource:
                 f"{where}: wal_level is {facts.wal_level}; run: ALTER SYSTEM SET wal_level = "
                 "logical, and restart the server"
             )
+        if self._outboxes and facts.version < MESSAGES_VERSION:
+            raise SourceMisconfigured(f"{where}: {_NO_MESSAGES}")
         return facts
 
-    def _refuse_unreachable_start(self, flushed_lsn: int) -> None:
-        wanted = self._wanted_lsn()
+    def _refuse_unreachable_start(self, wanted: int | None, flushed_lsn: int) -> None:
         if wanted is not None and wanted < flushed_lsn:
             raise PositionLost(
                 f"{self._server.where}: start_position {format_lsn(wanted)} is in the past, and "
@@ -402,9 +482,8 @@ class PostgresSource:
                 "use earliest or latest"
             )
 
-    def _start(self, found: catalog.Slot, flushed_lsn: int) -> LsnPosition:
+    def _start(self, found: catalog.Slot, wanted: int | None, flushed_lsn: int) -> LsnPosition:
         held = found.confirmed_lsn or found.restart_lsn or 0
-        wanted = self._wanted_lsn()
         if wanted is not None:
             if wanted < held:
                 raise PositionLost(

@@ -21,7 +21,7 @@ import time
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.config.model import PostgresConfig
+from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.positions import LsnPosition, format_lsn
 from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields

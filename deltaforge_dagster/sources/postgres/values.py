@@ -27,6 +27,7 @@ from typing import Protocol
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
+from deltaforge_dagster.sources.postgres.pgoutput import SentType
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class CatalogType:
 
 
 class Catalog(Protocol):
-    """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
+    """What the decoder asks of the source's catalog; all may block, and all are asked rarely."""
 
     def primary_key(self, relation: int) -> tuple[str, ...]:
         """Return the columns of the table's primary key, `()` when it has none or is gone."""
@@ -57,6 +58,14 @@ class Catalog(Protocol):
 
     def type(self, oid: int) -> CatalogType | None:
         """Return what the catalog says of a type, None when there is no such type any more."""
+        ...
+
+    def remade_type(self, schema: str, name: str) -> int | None:
+        """Return the OID of the type that has the name of one that is gone, if that is known."""
+        ...
+
+    def system_type(self, name: str) -> int | None:
+        """Return the OID of the type in `pg_catalog` with that `typname`, None without one."""
         ...
 
 
@@ -163,21 +172,26 @@ BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.item
 """Types that every PostgreSQL server has under the same OID."""
 
 
-def value_type(oid: int, catalog: Catalog) -> ValueType:
+def value_type(oid: int, catalog: Catalog, sent: SentType | None = None) -> ValueType:
     """Return how values of the type are written.
 
     A domain's values look like those of the type it is made of, as they do for every client of the
     server. Elements that are arrays themselves (of a domain over an array) stay text.
 
+    Args:
+        oid: The type.
+        catalog: What the server says of it now.
+        sent: What the log calls it, which is asked if it was dropped since.
+
     Raises:
-        UnsupportedEvent: The type is no longer in the catalog; the caller adds the table.
+        UnsupportedEvent: It was dropped, and its name does not say enough; the caller adds the table.
     """
     built_in = BUILT_IN.get(oid)
     if built_in is not None:
         return built_in
     found = catalog.type(oid)
     if found is None:
-        raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
+        return _gone_type(oid, catalog, sent)
     if found.base:
         return replace(value_type(found.base, catalog), name=found.name)
     if found.element:
@@ -185,6 +199,31 @@ def value_type(oid: int, catalog: Catalog) -> ValueType:
         kind = STRING if element.delimiter else element.kind
         return ValueType(found.name, kind, found.delimiter)
     return ValueType(found.name, STRING)
+
+
+def _gone_type(oid: int, catalog: Catalog, sent: SentType | None) -> ValueType:
+    """Return a type that was dropped, by the name that the log has.
+
+    Of a domain that is the name of its base type. One of the server's own is known by it. Any other
+    is a string unless it is an array, and every array's name begins with `_`. Arrays of types that
+    are gone are refused, since nothing says what their elements were, unless somebody made it again.
+    """
+    if sent is None:
+        raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
+    if sent.schema == "pg_catalog":
+        built_in = BUILT_IN.get(catalog.system_type(sent.name) or 0)
+        if built_in is not None:
+            return built_in
+    name = f"{sent.schema}.{sent.name}"
+    if sent.name.startswith("_"):
+        remade = catalog.remade_type(sent.schema, sent.name)
+        if remade is not None:
+            return value_type(remade, catalog)
+        raise UnsupportedEvent(
+            f"type {name} ({oid}) is no longer in the catalog, and may have been an array; make its"
+            " element's type again, and release the table with --catalog"
+        )
+    return ValueType(name, STRING)
 
 
 _PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}

@@ -10,7 +10,8 @@ from typing import Any, Self
 import psycopg
 from psycopg import conninfo, sql
 
-from deltaforge_dagster.config.model import PostgresConfig, PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions
+from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 
@@ -25,6 +26,7 @@ class PostgresBench:
     """
 
     holds_log = True
+    has_transactions = True
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -89,6 +91,12 @@ class PostgresBench:
         )
         return pid
 
+    def wait_for_readers(self) -> None:
+        """Wait until nobody reads the slot: a walsender ends a moment after its client."""
+        deadline = time.monotonic() + 60
+        while self.reader() is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def cut(self) -> None:
         """End the walsender."""
         self.execute(f"SELECT pg_terminate_backend({self.reader()})")
@@ -108,7 +116,7 @@ class PostgresBench:
 
     def drop_slot(self) -> None:
         """Drop the slot, if there is one, once nobody reads it."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
                 self.connection.execute(

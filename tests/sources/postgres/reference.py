@@ -15,6 +15,7 @@ import json
 import re
 import struct
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,18 @@ class Registry:
         number = len(self._stamps) + 1
         return self._stamps.setdefault(table, SchemaStamp(f"sha256:{number}", 1, number))
 
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note nothing: the log says everything."""
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Know nothing."""
+        del position
+        return {}
+
+    def held(self) -> Mapping[str, str]:
+        """Hold no table."""
+        return {}
+
 
 class Catalog:
     """A catalog where the primary key of each table is its first known column."""
@@ -64,6 +77,15 @@ class Catalog:
             DOMAIN_ARRAY: CatalogType("positive[]", "b", DOMAIN),
         }.get(oid)
 
+    def remade_type(self, schema: str, name: str) -> int | None:
+        """Know no type that was made again."""
+        del schema, name
+        return None
+
+    def system_type(self, name: str) -> int | None:
+        """Know two names."""
+        return {"int4": 23, "_text": 1009}.get(name)
+
 
 class BadStreamError(Exception):
     """The stream does not follow its format."""
@@ -81,6 +103,7 @@ class Reference:
     def decode(self, stream: bytes) -> Reference:
         """Read as far as possible; `failed` says whether that is the end of the bytes."""
         self._relations: dict[int, tuple[str, list[tuple[str, int, bool]]]] = {}
+        self._held: set[str] = set()
         self._open: list[dict[str, Any]] | None = None
         try:
             self._messages(stream)
@@ -142,7 +165,12 @@ class Reference:
                 self._truncate(body, lsn)
             case "M":
                 self._message(body, struct.unpack_from(">q", content, 17)[0])
-            case "O" | "Y":
+            case "Y":
+                schema, name, rest = body[4:].split(b"\0")
+                schema.decode(), name.decode()
+                if rest:
+                    raise BadStreamError
+            case "O":
                 pass
             case _:
                 raise BadStreamError
@@ -154,18 +182,22 @@ class Reference:
         identity, (count,) = chr(rest[0]), struct.unpack_from(">H", rest, 1)
         rest = rest[3:]
         columns = []
+        known = True
         for _ in range(count):
             name, zero, tail = rest[1:].partition(b"\0")
             type_oid, _modifier = struct.unpack_from(">Ii", tail)
             columns.append((name.decode(), type_oid, bool(rest[0] & 1) and identity in "di"))
             rest = tail[8:]
-            if not zero or (type_oid not in ELEMENTS and not known_scalar(type_oid)):
+            known = known and (type_oid in ELEMENTS or known_scalar(type_oid))
+            if not zero:
                 raise BadStreamError
         names = [c[0] for c in columns]
         if not zero or rest or identity not in "dnfi" or len(set(names)) != len(names):
             raise BadStreamError
         full_name = f"{schema.decode() or 'pg_catalog'}.{table.decode()}"
         self._relations[oid] = full_name, columns
+        if not known:
+            self._held.add(full_name)
 
     def _change(self, kind: str, body: bytes, lsn: int) -> None:
         if self._open is None:
@@ -175,6 +207,11 @@ class Reference:
             raise BadStreamError
         table, columns = self._relations[oid]
         rest = body[4:]
+        if len(rest) < 3:
+            raise BadStreamError
+        if table in self._held:
+            self._index += 1
+            return
         old: dict[str, str] | None = None
         new: dict[str, str] | None = None
         if kind == "D" or (kind == "U" and rest[:1] != b"N"):
@@ -217,9 +254,10 @@ class Reference:
         }
         for oid in oids:
             table = self._relations[oid][0]
-            self._open.append(
-                self._row("t", table, lsn) | {"ddl": json.dumps(ddl, separators=(",", ":"))}
-            )
+            if table not in self._held:
+                self._open.append(
+                    self._row("t", table, lsn) | {"ddl": json.dumps(ddl, separators=(",", ":"))}
+                )
             self._index += 1
 
     def _message(self, body: bytes, clock: int) -> None:

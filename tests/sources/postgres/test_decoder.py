@@ -435,26 +435,18 @@ def test_full_identity_asks_the_catalog_for_the_key() -> None:
     columns = [("name", 25, -1, True), ("id", 20, -1, True)]
     full = samples.relation(TABLE, "public", "users", columns, "f")
     change = samples.delete(TABLE, [b"x", b"1"], b"O")
-    batches, _ = decode(transaction(full, change), catalog=Catalog({TABLE: ("id",)}))
-    _, error = decode(transaction(full, change), catalog=Catalog({TABLE: ("renamed",)}))
+    batches, error = decode(transaction(full, change), catalog=Catalog({TABLE: ("id",)}))
 
     row = rows_of(batches)[0]
+    assert error is None
     assert (row["before"], row["after"], row["key"]) == ('{"name":"x","id":1}', None, '{"id":1}')
-    assert isinstance(error, UnsupportedEvent)
-    assert "today's primary key (renamed)" in str(error)
-
-
-def test_types_that_are_gone_are_refused() -> None:
-    """A type of which nothing is known stops with its column and number."""
-    gone = samples.relation(5, "public", "t", [("gone", 77_777, -1, False)])
-    _, error = decode(transaction(gone))
-
-    assert isinstance(error, UnsupportedEvent)
-    assert "table public.t, column gone, at 0/0000041A: type 77777 is no longer" in str(error)
 
 
 def test_versions_are_registered_once_with_their_position() -> None:
-    """A repeated description registers nothing; a changed one stamps the rows after it."""
+    """A repeated description registers nothing; a changed one stamps the rows after it.
+
+    One that is in force again keeps its stamp, and its new place is noted.
+    """
     registry = Registry()
     wider = samples.relation(TABLE, "public", "users", [*COLUMNS, ("mood", ENUM, -1, False)])
     stream = transaction(RELATION, insert(1), RELATION, insert(2))
@@ -466,7 +458,9 @@ def test_versions_are_registered_once_with_their_position() -> None:
     assert [(t.table, position) for t, position in registry.registered] == [
         ("users", LsnPosition(1050)),
         ("users", LsnPosition(2050)),
+        ("users", LsnPosition(2050)),
     ]
+    assert registry.registered[2][0] == registry.registered[0][0]
     schema = registry.registered[1][0]
     assert [(c.name, c.data_type, c.nullable) for c in schema.columns] == [
         ("id", "bigint", False),

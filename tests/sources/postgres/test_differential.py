@@ -1,9 +1,8 @@
-"""Three readings of the same rows agree: the log's, SELECT's through our conversion, the server's own."""
+"""Three readings of the same rows agree: the log's, a snapshot's, the server's own."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import itertools
 import json
 from collections.abc import Generator
@@ -11,6 +10,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,10 +18,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON
-from deltaforge_dagster.sources.postgres.catalog import Catalog
 from deltaforge_dagster.sources.postgres.connection import Server
-from deltaforge_dagster.sources.postgres.selected import SelectedRows
-from deltaforge_dagster.sources.postgres.values import value_type
 from tests.fix_postgres import POSTGRES_VERSIONS, PostgresVersion
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.reference import Registry
@@ -50,8 +47,6 @@ class Readings:
         self._bench = PostgresBench(server.create_database())
         self._stack = ExitStack()
         ours = Server.from_dsn(self._bench.dsn, "test")
-        catalog = Catalog(ours.query)
-        self._type = functools.cache(lambda oid: value_type(oid, catalog))
         self.version = int(server.version.split(".")[0])
         self._bench.execute(*MADE_UP, "CREATE PUBLICATION p FOR ALL TABLES")
         database = ours.database
@@ -60,8 +55,10 @@ class Readings:
                 f"ALTER DATABASE {database} SET {name} = {value}",
                 f"ALTER ROLE CURRENT_USER IN DATABASE {database} SET {name} = {value}",
             )
-        source = self._bench.source(tables=("public.*",))
-        self._rows = _rows(source.read(source.ensure_start(), ReadLimits(), Registry()))
+        self._source = self._bench.source(tables=("public.*",))
+        self._registry = Registry()
+        start = self._source.ensure_start()
+        self._rows = _rows(self._source.read(start, ReadLimits(), self._registry))
         self._query = self._stack.enter_context(ours.query(3600))
         self._tables = (f"t{number}" for number in itertools.count())
 
@@ -107,17 +104,14 @@ class Readings:
                     assert without_quotes(found[name]) == without_quotes(theirs[name]), column
 
     def _selected(self, table: str) -> tuple[list[str | None], list[str | None]]:
-        """Return images and keys of what COPY says, through our conversion."""
-        found = self._query.execute(
-            "SELECT attname, atttypid::int8 FROM pg_attribute"
-            f" WHERE attrelid = 'public.{table}'::regclass AND attnum > 0 ORDER BY attnum"
-        ).fetchall()
-        query = f"COPY (SELECT * FROM public.{table} ORDER BY id) TO STDOUT"
-        with self._query.cursor() as cursor, cursor.copy(query) as copy:
-            copied = b"".join(map(bytes, copy))
-        types_ = {name: self._type(oid) for name, oid in found}
-        images, keys = SelectedRows(types_, ("id",)).write(copied)
-        return images.to_pylist(), keys.to_pylist()
+        """Return images and keys as a snapshot reads them, with the table version of the stream."""
+        snapshots = self._source.snapshots()
+        (chunk,) = snapshots.plan([f"public.{table}"], 1000)
+        with snapshots.reader() as reader:
+            read = reader.read(chunk, snapshots.watermark())
+            found = pa.Table.from_batches(read.batches).select(["after", "key"]).to_pydict()
+        assert read.table == self._registry.registered[-1][0]
+        return found["after"], found["key"]
 
     def _own(self, table: str, names: list[str], drawn: list[Column]) -> list[tuple[Any, ...]]:
         """Return for each row the server's JSON, then for each value its dimensions and texts.

@@ -81,7 +81,7 @@ def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict
 @pytest.mark.timeout(900)  # compiles everything once more
 def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(recorded, tmp_path, 5_000, NUMBA_BOUNDSCHECK="1")
+    outcomes = fuzz(recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
 
     assert set(outcomes) == {"NoneType", "CorruptLog", "UnsupportedEvent"}
     assert outcomes["NoneType"] > 250

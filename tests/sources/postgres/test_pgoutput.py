@@ -10,8 +10,10 @@ from deltaforge_dagster.sources.postgres.pgoutput import (
     LogicalMessage,
     Relation,
     RelationColumn,
+    SentType,
     parse_message,
     parse_relation,
+    parse_type,
     truncate_payload,
 )
 
@@ -68,6 +70,17 @@ def test_logical_messages() -> None:
             parse_message(bad)
 
 
+def test_types() -> None:
+    """A Type message names a type; it ends where its name does."""
+    message = b"\0\0\x42\x43" + "sch\0mö\0".encode()
+
+    assert parse_type(message) == SentType(0x4243, "sch", "mö")
+    assert parse_type(b"\0\0\0\x01\0int4\0").schema == "pg_catalog"
+    for bad in (*(message[:end] for end in range(len(message))), message + b"x"):
+        with pytest.raises(CorruptLog):
+            parse_type(bad)
+
+
 def test_truncate_flags() -> None:
     """The flags of a truncate, as its event says them."""
     assert truncate_payload(2) == '{"sql":"TRUNCATE","cascade":false,"restart_identity":true}'
@@ -77,7 +90,7 @@ def test_truncate_flags() -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_answered(content: bytes) -> None:
     """Random bytes are what they are read as, or an error of the tree."""
-    for read in (parse_relation, parse_message):
+    for read in (parse_relation, parse_type, parse_message):
         try:
             read(content)
         except CorruptLog as error:

@@ -11,12 +11,14 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.model import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.errors import DeltaforgeError, PermissionMissing
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres import reselect
+from deltaforge_dagster.sources.postgres import connection, reselect
+from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from tests.pipeline.changes import eventually
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
 from tests.sources.postgres.reference import Registry
 
@@ -94,6 +96,48 @@ def test_marked_or_left_out(bench: PostgresBench) -> None:
         {"id": 1, "n": 2, "body": "short"},
     ]
     assert [row["key"] for row in marked + omitted] == [{"id": 1}] * 4
+
+
+def test_questions_share_a_connection(
+    bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One as long as the source reads, closed with it."""
+    monkeypatch.setattr(connection, "_IDLE_SECONDS", 600.0)
+    insert(bench, 1, 2, 3)
+    start = start_of(bench)
+    for number in range(3):
+        bench.execute(f"UPDATE docs SET n = {number}")
+    source = PostgresSource(
+        bench.config(tables=("public.*",)), PIPELINE, ValueOptions(toast="reselect")
+    )
+    opened: list[Server | None] = []
+    connect = Server.connect
+
+    def counted(self: Server, *given: Any, **named: Any) -> psycopg.Connection:
+        opened.append(self)
+        return connect(self, *given, **named)
+
+    reading = source.read(start, ReadLimits(), Registry())
+    found: list[Any] = []
+    for batch in reading:
+        found += batch.rows.column("after").to_pylist() if batch.rows else []
+        if len(found) == 9 and not opened:
+            opened.append(None)
+            monkeypatch.setattr(Server, "connect", counted)
+            bench.execute("UPDATE docs SET n = 7")
+        if len(found) >= 12:
+            break
+    sessions = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND query = 'ROLLBACK'"
+    )
+    assert bench.value(sessions) == 1
+    reading.close()
+    source.close()
+
+    assert UNCHANGED not in [json.loads(one)["body"] for one in found]
+    assert opened == [None]
+    eventually(lambda: bench.value(sessions) == 0)
 
 
 def test_reselected_values_are_of_now(bench: PostgresBench) -> None:

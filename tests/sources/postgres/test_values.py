@@ -13,6 +13,7 @@ import pytest
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
+from deltaforge_dagster.sources.postgres.pgoutput import SentType
 from deltaforge_dagster.sources.postgres.values import (
     BUILT_IN,
     CatalogType,
@@ -36,6 +37,21 @@ def test_types_of_the_catalog() -> None:
     assert value_type(1020, catalog) == ValueType("box[]", STRING, ";")
     with pytest.raises(UnsupportedEvent):
         value_type(77_777, catalog)
+
+
+def test_types_that_were_dropped_are_known_by_their_names() -> None:
+    """A domain by what it was made of, any other but arrays, of whose elements nothing is known."""
+    catalog = Catalog()
+
+    def gone(schema: str, name: str) -> ValueType:
+        return value_type(77_777, catalog, SentType(77_777, schema, name))
+
+    assert gone("pg_catalog", "int4") == ValueType("integer", INTEGER)
+    assert gone("pg_catalog", "_text") == ValueType("text[]", STRING, ",")
+    assert gone("shop", "mood") == ValueType("shop.mood", STRING)
+    for schema in ("shop", "pg_catalog"):
+        with pytest.raises(UnsupportedEvent, match=rf"{schema}\._mood \(77777\).*an array"):
+            gone(schema, "_mood")
 
 
 def test_domains_are_what_they_are_made_of() -> None:
