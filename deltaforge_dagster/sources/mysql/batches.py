@@ -23,6 +23,7 @@ from deltaforge_dagster.sources.arrays import (
     text_column,
 )
 from deltaforge_dagster.sources.event_ids import ID_SIZE
+from deltaforge_dagster.sources.hiding import Shown
 from deltaforge_dagster.sources.kernel import Bytes, Longs
 from deltaforge_dagster.sources.mysql.binlog import Query
 from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
@@ -59,6 +60,7 @@ from deltaforge_dagster.sources.mysql.rows import (
 )
 from deltaforge_dagster.sources.mysql.table_map import MAX_COLUMNS
 from deltaforge_dagster.sources.mysql.versions import TableVersions
+from deltaforge_dagster.sources.outbox import SCHEMA, OutboxTables
 
 _ROOM = 16 << 20
 """Bytes of JSON per text column and batch; a single row may have more."""
@@ -95,9 +97,15 @@ class BatchWriter:
     """Writes rows of one stream into record batches; its scratch memory is used again and again."""
 
     def __init__(
-        self, versions: TableVersions, seed: npt.NDArray[np.uint64], max_rows: int
+        self,
+        versions: TableVersions,
+        seed: npt.NDArray[np.uint64],
+        max_rows: int,
+        outboxes: OutboxTables,
     ) -> None:
         self._versions = versions
+        self._outboxes = outboxes
+        self._in_outbox = np.zeros(0, np.bool_)  # by version
         self._seed = seed
         self._ops = pa.array(OP_LETTERS)
         self._texts = _texts(_ROOM)
@@ -115,7 +123,7 @@ class BatchWriter:
         rows[0, ROW_INDEX] = place.row
         txs = line.reshape(1, -1)
         ddl = json.dumps({"sql": query.statement, "database": query.database}, ensure_ascii=False)
-        columns = {
+        columns: dict[str, pa.Array[Any]] = {
             "op": _one(place.op),
             "ts_us": pa.array(txs[:, TX_TS_US]),
             "db": _one(place.db),
@@ -129,6 +137,8 @@ class BatchWriter:
             "ddl": pa.array([ddl]),
             "raw_payload": pa.array([False]),
         }
+        if place.op == "t" and self._outboxes.has(place.db, place.table):
+            columns["schema"] = _one(SCHEMA)
         return record_batch(columns, 1)
 
     def write(  # noqa: PLR0917 - what a kernel reads
@@ -144,52 +154,64 @@ class BatchWriter:
 
         Returns the batch, the row after it, and the error that this row makes, if any.
         """
+        stop, error = self._write_texts(source, rows, first, last, file)
+        if stop == first:
+            return None, stop, error
+        shown = self._versions.hiding.show(
+            self._texts, self._ends, self._valid, rows[first:stop, ROW_TABLE]
+        )
+        stop = first + shown.rows
+        if shown.error is not None:
+            error = type(shown.error)(f"{shown.error}: {self._place(rows[stop], file)}")
+            if stop == first:
+                return None, stop, error
+        event_ids = self._event_ids(rows, first, stop, txs)
+        batch = self._batch(rows[first:stop], txs, shown, event_ids, file)
+        if self._texts[0].size > _ROOM:
+            self._texts = _texts(_ROOM)
+        return batch, stop, error
+
+    def _write_texts(
+        self, source: Bytes, rows: Longs, first: int, last: int, file: str
+    ) -> tuple[int, DeltaforgeError | None]:
+        """Write the row images; return the row after them, and the error that this row makes."""
         versions, layout = self._versions, self._versions.layout
-        error: DeltaforgeError | None = None
         while True:
-            stop = write_changes(
-                source,
-                rows,
-                first,
-                last,
-                versions.tables,
-                layout.columns,
-                layout.labels,
-                layout.names,
-                layout.characters,
-                *self._texts,
-                self._ends,
-                self._valid,
-                self._spans,
-                self._stack,
-                self._report,
+            stop = int(
+                write_changes(
+                    source,
+                    rows,
+                    first,
+                    last,
+                    versions.tables,
+                    layout.columns,
+                    layout.labels,
+                    layout.names,
+                    layout.characters,
+                    *self._texts,
+                    self._ends,
+                    self._valid,
+                    self._spans,
+                    self._stack,
+                    self._report,
+                )
             )
+            if stop > first and self._ends[:, stop - first - 1].max() > _MAX_TEXT:
+                place = self._place(rows[first], file)
+                return first, UnsupportedEvent(f"a change of {place} is larger than 2 GiB as JSON")
             if stop == last:
-                break
+                return stop, None
             if self._report[CODE] != NO_ROOM:
-                error = self._stopped_at(rows[stop], file)
-                break
+                return stop, self._stopped_at(rows[stop], file)
             if stop > first:
-                break
+                return stop, None
             try:
                 self._texts = _texts(int(rows[first, ROW_SIZE]))
             except MemoryError:
                 place = self._place(rows[first], file)
-                error = UnsupportedEvent(f"a change too large for this machine's memory: {place}")
-                break
-        if stop == first:
-            return None, stop, error
-        if self._ends[:, stop - first - 1].max() > _MAX_TEXT:
-            place = self._place(rows[first], file)
-            return (
-                None,
-                first,
-                UnsupportedEvent(f"a change of {place} is larger than 2 GiB as JSON"),
-            )
-        batch = self._batch(rows[first:stop], txs, self._event_ids(rows, first, stop, txs), file)
-        if self._texts[0].size > _ROOM:
-            self._texts = _texts(_ROOM)
-        return batch, stop, error
+                return stop, UnsupportedEvent(
+                    f"a change too large for this machine's memory: {place}"
+                )
 
     def _stopped_at(self, row: Longs, file: str) -> DeltaforgeError:
         """Return the error for what `write_changes` reported of `row`."""
@@ -211,11 +233,11 @@ class BatchWriter:
         write_event_ids(rows, first, last, txs, self._seed, data)
         return id_column(data)
 
-    def _text(self, text: int, count: int) -> pa.Array[Any]:
-        return text_column(self._texts[text], self._ends[text, :count], self._valid[text, :count])
+    def _text(self, shown: Shown, text: int, count: int) -> pa.Array[Any]:
+        return text_column(shown.texts[text], shown.ends[text, :count], self._valid[text, :count])
 
     def _batch(
-        self, rows: Longs, txs: Longs, event_ids: pa.Array[Any], file: str
+        self, rows: Longs, txs: Longs, shown: Shown, event_ids: pa.Array[Any], file: str
     ) -> pa.RecordBatch:
         count = len(rows)
         names = self._names
@@ -227,10 +249,11 @@ class BatchWriter:
             "op": coded(rows[:, ROW_OP], self._ops),
             "ts_us": pa.array(txs[tx, TX_TS_US]),
             "db": coded(names.db_codes[table], names.dbs),
+            **self._outbox_schema(table),
             "table": coded(names.table_codes[table], names.tables),
-            "before": self._text(BEFORE, count),
-            "after": self._text(AFTER, count),
-            "key": self._text(KEY, count),
+            "before": self._text(shown, BEFORE, count),
+            "after": self._text(shown, AFTER, count),
+            "key": self._text(shown, KEY, count),
             "file": coded(np.zeros(count), pa.array([file])),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_POS])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
@@ -242,6 +265,18 @@ class BatchWriter:
             "raw_payload": pa.array(np.zeros(count, np.bool_)),
         }
         return record_batch(columns, count)
+
+    def _outbox_schema(self, table: Longs) -> dict[str, pa.Array[Any]]:
+        """Return the column `schema`, which only changes of outboxes have, if any is among the rows."""
+        if not self._outboxes:
+            return {}
+        new = self._versions.schemas[len(self._in_outbox) :]
+        found = [self._outboxes.has(one.db, one.table) for one in new]
+        self._in_outbox = np.append(self._in_outbox, np.array(found, np.bool_))
+        marked = self._in_outbox[table]
+        if not marked.any():
+            return {}
+        return {"schema": coded(np.zeros(len(table)), pa.array([SCHEMA]), ~marked)}
 
 
 def _one(text: str) -> pa.DictionaryArray[Any, Any]:

@@ -55,8 +55,8 @@ _KEYS = """
 _OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
 _ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
 _ADVICE = (
-    "run: SET PERSIST binlog_row_metadata = FULL, with which the log itself describes every table"
-    " from then on"
+    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes every"
+    " table from then on"
 )
 
 
@@ -156,7 +156,7 @@ class Catalog:
         if found is None:
             return Unknown(
                 f"{where}: the catalog does not have it, and the log does not name its columns;"
-                f" grant SELECT on it, or, if it was dropped, {_ADVICE}"
+                f" grant SELECT on it, unless it was dropped; {_ADVICE}"
             )
         changed = self._changed(db, table, position, found.read_at)
         if changed is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
-from deltaforge_dagster.sources.mysql.numbers import read_32
+from deltaforge_dagster.sources.mysql.numbers import read_8, read_32
 
 
 def _crc_tables() -> Longs:
@@ -49,6 +49,6 @@ def crc32(source: Bytes, start: int, end: int) -> int:
         )
         at += 8
     while at < end:
-        value = (value >> 8) ^ _CRC[0, (value ^ source[at]) & 255]
+        value = (value >> 8) ^ _CRC[0, (value ^ read_8(source, at)) & 255]
         at += 1
     return int(value ^ 0xFFFFFFFF)

@@ -8,6 +8,7 @@ knows no display widths, and lengths of text in bytes, so not everything is comp
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from deltaforge_dagster.sources.mysql.ddl_tokens import (
     Kind,
@@ -119,6 +120,13 @@ def labels(column_type: str) -> tuple[str, ...]:
         )
         for label in _LABEL.findall(column_type)
     )
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """Return labels as `COLUMN_TYPE` shows them behind the type's name; nothing without any."""
+    if not labels:
+        return ""
+    return "(" + ",".join("'" + label.replace("'", "''") + "'" for label in labels) + ")"
 
 
 def fits(defined: str, logged: str) -> bool:

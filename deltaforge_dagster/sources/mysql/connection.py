@@ -145,6 +145,29 @@ class Server:
             connection._sock = connection._rfile = None  # noqa: SLF001 - it is ours now
             return connected
 
+    def connect(self, seconds: float) -> pymysql.Connection:
+        """Open a connection within some seconds, which then lasts.
+
+        Raises:
+            DeltaforgeError: Whatever the server refused.
+        """
+        tls = self._tls()
+        opened = self._open(min(seconds, _CONNECT_SECONDS))
+        with Cutter(opened.fileno(), seconds) as cutter:
+            try:
+                return self._handshake(opened, tls)
+            except pymysql.MySQLError as error:
+                opened.close()
+                raise self.problem(error, cutter, seconds) from error
+
+    def problem(
+        self, error: pymysql.MySQLError, cutter: Cutter | None = None, seconds: float = 0
+    ) -> DeltaforgeError:
+        """Return what an error means on a connection that `cutter` was to cut after `seconds`."""
+        if cutter is not None and cutter.fired:
+            return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
+        return self._problem(error)
+
     @contextmanager
     def _connected(self, seconds: float) -> Generator[pymysql.Connection]:
         tls = self._tls()
@@ -158,11 +181,7 @@ class Server:
                     if connection.open:
                         connection.close()
             except pymysql.MySQLError as error:
-                if cutter.fired:
-                    raise SourceUnavailable(
-                        f"{self.where}: no answer within {seconds:g} s"
-                    ) from error
-                raise self._problem(error) from error
+                raise self.problem(error, cutter, seconds) from error
 
     def _open(self, seconds: float) -> socket.socket:
         try:

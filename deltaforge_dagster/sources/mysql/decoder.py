@@ -23,6 +23,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.batches import DDL_TABLE, BatchWriter, Place
@@ -68,6 +69,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_TAG,
     TX_TS_US,
     TXS,
+    UNTIL,
 )
 from deltaforge_dagster.sources.mysql.log_scan import table_of
 from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
@@ -94,6 +96,7 @@ from deltaforge_dagster.sources.mysql.stops import (
     PARTIAL,
     PAYLOAD,
     PREPARED,
+    REACHED,
     SPLIT,
     STATEMENT,
     TAGGED,
@@ -103,6 +106,7 @@ from deltaforge_dagster.sources.mysql.stops import (
 from deltaforge_dagster.sources.mysql.table_map import ID_SIZE
 from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
 from deltaforge_dagster.sources.pieces import PIECE_BYTES
 
 _DAMAGE = {
@@ -142,7 +146,9 @@ class Decoder:
     Changes of tables for which `captures(database, table)` is false are passed over, but counted,
     so that ids do not depend on the choice of tables. `forms` says how
     values look where there is a choice. Events of the tables in `held`, and of those that nobody
-    knows the columns of, come out as they are, to be kept back (`held`).
+    knows the columns of, come out as they are, to be kept back (`held`). With `until`, the end of a
+    transaction, nothing behind it is decoded. Changes of `outboxes` are marked as such.
+    `rules` say what is hidden of columns.
     """
 
     def __init__(
@@ -156,8 +162,12 @@ class Decoder:
         prepared: FindsPrepared,
         forms: ValueForms = LABEL_FORMS,
         held: Mapping[str, str] | None = None,
+        until: BinlogPosition | None = None,
+        outboxes: OutboxTables = NO_OUTBOX,
+        rules: ColumnRules = NO_RULES,
     ) -> None:
         self._progress = progress
+        self._until = until
         self._captures = captures
         self._prepared = prepared
         self._kept = PreparedRows()
@@ -165,9 +175,14 @@ class Decoder:
         self._inner_bytes = 0
         self._catalog = catalog
         self._versions = TableVersions(
-            registry=registry, catalog=catalog, captures=captures, forms=forms, held=held
+            registry=registry,
+            catalog=catalog,
+            captures=captures,
+            forms=forms,
+            held=held,
+            rules=rules,
         )
-        self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS)
+        self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
         self._found = Handover(self._writer, progress)
         self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
@@ -195,7 +210,7 @@ class Decoder:
                 if stop == SPLIT and self._error is None:
                     if not self._joined(source):
                         break
-                elif stop in (NEED_MORE, FOREIGN):
+                elif stop in (NEED_MORE, FOREIGN, REACHED):
                     if stop == FOREIGN and self._error is None:
                         code = int(source[state[OFFSET] + 4])
                         foreign = _FOREIGN.get(code, "ERR")
@@ -226,7 +241,7 @@ class Decoder:
         )
         try:
             found.flush(source, begun)
-            if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT):
+            if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
                 self._act(stop, source)
                 found.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
@@ -367,6 +382,7 @@ class Decoder:
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"binlog_file").digest()
         state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
         state[EVENT_POS] = state[POS] = position
+        state[UNTIL] = self._until.pos if self._until and self._until.file == name else 0
         self._found.file = name
 
     def _statement(self, query: Query) -> None:

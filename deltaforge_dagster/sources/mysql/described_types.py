@@ -17,6 +17,7 @@ from deltaforge_dagster.sources.mysql.values import (
     LogType,
     ValueForms,
     ValueType,
+    mariadb_type,
     value_type,
 )
 
@@ -50,6 +51,9 @@ def described_type(
     found = _TYPE.fullmatch(column_type.lower())
     assert found
     name, first, second, rest = found[1], int(found[2] or 0), int(found[3] or 0), found[4]
+    mariadb = mariadb_type(name)
+    if mariadb is not None:
+        return mariadb
     collation = 63 if charset is None else _COLLATIONS.get(charset)
     if collation is None:
         raise UnsupportedEvent(f"text in the unknown character set {charset}")

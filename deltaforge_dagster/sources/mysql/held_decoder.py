@@ -10,6 +10,7 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.mysql.decoder import Decoder
 from deltaforge_dagster.sources.mysql.handover import GtidRun
 from deltaforge_dagster.sources.mysql.held import (
@@ -21,6 +22,7 @@ from deltaforge_dagster.sources.mysql.held import (
 )
 from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.values import ValueForms
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
 
 
 class _Places:
@@ -51,6 +53,8 @@ def decode_held(
     source_id: str,
     registry: SchemaRegistry,
     forms: ValueForms,
+    outboxes: OutboxTables = NO_OUTBOX,
+    rules: ColumnRules = NO_RULES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the changes of held events of one table, as if they had never been held.
 
@@ -60,6 +64,8 @@ def decode_held(
         source_id: As of the source, since ids of events depend on it.
         registry: Where versions are registered.
         forms: How values look.
+        outboxes: Tables whose changes are marked as those of outboxes.
+        rules: What is hidden of columns.
 
     Raises:
         UnsupportedEvent: The columns of the table are still not known.
@@ -73,6 +79,8 @@ def decode_held(
         captures=lambda _db, _table: True,
         prepared=_NothingPrepared(),
         forms=forms,
+        outboxes=outboxes,
+        rules=rules,
     )
     for kept, successor in follow(events):
         if isinstance(kept, KeptStatement):

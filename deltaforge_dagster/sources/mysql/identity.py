@@ -6,10 +6,12 @@ file and an offset mean something on the server that wrote the file.
 
 from __future__ import annotations
 
-from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
+from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql import server_log
+from deltaforge_dagster.sources.mysql.column_types import labels, labels_text
 from deltaforge_dagster.sources.mysql.connection import Session
+from deltaforge_dagster.sources.mysql.described_types import described_type
 from deltaforge_dagster.tables import Column, TableSchema
 
 
@@ -39,14 +41,17 @@ def relocate(session: Session, where: str, position: BinlogPosition) -> BinlogPo
 
 
 def sent_schema(session: Session, where: str, table: str) -> TableSchema:
-    """Return `database.table` with its columns' names and its key; types are left empty.
+    """Return `database.table` as its rows would be registered now.
+
+    The type of a column that is not decoded is left empty.
 
     Raises:
         SourceMisconfigured: There is no such table.
     """
     db, _, name = table.partition(".")
     rows = session.rows(
-        "SELECT COLUMN_NAME AS name, IS_NULLABLE AS nullable, COLUMN_KEY AS in_key"
+        "SELECT COLUMN_NAME AS name, IS_NULLABLE AS nullable, COLUMN_KEY AS in_key,"
+        " COLUMN_TYPE AS type, CHARACTER_SET_NAME AS charset"
         " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         " ORDER BY ORDINAL_POSITION",
         db,
@@ -55,8 +60,22 @@ def sent_schema(session: Session, where: str, table: str) -> TableSchema:
     if not rows:
         raise SourceMisconfigured(f"{where}: there is no table {table}")
     columns = tuple(
-        Column(row["name"], "", None, row["nullable"] == "YES", ordinal)
+        Column(
+            row["name"],
+            _type_name(row["type"], row["charset"]),
+            None,
+            row["nullable"] == "YES",
+            ordinal,
+        )
         for ordinal, row in enumerate(rows, start=1)
     )
     key = tuple(row["name"] for row in rows if row["in_key"] == "PRI")
     return TableSchema(db, None, name, columns, key)
+
+
+def _type_name(column_type: str, charset: str | None) -> str:
+    found = labels(column_type)
+    try:
+        return described_type(column_type, charset, found).name + labels_text(found)
+    except UnsupportedEvent:
+        return ""

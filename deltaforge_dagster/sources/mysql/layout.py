@@ -59,14 +59,20 @@ GTID_OF_MYSQL, GTID_OF_MARIADB = 1, 2
     FILE_B,
     BARE,
     HELD_INDEX,
-) = range(16)
+    MEASURING,
+    MEASURED,
+    MEASURED_OPEN,
+    UNTIL,
+) = range(20)
 """Where to go on in the buffer; lines used of rows and txs; `GROUP`, `BEGUN` or `PREPARING` while a
 transaction is open (the last line of txs); changes seen in it, captured or not; how far the file is
 read; 1 when events end in a CRC32; where the next row of a half-read event stands, 0 for none; start
 and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
 of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers; changes of
-the transaction before the rows event that is read."""
-STATE_WIDTH = 16
+the transaction before the rows event that is read; 1 when changes are not noted but
+measured (`outline`), the bytes of events with captured ones in transactions that have ended, and in
+those and the open one; where in the file to stop between two transactions, 0 for nowhere."""
+STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3
 """After a GTID event; after BEGIN; after XA START."""
 JOINED, INNER = 1, 2

@@ -216,6 +216,37 @@ def executed_before(
     return found
 
 
+_BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID}
+
+
+def between_transactions(
+    server: Server, position: BinlogPosition, reader_id: int, seconds: float
+) -> BinlogPosition:
+    """Return the last place between two transactions at `position` or before, without GTIDs.
+
+    Reads the position's file up to there. The end of a transaction that nothing follows is only
+    known for those that end with an XID event; else the place before it is returned.
+
+    Raises:
+        DeltaforgeError: Whatever the server refused.
+    """
+    found = before = BinlogPosition(position.file, FILE_START)
+    with LogScan(server, found, reader_id, seconds, kinds=()) as scan:
+        for event in scan:
+            if event is None or not event.end.pos:
+                continue
+            if event.end.file != position.file:
+                break
+            if event.type in _BEGINS:
+                found = before
+            if event.end > position:
+                break
+            before = event.end
+            if event.type == binlog.XID:
+                found = before
+    return found
+
+
 def table_of(table_map: bytes) -> tuple[str, str]:
     """Return database and table that a TABLE_MAP event's body begins with (see `table_map`)."""
     size = table_map[8]

@@ -107,10 +107,11 @@ def _decompress(content: bytes) -> bytes:
     if not first & 0x80 or way:
         raise UnsupportedEvent(f"an event that is compressed in an unknown way, {first}")
     size = int.from_bytes(content[1 : 1 + width], "big")
+    stream = zlib.decompressobj()
     try:
-        plain = zlib.decompress(content[1 + width :], bufsize=size)
+        plain = stream.decompress(content[1 + width :], size + 1)  # its memory grows as it comes
     except zlib.error:
         raise CorruptLog("a compressed event that cannot be decompressed") from None
-    if len(plain) != size:
+    if len(plain) != size or not stream.eof:
         raise CorruptLog("a compressed event that differs from its size")
     return plain

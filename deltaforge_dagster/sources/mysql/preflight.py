@@ -69,7 +69,7 @@ def preflight(
 def _settings(session: Session, server: Server, source_id: str) -> list[Finding]:
     server_log.facts(session, server.where)
     found = [Finding("log settings", "ok", "the binary log can be read")]
-    settings = _variables(session, (*_WISHES, "server_id"))
+    settings = _variables(session, (*_WISHES, "binlog_row_value_options", "server_id"))
     for name, (wanted, meaning) in _WISHES.items():
         value = settings.get(name)
         if value is None or value.upper() == wanted:
@@ -78,6 +78,16 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
         if name != "gtid_mode":
             mend = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
         found.append(Finding(name, "note", f"{name} is {value}: {meaning}", mend))
+    partial = settings.get("binlog_row_value_options", "")
+    image = settings.get("binlog_row_image", "FULL").upper()
+    if "PARTIAL_JSON" in partial.upper() and image != "FULL":
+        text = (
+            f"binlog_row_value_options is {partial}, and binlog_row_image is {image}: an update of a"
+            " JSON column is logged as what it changed in a document that the log does not have,"
+            " which stops the pipeline"
+        )
+        mend = server_log.lasting(session, "SET PERSIST binlog_row_image = FULL")
+        found.append(Finding("binlog_row_value_options", "error", text, mend))
     if settings.get("server_id") == str(server_id(source_id)):
         found.append(
             Finding(
@@ -105,10 +115,15 @@ def _position(
     return [Finding("position", "ok", text), _retention(session, lag)]
 
 
-def _retention(session: Session, lag: float) -> Finding:
+def retention_seconds(session: Session) -> int:
+    """Return for how long the server keeps files of its log, 0 for ever."""
     settings = _variables(session, _RETENTION)
     seconds = int(settings.get("binlog_expire_logs_seconds", 0))
-    seconds = seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
+    return seconds or round(float(settings.get("expire_logs_days", 0)) * _DAY)
+
+
+def _retention(session: Session, lag: float) -> Finding:
+    seconds = retention_seconds(session)
     if not seconds:
         return Finding("retention", "ok", "the server never removes log files by age")
     used = lag / seconds

@@ -67,6 +67,9 @@ from deltaforge_dagster.sources.mysql.layout import (
     MAP_END,
     MAP_ID,
     MAP_START,
+    MEASURED,
+    MEASURED_OPEN,
+    MEASURING,
     NEXT_ROW,
     OFFSET,
     OPEN,
@@ -84,6 +87,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_TAG,
     TX_TS_US,
     TXS,
+    UNTIL,
 )
 from deltaforge_dagster.sources.mysql.numbers import (
     read_8,
@@ -95,7 +99,7 @@ from deltaforge_dagster.sources.mysql.numbers import (
     read_64,
     read_big,
 )
-from deltaforge_dagster.sources.mysql.scan_rows import find_table, scan_rows
+from deltaforge_dagster.sources.mysql.scan_rows import find_table, measure_rows, scan_rows
 from deltaforge_dagster.sources.mysql.stops import (
     BAD_EVENT,
     BAD_ORDER,
@@ -111,6 +115,7 @@ from deltaforge_dagster.sources.mysql.stops import (
     PARTIAL,
     PAYLOAD,
     PREPARED,
+    REACHED,
     SPLIT,
     STATEMENT,
     TAGGED,
@@ -231,6 +236,7 @@ def commit(state: Longs, rows: Longs, txs: Longs) -> None:
     if last >= 0 and rows[last, ROW_TX] == tx:
         rows[last, ROW_LAST] = 1
     state[OPEN] = 0
+    state[MEASURED] = state[MEASURED_OPEN]
 
 
 @kernel
@@ -256,6 +262,8 @@ def scan(
     while True:
         at = state[OFFSET]
         bare = state[BARE]
+        if state[UNTIL] != 0 and state[OPEN] == 0 and state[POS] >= state[UNTIL] and bare == 0:
+            return REACHED
         if bare != 0:
             if length - at < HEADER:
                 return NEED_MORE
@@ -285,8 +293,9 @@ def scan(
             end -= CHECKSUM_SIZE
             if end - at < HEADER:
                 return BAD_EVENT
-            # Python looks at that of FORMAT_DESCRIPTION, which says whether there are any.
-            checked = kind == FORMAT_DESCRIPTION or state[NEXT_ROW] != 0
+            # Python looks at that of FORMAT_DESCRIPTION, which says whether there are any. What is
+            # only measured is read once more.
+            checked = kind == FORMAT_DESCRIPTION or state[NEXT_ROW] != 0 or state[MEASURING] != 0
             if not checked and crc32(source, at, end) != read_32(source, end):
                 return BAD_SUM
         low = read_32(source, at + 13)
@@ -314,7 +323,10 @@ def scan(
         if rows_event:
             if state[OPEN] != BEGUN:
                 return BAD_ORDER
-            stop = scan_rows(source, kind, at, end, state, maps, tables, columns, rows)
+            if state[MEASURING] != 0:
+                stop = measure_rows(source, at, end, state, maps, tables)
+            else:
+                stop = scan_rows(source, kind, at, end, state, maps, tables, columns, rows)
         elif kind == PARTIAL_UPDATE_ROWS:
             return PARTIAL if state[OPEN] == BEGUN else BAD_ORDER
         elif kind == TABLE_MAP:

@@ -37,6 +37,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     INDEX,
     MAP_ID,
     MAP_VERSION,
+    MEASURED_OPEN,
     NEXT_ROW,
     OP_DELETE,
     OP_INSERT,
@@ -261,3 +262,19 @@ def scan_rows(
         at = after
     state[NEXT_ROW] = 0
     return HELD_ROWS if tables[table, TABLE_CAPTURED] == HELD else 0
+
+
+@kernel
+def measure_rows(source: Bytes, at: int, end: int, state: Longs, maps: Longs, tables: Longs) -> int:
+    """Count the bytes of a rows event whose body is `source[at:end]` if it is captured; return 0."""
+    if end - at < 10:
+        return BAD_EVENT
+    found = find_table(maps, read_48(source, at))
+    if maps[found, MAP_ID] == -1:
+        return UNKNOWN_TABLE
+    captured = tables[maps[found, MAP_VERSION], TABLE_CAPTURED]
+    if captured == HELD:
+        return HELD_ROWS
+    if captured == 1:
+        state[MEASURED_OPEN] += end - at
+    return 0

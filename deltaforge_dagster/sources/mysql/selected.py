@@ -20,15 +20,15 @@ others          `c`
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.arrays import text_column
 from deltaforge_dagster.sources.characters import (
     CLOSE_BRACE,
@@ -55,6 +55,7 @@ from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
 from deltaforge_dagster.sources.mysql.floats import VECTOR_GROWTH, write_float, write_vector
 from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_FIRST,
+    COLUMN_KEY,
     COLUMN_KIND,
     COLUMN_NAME,
     COLUMN_NAME_END,
@@ -62,6 +63,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     COLUMN_SIZE,
 )
 from deltaforge_dagster.sources.mysql.numbers import read_8
+from deltaforge_dagster.sources.mysql.result_rows import Rows, split_rows
 from deltaforge_dagster.sources.mysql.scalars import write_unsigned
 from deltaforge_dagster.sources.mysql.texts import CodePoints, write_set, write_text
 from deltaforge_dagster.sources.mysql.values import (
@@ -73,6 +75,8 @@ from deltaforge_dagster.sources.mysql.values import (
     DECIMAL,
     ENUM,
     FLOAT,
+    INET4,
+    INET6,
     JSON,
     MICROS,
     PADDED_BYTES,
@@ -81,6 +85,8 @@ from deltaforge_dagster.sources.mysql.values import (
     TIME,
     TIMESTAMP,
     UNSIGNED,
+    UTF_8_TEXT,
+    UUID,
     VECTOR,
     YEAR,
     ValueType,
@@ -100,7 +106,9 @@ _EXPRESSIONS = {
     "enum": "CAST({} AS UNSIGNED)",
     "set": "CAST({} AS UNSIGNED)",
 }
-_FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
+
+MAX_TEXT = (1 << 31) - 1
+"""Arrow's string arrays end here."""
 
 _BAD = np.uint64(0xFFFFFFFFFFFFFFFF)
 _TEN = np.uint64(10)
@@ -118,41 +126,40 @@ class SelectedColumn:
 class SelectedRows:
     """Writes rows of one table.
 
+    Args:
+        columns: The columns, in the table's order.
+        key: Names of the key columns.
+
     Attributes:
         expressions: What to ask for, in this order.
     """
 
-    def __init__(self, columns: Sequence[SelectedColumn]) -> None:
+    def __init__(self, columns: Sequence[SelectedColumn], key: Collection[str] = ()) -> None:
         self._columns = columns
+        self._keyed = bool(key)
         self._layout = ColumnLayout()
         self._room = 2 + sum(
-            self._layout.add(column.name, column.type, column.labels, is_key=False)
+            self._layout.add(column.name, column.type, column.labels, is_key=column.name in key)
             for column in columns
         )
         self._stack = np.empty(TEXT_DEPTH, np.uint8)
-        self.expressions = tuple(
-            _EXPRESSIONS.get(column.type.name.partition("(")[0].partition(" ")[0], "{}").format(
-                "`" + column.name.replace("`", "``") + "`"
-            )
-            for column in columns
-        )
+        self._spans = np.empty((len(columns), 2), np.int64)
+        self.expressions = tuple(expression(column) for column in columns)
 
-    def write(self, rows: Sequence[Sequence[bytes | None]]) -> pa.Array[Any]:
-        """Return the rows' JSON text, as `after` of the change frame has it.
+    def write(self, rows: Rows) -> tuple[pa.Array[Any], pa.Array[Any]]:
+        """Return the rows' JSON text, as `after` of the change frame has it, and their keys.
 
         Raises:
             CorruptLog: A value is not of its type; the session or the statement is another.
+            UnsupportedEvent: A row is too large.
         """
-        cells = [self._cell(place, cell) for row in rows for place, cell in enumerate(row)]
-        sizes = np.array([0 if cell is None else len(cell) for cell in cells], np.int64)
-        bounds = np.empty((len(cells), 2), np.int64)
-        bounds[:, 1] = np.cumsum(sizes)
-        bounds[:, 0] = bounds[:, 1] - sizes
-        bounds[[cell is None for cell in cells], 0] = -1
-        source = read_only(b"".join(cell for cell in cells if cell is not None))
+        source, bounds = self._with_floats(rows)
+        count = len(bounds) // len(self._columns)
         growth = max(STRING_GROWTH, VECTOR_GROWTH)
-        out = np.empty(len(rows) * self._room + growth * source.size, np.uint8)
-        ends = np.empty(len(rows), np.int64)
+        values = int(np.sum(bounds[:, 1] - bounds[:, 0]))
+        room = count * self._room + growth * values
+        out, key = np.empty(room, np.uint8), np.empty(room, np.uint8)
+        ends = np.empty((2, count), np.int64)
         layout = self._layout
         with np.errstate(over="ignore"):
             bad = write_selected(
@@ -163,20 +170,85 @@ class SelectedRows:
                 layout.names,
                 layout.characters,
                 out,
+                key,
                 ends,
+                self._spans,
                 self._stack,
             )
         if bad >= 0:
             column = self._columns[bad % len(self._columns)]
             raise CorruptLog(f"a value of column {column.name} that is no {column.type.name}")
-        return text_column(out, ends, np.ones(len(rows), np.uint8))
+        if count and ends[0, -1] > MAX_TEXT:
+            if count == 1:
+                raise UnsupportedEvent("a row is larger than 2 GiB as JSON")
+            half = count // 2 * len(self._columns)
+            parts = [self.write(Rows(source, part)) for part in (bounds[:half], bounds[half:])]
+            return pa.concat_arrays([p[0] for p in parts]), pa.concat_arrays([p[1] for p in parts])
+        valid = np.ones(count, np.uint8)
+        return (
+            text_column(out, ends[0], valid),
+            text_column(key, ends[1], valid if self._keyed else np.zeros(count, np.uint8)),
+        )
 
-    def _cell(self, place: int, cell: bytes | None) -> bytes | None:
+    def _with_floats(self, rows: Rows) -> tuple[Bytes, Longs]:
         """Return what the kernel reads: of floating point numbers their bits."""
-        type_ = self._columns[place].type
-        if cell is None or type_.kind != FLOAT:
-            return cell
-        return _FLOATS[type_.size].pack(float(cell))
+        source, bounds, count = rows.source, rows.bounds, len(self._columns)
+        for place, column in enumerate(self._columns):
+            if column.type.kind != FLOAT:
+                continue
+            if bounds is rows.bounds:
+                bounds = bounds.copy()
+            mine = bounds[place::count]
+            known = mine[:, 0] >= 0
+            numbers = _numbers(source, mine[known], column)
+            bits = numbers.astype("<f4" if column.type.size == 4 else "<f8").view(np.uint8)
+            starts = source.size + column.type.size * np.arange(len(numbers))
+            mine[known, 0], mine[known, 1] = starts, starts + column.type.size
+            source = read_only(np.concatenate([source, bits]))
+        return source, bounds
+
+
+def _numbers(source: Bytes, bounds: Longs, column: SelectedColumn) -> npt.NDArray[np.float64]:
+    """Return the numbers whose texts stand there."""
+    ends = np.cumsum(bounds[:, 1] - bounds[:, 0])
+    out = np.empty(ends[-1] if len(ends) else 0, np.uint8)
+    gather(source, bounds, out)
+    try:
+        texts = text_column(out, ends, np.ones(len(ends), np.uint8))
+        return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        raise CorruptLog(f"a value of column {column.name} that is no {column.type.name}") from None
+
+
+def warm() -> None:
+    """Compile the kernels of rows that are selected, or load them from the cache."""
+    columns = [
+        SelectedColumn("id", ValueType("int", SIGNED, 4)),
+        SelectedColumn("f", ValueType("double", FLOAT, 8)),
+    ]
+    bounds, state = np.empty((2, 2), np.int64), np.zeros(3, np.int64)
+    source = read_only(b"\4\0\0\1\0011\0011")  # a packet with two values
+    split_rows(source, source.size, 2, bounds, state)
+    SelectedRows(columns, ("id",)).write(Rows(source, bounds))
+
+
+def expression(column: SelectedColumn) -> str:
+    """Return what to ask for, so that the whole value comes as text."""
+    name = column.type.name.partition("(")[0].partition(" ")[0]
+    return _EXPRESSIONS.get(name, "{}").format(quoted(column.name))
+
+
+def quoted(name: str) -> str:
+    """Return a name as statements have it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@kernel
+def gather(source: Bytes, bounds: Longs, out: Bytes) -> None:
+    """Write the texts that `bounds` tells one after the other."""
+    place = 0
+    for line in range(bounds.shape[0]):
+        place = copy(source, bounds[line, 0], bounds[line, 1], out, place)
 
 
 @kernel
@@ -334,6 +406,8 @@ def _write_cell(
         return place + 1
     if kind == PADDED_BYTES:
         kind = BYTES if second != 0 else BLOB
+    elif kind == UUID or kind == INET4 or kind == INET6:
+        kind = UTF_8_TEXT
     return write_text(kind, source, start, end, first, second, characters, out, place)
 
 
@@ -346,20 +420,24 @@ def write_selected(
     names: Bytes,
     characters: CodePoints,
     out: Bytes,
+    key: Bytes,
     ends: Longs,
+    spans: Longs,
     stack: Bytes,
 ) -> int:
     """Write rows whose cells `bounds` tells: start and end in `source`, start -1 for null.
 
     Returns the number of a cell that is not of its type, -1 when all are. `ends` gets where the
-    rows end in `out`, which has the room that all of them need. `stack` is that of `json_text`.
+    rows end in `out`, and their keys in `key`, which have the room that all of them need. `spans` is
+    scratch, two for each column; `stack` is that of `json_text`.
     """
     count = columns.shape[0]
-    place = 0
+    place, key_place = 0, 0
     for cell in range(bounds.shape[0]):
         index = cell % count
         column = columns[index]
         out[place] = OPEN_BRACE if index == 0 else COMMA
+        spans[index, 0] = place + 1
         place = copy(names, column[COLUMN_NAME], column[COLUMN_NAME_END], out, place + 1)
         if bounds[cell, 0] < 0:
             place = write_null(out, place)
@@ -370,8 +448,19 @@ def write_selected(
             )  # fmt: skip
             if place < 0:
                 return cell
+        spans[index, 1] = place
         if index == count - 1:
             out[place] = CLOSE_BRACE
             place += 1
-            ends[cell // count] = place
+            ends[0, cell // count] = place
+            opening = OPEN_BRACE
+            for one in range(count):
+                if columns[one, COLUMN_KEY] != 0:
+                    key[key_place] = opening
+                    opening = COMMA
+                    key_place = copy(out, spans[one, 0], spans[one, 1], key, key_place + 1)
+            if opening == COMMA:
+                key[key_place] = CLOSE_BRACE
+                key_place += 1
+            ends[1, cell // count] = key_place
     return -1

@@ -14,7 +14,7 @@ _IDS = 4_000_000_000
 def server_id(source_id: str, purpose: str = "read") -> int:
     """Return the id for a purpose of a source: 1 + CRC32 of the source's id, for reading.
 
-    The others are `peek`, `look ahead`, `prepared`, `again`, and `file` with a file's name.
+    The others are `peek`, `look ahead`, `prepared`, `again`, `outline`, and `lane` with a number.
     """
     text = source_id if purpose == "read" else f"{source_id}/{purpose}"
     return 1 + zlib.crc32(text.encode()) % _IDS

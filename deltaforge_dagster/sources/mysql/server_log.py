@@ -28,6 +28,7 @@ FILE_START = 4
 """Where the first event of a file stands, behind its magic number."""
 
 _EXECUTED_SECONDS = 5.0
+_NO_SUCH_PLACE = 1220
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,37 @@ def check_held(session: Session, where: str, position: BinlogPosition, found: Fa
                 "restored from a backup, or is it another server?",
             )
         time.sleep(0.1)
+    if not session.is_mariadb:
+        _check_anonymous(session, where, position)
 
 
 def log_files(session: Session) -> dict[str, int]:
     """Return the files of the log, oldest first, and their sizes in bytes."""
     return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+
+
+def _check_anonymous(session: Session, where: str, position: BinlogPosition) -> None:
+    """See to it that the next transaction has a GTID.
+
+    By GTIDs the server begins at the newest file that only lacks what the reader has. Transactions
+    in the files before, logged while gtid_mode was not ON, it passes over without a word.
+    """
+    files = list(log_files(session))
+    if position.file not in files:
+        return  # another server's
+    begin = f" FROM {position.pos:d}"
+    for file in files[files.index(position.file) :]:
+        query = f"SHOW BINLOG EVENTS IN '{file}'{begin} LIMIT 10"
+        for row in session.rows_or_refusal(query, _NO_SUCH_PLACE) or ():
+            if row["Event_type"] == "Anonymous_Gtid":
+                raise lost(
+                    where,
+                    f"{file} has transactions without GTID after the position, since gtid_mode was "
+                    "not ON for a while: the server does not send them to who reads by GTIDs",
+                )
+            if row["Event_type"].startswith("Gtid"):
+                return
+        begin = ""
 
 
 def _check_file(session: Session, where: str, position: BinlogPosition) -> None:

@@ -11,16 +11,19 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.model import MysqlConfig, ValueOptions
-from deltaforge_dagster.errors import CorruptLog, Retryable, SourceUnavailable
+from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine import ValueOptions
+from deltaforge_dagster.config.sources import MysqlConfig
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
-from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.mysql import binlog, identity, mariadb_log, server_log
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, Stretch
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.findings import Finding, finding_errors
+from deltaforge_dagster.sources.mysql import binlog, identity, made_up, mariadb_log, server_log
 from deltaforge_dagster.sources.mysql.catalog import (
     SYSTEM_DATABASES,
     Catalog,
@@ -40,14 +43,29 @@ from deltaforge_dagster.sources.mysql.dump import (
 from deltaforge_dagster.sources.mysql.held import tables_of_mend
 from deltaforge_dagster.sources.mysql.held_decoder import decode_held
 from deltaforge_dagster.sources.mysql.inner import events
-from deltaforge_dagster.sources.mysql.log_scan import LogScan, executed_before, table_of
+from deltaforge_dagster.sources.mysql.log_scan import (
+    LogScan,
+    between_transactions,
+    executed_before,
+    table_of,
+)
+from deltaforge_dagster.sources.mysql.outline import Outline
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.progress import Progress
 from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.snapshot import MysqlSnapshots
 from deltaforge_dagster.sources.mysql.statements import WORTH_A_RUN, statement
+from deltaforge_dagster.sources.mysql.stretches import (
+    MAX_OFFSET,
+    LogStretch,
+    Remembering,
+    Tables,
+    divide,
+)
 from deltaforge_dagster.sources.mysql.values import ValueForms
+from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.stream_socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -69,18 +87,30 @@ class MysqlSource:
         config: `spec.source.config` of the pipeline file.
         pipeline: The pipeline's name; the server shows our sessions as `deltaforge/<pipeline>`.
         values: `spec.engine.values`: how values look where there is a choice.
+        columns: `spec.engine.columns`: what is hidden of rows.
     """
 
     def __init__(
-        self, config: MysqlConfig, pipeline: str, values: ValueOptions | None = None
+        self,
+        config: MysqlConfig,
+        pipeline: str,
+        values: ValueOptions | None = None,
+        columns: ColumnOptions | None = None,
     ) -> None:
+        self._made_of = (config, pipeline, values, columns)
         self._config = config
         self._forms = _forms(values or ValueOptions())
+        self._rules = NO_RULES if columns is None else ColumnRules(columns)
         self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._patterns = TablePatterns(config.tables, unqualified="*", system=SYSTEM_DATABASES)
+        self._outboxes = OutboxTables(() if config.outbox is None else config.outbox.tables)
         self._lock = threading.Lock()
         self._stream: StreamSocket | None = None
         self._closed = False
+
+    def __reduce__(self) -> tuple[type[MysqlSource], tuple[object, ...]]:
+        """Pickle what it is made of: it is made anew elsewhere, connected to nothing."""
+        return MysqlSource, self._made_of
 
     def head(self) -> BinlogPosition:
         """Return the end of the server's log, within 2 seconds.
@@ -91,13 +121,18 @@ class MysqlSource:
             found = server_log.facts(session, self._server.where)
             return server_log.tail(session, self._server.where, gtids=found.gtids)
 
-    def ensure_start(self) -> BinlogPosition:
+    def ensure_start(self, at: Position | None = None) -> BinlogPosition:
         """Return where the log ends now, once the server is as needed; 5 seconds at most.
 
         Every change committed after this returns is read by `read(start)`. Nothing is made on the
         server; a later call returns a later position, so the caller keeps the first.
 
+        With `at` it is that position: its GTID set if it has one, which must count whole
+        transactions only; otherwise the last place between two transactions that is not behind
+        its offset, for which its file is read up to there.
+
         Raises:
+            PositionLost: The log no longer has what follows `at`.
             SourceMisconfigured: The message has the statement that changes a setting.
             PermissionMissing: The message has the statement that grants it.
             SourceUnavailable: No connection; try again.
@@ -105,7 +140,14 @@ class MysqlSource:
         with self._server.query(_START_SECONDS) as session:
             found = server_log.facts(session, self._server.where)
             server_log.check_grants(session)
-            return server_log.tail(session, self._server.where, gtids=found.gtids)
+            if at is None:
+                return server_log.tail(session, self._server.where, gtids=found.gtids)
+            start = _binlog(at)
+            server_log.check_held(session, self._server.where, start, found)
+        if start.gtid_set is None:
+            reader_id = server_id(self._config.id, "look ahead")
+            start = between_transactions(self._server, start, reader_id, _OPEN_SECONDS)
+        return self._check(start)
 
     def definitions(self, start: Position) -> dict[str, str]:
         """Return the definitions of all tables, which a log with little metadata does not say.
@@ -162,11 +204,19 @@ class MysqlSource:
             DeltaforgeError: The server cannot be asked.
         """
         captured = None if position is None else _binlog(position)
-        return preflight(self._server, self._patterns, self._config.id, captured, as_of)
+        found = preflight(self._server, self._patterns, self._config.id, captured, as_of)
+        if not self._rules:
+            return found
+        with finding_errors("columns", found), self._server.query(_OPEN_SECONDS) as session:
+            found += self._rules.findings(
+                captured_tables(session, self._patterns.matches),
+                lambda table: identity.sent_schema(session, self._server.where, table),
+            )
+        return found
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
-    ) -> Iterator[ChangeBatch]:
+    ) -> Generator[ChangeBatch]:
         """Yield every transaction committed after `start`, whole and once, in log order.
 
         The stream ends only by an error, `close`, or closing the generator.
@@ -182,7 +232,7 @@ class MysqlSource:
 
     def _read(
         self, start: BinlogPosition, limits: ReadLimits, registry: SourceNotes, reader_id: int
-    ) -> Iterator[ChangeBatch]:
+    ) -> Generator[ChangeBatch]:
         begin = self._check(start)
         stream = self._open(begin, reader_id)
         decoder = Decoder(
@@ -194,6 +244,8 @@ class MysqlSource:
             ),
             captures=self._patterns.matches,
             forms=self._forms,
+            outboxes=self._outboxes,
+            rules=self._rules,
             prepared=PreparedLog(self._server, server_id(self._config.id, "prepared")),
             held=registry.held(),
         )
@@ -208,25 +260,91 @@ class MysqlSource:
         """Yield what `read` would, as another reader, beside a live run."""
         return self._read(_binlog(start), limits, registry, server_id(self._config.id, "again"))
 
-    def read_file(
-        self, file: str, limits: ReadLimits, registry: SourceNotes
-    ) -> Iterator[ChangeBatch]:
-        """Yield what one complete file of the log holds, as `read` would; then end.
+    def behind(self, position: Position) -> int:
+        """Return how many bytes of log there are after a position, 0 if that cannot be said."""
+        place = _binlog(position)
+        with contextlib.suppress(DeltaforgeError), self._server.query(_HEAD_SECONDS) as session:
+            files = server_log.log_files(session)
+            later = [size for name, size in files.items() if place < BinlogPosition(name, 0)]
+            return sum(later) + max(files.get(place.file, 0) - place.pos, 0)
+        return 0
 
-        A file ends between transactions. It is read as another reader, beside those of other files.
+    def warm(self) -> None:
+        """Compile the kernels, or load them from the cache."""
+        made_up.warm()
+
+    def divide(
+        self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
+    ) -> Generator[LogStretch | None]:
+        """Yield stretches of the log from `start` on, a position that this server's log has.
 
         Raises:
+            DeltaforgeError: The server refused something, or the run lost its lease.
+        """
+        begin = _binlog(start)
+        if begin.pos > MAX_OFFSET:
+            return
+        server, tables = self.identity(), Tables()
+        ask = Catalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
+        remembering = Remembering(ask, registry, tables)
+        outline = Outline(
+            source_id=self._config.id,
+            progress=Progress(begin),
+            registry=remembering,
+            catalog=remembering,
+            captures=self._patterns.matches,
+            forms=self._forms,
+            prepared=tables,
+            held=registry.held(),
+            rules=self._rules,
+        )
+        stream = self._from_place(begin, server_id(self._config.id, "outline"))
+        yield from divide(stream, outline, tables, begin, log_bytes=log_bytes, server=server)
+
+    def read_stretch(
+        self, stretch: Stretch, limits: ReadLimits, lane: int
+    ) -> Iterator[ChangeBatch]:
+        """Yield what one stretch of the log holds, as `read` would; then end.
+
+        Args:
+            stretch: One of those that `divide` yielded.
+            limits: As for `read`.
+            lane: Tells readers apart that read at the same time.
+
+        Raises:
+            SourceUnavailable: It is another server now.
+            CorruptLog: The log is not what it was when it was divided.
             DeltaforgeError: As `read`.
         """
-        start = BinlogPosition(file, server_log.FILE_START)
-        reading = self._read(start, limits, registry, server_id(self._config.id, f"file {file}"))
-        for batch in reading:
-            place = None if batch.end is None else _binlog(batch.end).file
-            if batch.rows is not None:
-                place = batch.rows.column("file")[0].as_py()
-            if place not in {None, file}:
-                return
-            yield batch
+        assert isinstance(stretch, LogStretch)
+        if self.identity() != stretch.server:
+            raise SourceUnavailable(f"{self._server.where}: another server has taken its place")
+        decoder = Decoder(
+            source_id=self._config.id,
+            progress=Progress(stretch.start),
+            registry=stretch.tables,
+            catalog=stretch.tables,
+            captures=self._patterns.matches,
+            forms=self._forms,
+            outboxes=self._outboxes,
+            rules=self._rules,
+            prepared=stretch.tables,
+            until=stretch.end,
+        )
+        stream = self._from_place(stretch.start, server_id(self._config.id, f"lane {lane}"))
+        with contextlib.closing(stream):
+            for batch in self._batches(stream, decoder, stretch.start, limits):
+                end = None if batch.end is None else _binlog(batch.end)
+                yield batch
+                if end is not None and end >= stretch.end:
+                    break
+        if end != stretch.end:
+            raise CorruptLog(f"{self._server.where}: the log has changed at {stretch.end}")
+
+    def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
+        """Return a dump from a place in a file to the end that the log has now."""
+        place = BinlogPosition(start.file, start.pos)
+        return open_dump(self._server, place, reader_id, _OPEN_SECONDS, follow=False)
 
     def decode_held(
         self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
@@ -243,7 +361,13 @@ class MysqlSource:
         now = tables_now(self._server, name) if fields.get("catalog") else {}
         tables = tables_of_mend(fields, name, now)
         yield from decode_held(
-            events, tables, source_id=self._config.id, registry=registry, forms=self._forms
+            events,
+            tables,
+            source_id=self._config.id,
+            registry=registry,
+            forms=self._forms,
+            outboxes=self._outboxes,
+            rules=self._rules,
         )
         noted = registry.defined(position).get(key_of(name))
         text = text_of(tables.tables, name)
@@ -275,14 +399,26 @@ class MysqlSource:
         with self._server.query(_OPEN_SECONDS) as session:
             return identity.relocate(session, self._server.where, _binlog(position))
 
+    def snapshots(self) -> MysqlSnapshots:
+        """Return what reads the tables themselves."""
+        return MysqlSnapshots(
+            server=self._server,
+            source_id=self._config.id,
+            patterns=self._patterns,
+            outboxes=self._outboxes,
+            forms=self._forms,
+            rules=self._rules,
+        )
+
     def schema(self, table: str) -> TableSchema:
-        """Return a table (`database.table`) as the catalog has it now, without types.
+        """Return a table (`database.table`) as its rows show it now.
 
         Raises:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_OPEN_SECONDS) as session:
-            return identity.sent_schema(session, self._server.where, table)
+            sent = identity.sent_schema(session, self._server.where, table)
+        return self._rules.visible(sent)
 
     def tables(self) -> list[str]:
         """Return `database.table` of every table that the patterns match now."""

@@ -20,6 +20,9 @@ HELD_ROWS = 14
 UNSUPPORTED, NO_COLUMNS = 15, 16
 """An event that is not decoded; a change without any column in its image."""
 
+REACHED = 17
+"""The place between two transactions where the reader was told to stop."""
+
 BAD_EVENT, BAD_SUM, BAD_ORDER, BAD_ROWS, UNKNOWN_TABLE = range(20, 25)
 """Damage: an event that is shorter or longer than its kind; a wrong CRC32; an event where a
 transaction may not have it; a row that does not follow its table; a table never described."""

@@ -57,7 +57,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.charset_tables import single_line
 from deltaforge_dagster.sources.mysql.charsets import CHARSETS, Charset, Form
 from deltaforge_dagster.sources.mysql.fixed_binary import INET4_ROOM, INET6_ROOM, UUID_ROOM
@@ -190,7 +190,32 @@ def metadata_size(code: int) -> int:
 
 
 def log_type(code: int, metadata: bytes) -> LogType:
-    """Return the type that `code` and its metadata bytes stand for."""
+    """Return the type that `code` and its metadata bytes stand for.
+
+    Raises:
+        CorruptLog: No column can be so, and its values would have an impossible size.
+    """
+    found = _log_type(code, metadata)
+    if not _is_possible(found):
+        raise CorruptLog(f"a column of type {found.code} with {found.first}, {found.second}")
+    return found
+
+
+def _is_possible(type_: LogType) -> bool:
+    """Say whether a column can be so: kernels rely on the sizes that follow from it."""
+    code, first, second = type_.code, type_.first, type_.second
+    if code == _NEWDECIMAL:
+        return 1 <= first <= 65 and second <= min(first, 38)  # MariaDB's scales; MySQL's end at 30
+    if code == _BIT:
+        return first < 8 and 1 <= second * 8 + first <= 64
+    if code == _ENUM:
+        return first in (1, 2)
+    if code == _SET:
+        return first in (1, 2, 3, 4, 8)
+    return code not in (_BLOB, _JSON, _GEOMETRY, _VECTOR) or 1 <= first <= 4
+
+
+def _log_type(code: int, metadata: bytes) -> LogType:
     first, second = (*metadata, 0, 0)[:2]
     if code == _STRING:
         # The highest bits of the size, inverted, stand in the bits 4 and 5 of the type byte.
@@ -237,9 +262,17 @@ def may_be_fixed(type_: LogType) -> bool:
 
 def fixed_type(type_: LogType, name: str) -> ValueType | None:
     """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
-    size, kind, room = _FIXED.get(name, (0, 0, 0))
+    size, _, _ = _FIXED.get(name, (0, 0, 0))
     if not size or type_.code != _STRING or type_.first != size:
         return None
+    return mariadb_type(name)
+
+
+def mariadb_type(name: str) -> ValueType | None:
+    """Return MariaDB's type of that name, None for names of others."""
+    if name not in _FIXED:
+        return None
+    _, kind, room = _FIXED[name]
     return ValueType(name, kind, prefix=1, room=room)
 
 

@@ -9,19 +9,21 @@ too: their changes are counted, for which the sizes of their values must be know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.hiding import Hiding
 from deltaforge_dagster.sources.mysql.charsets import BINARY_COLLATION, any_collation
 from deltaforge_dagster.sources.mysql.column_layout import ColumnLayout
-from deltaforge_dagster.sources.mysql.column_types import ANY_SIGN, is_unsigned
+from deltaforge_dagster.sources.mysql.column_types import ANY_SIGN, is_unsigned, labels_text
 from deltaforge_dagster.sources.mysql.layout import (
     HELD,
     MAP_END,
@@ -88,10 +90,13 @@ class TableVersions:
         captures: Whether changes of (database, table) are wanted.
         forms: How values look where there is a choice.
         held: Full names of tables whose changes are kept back, and why.
+        rules: What is hidden of their columns.
 
     Attributes:
         held: The same, with those that are held from somewhere in this stream on.
-        schemas, stamps: What was registered, by version; without columns where not captured.
+        schemas, stamps: The tables, and what was registered, by version; without columns where not
+            captured.
+        hiding: What of them rows do not show.
         tables, layout: The versions, and their columns, for the kernels (`layout`).
         maps, map_texts: The TABLE_MAP events in force: the hash table that `scan_rows.find_table`
             reads, and the events' bodies.
@@ -106,14 +111,18 @@ class TableVersions:
         captures: Callable[[str, str], bool],
         forms: ValueForms,
         held: Mapping[str, str] | None = None,
+        rules: ColumnRules = NO_RULES,
     ) -> None:
         self.held = dict(held or {})
+        self.hiding = Hiding(rules)
         self._registry = registry
         self._forms = forms
         self._catalog = catalog
         self._captures = captures
         self.fixed_binary = False
         self._known: dict[tuple[bytes, CatalogTable | None, bool], int] = {}
+        self._newest: dict[str, int] = {}
+        self._shown: dict[int, TableSchema] = {}
         self.schemas: list[TableSchema] = []
         self.stamps: list[SchemaStamp] = []
         self.tables = np.empty((0, TABLE_WIDTH), np.int64)
@@ -151,6 +160,9 @@ class TableVersions:
             else:
                 version = self._add_skipped(described, name, HELD if captured else 0)
             self._known[key] = version
+        elif version in self._shown and self._newest.get(name) != version:
+            self._registry.register(self._shown[version], position)  # it is in force again
+        self._newest[name] = version
         self._put_in_force(content, version)
 
     def map_of(self, table_id: int) -> bytes:
@@ -169,6 +181,7 @@ class TableVersions:
         """Return a table's columns; None when its changes are kept back, perhaps from now on."""
         table = f"{described.db}.{described.table}"
         if table in self.held:
+            self._refuse_to_hold(described, self.held[table])
             return None
         known = self._known_columns(described, name, position)
         if isinstance(known, CatalogTable) and len(known.columns) != len(described.types):
@@ -178,9 +191,18 @@ class TableVersions:
                 " server, so that the log describes its tables"
             )
         if isinstance(known, Unknown):
+            self._refuse_to_hold(described, known.reason)
             self.held[table] = known.reason
             return None
         return known
+
+    def _refuse_to_hold(self, described: TableMap, reason: str) -> None:
+        """Stop where events that are kept back would hold what rules hide: they are kept as they are."""
+        if self.hiding.touches(described.db, described.table):
+            raise SourceMisconfigured(
+                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
+                " table, and what is held is the log as it is"
+            )
 
     def _known_columns(
         self, described: TableMap, name: str, position: Position
@@ -231,7 +253,7 @@ class TableVersions:
             columns=tuple(
                 Column(
                     name=column.name,
-                    data_type=type_.name + _labels_text(column.labels),
+                    data_type=type_.name + labels_text(column.labels),
                     type_oid=None,
                     nullable=nullable,
                     ordinal_position=ordinal,
@@ -242,7 +264,8 @@ class TableVersions:
             ),
             primary_key=tuple(name for name in names if name in known.primary_key),
         )
-        self.stamps.append(self._registry.register(schema, position))
+        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        self.stamps.append(self._registry.register(shown, position))
         self.schemas.append(schema)
         in_key = [name in known.primary_key for name in names]
         keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0
@@ -311,10 +334,3 @@ def _named(column: str) -> Generator[None]:
         yield
     except UnsupportedEvent as error:
         raise UnsupportedEvent(f"{column} is not decoded: {error}") from error
-
-
-def _labels_text(labels: Sequence[str]) -> str:
-    """Return the labels as `column_type` shows them, nothing for other types."""
-    if not labels:
-        return ""
-    return "(" + ",".join("'" + label.replace("'", "''") + "'" for label in labels) + ")"

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pymysql
 
-from deltaforge_dagster.config.model import MysqlConfig
+from deltaforge_dagster.config.sources import MysqlConfig
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.sources.mysql.made_up import warm
@@ -27,6 +27,7 @@ class MysqlBench:
     """
 
     holds_log = False
+    has_transactions = True
 
     def __init__(self, dsn: str) -> None:
         warm()  # or the first test would wait for the compiler
@@ -109,9 +110,10 @@ class MysqlBench:
         """Begin a new log file and remove all before it."""
         self.run("FLUSH BINARY LOGS")
         file = self.head().file
-        if self.is_mariadb:  # it wants to be sure that its replicas have the log
+        if self.rows("SHOW VARIABLES LIKE 'slave_connections_needed_for_purge'"):
+            # MariaDB 11 wants to be sure that its replicas have the log.
             self.run("SET GLOBAL slave_connections_needed_for_purge = 0")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.rows("SHOW BINARY LOGS")[0][0] != file:
             self.run(f"PURGE BINARY LOGS TO '{file}'")
             assert time.monotonic() < deadline, "the server does not let go of its log"

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -368,6 +369,7 @@ def test_an_error_is_returned_again() -> None:
     assert (again.consumed, again.batches) == (0, ())
 
 
+@pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="plain Python is not compiled")
 def test_warm_compiles_for_every_kind_of_buffer() -> None:
     """After `warm`, no run waits for the compiler: whatever holds the bytes, and all types in it."""
     kernels: list[Any] = [scan, write_changes, write_event_ids, find_table, commit, pass_event]

@@ -1,6 +1,6 @@
-"""The same rows, read three ways: by our decoder, by a SELECT, and by the package mysql-replication.
+"""The same rows, read three ways: by our decoder, by a snapshot, and by the package mysql-replication.
 
-What the three say is compared for tables of generated columns and values. A SELECT has to give the
+What the three say is compared for tables of generated columns and values. A snapshot has to give the
 same text to the byte. mysql-replication gives Python values; where it is known to be wrong, or to
 say less, its values are left out, each case by a line of `_peers_value`.
 """
@@ -17,20 +17,16 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from deltaforge_dagster.config.model import ValueOptions
+from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.positions import BinlogPosition
-from deltaforge_dagster.sources.mysql.column_types import labels
-from deltaforge_dagster.sources.mysql.connection import Server
-from deltaforge_dagster.sources.mysql.described_types import described_type
-from deltaforge_dagster.sources.mysql.selected import SESSION, SelectedColumn, SelectedRows
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.sql_columns import SqlColumn, columns
@@ -64,31 +60,16 @@ def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
         made.run("SET GLOBAL binlog_row_metadata = MINIMAL")
 
 
-def selected(bench: MysqlBench, table: str, forms: ValueForms = LABEL_FORMS) -> list[str]:
-    """Return the rows of a table, in the order of its key, as JSON texts."""
-    with Server.from_dsn(bench.dsn, "test").query(30.0) as session:
-        for statement in SESSION:
-            session.rows(statement)
-        session.rows("SET character_set_results = utf8mb4")
-        found = session.rows(
-            "SELECT COLUMN_NAME AS name, COLUMN_TYPE AS type, CHARACTER_SET_NAME AS charset"
-            " FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-            " ORDER BY ORDINAL_POSITION",
-            bench.database,
-            table,
-        )
-        described = [
-            SelectedColumn(
-                row["name"],
-                described_type(row["type"], row["charset"], labels(row["type"]), forms),
-                labels(row["type"]),
-            )
-            for row in found
-        ]
-        rows = SelectedRows(described)
-        session.rows(SESSION[-1])
-        texts = session.texts(f"SELECT {', '.join(rows.expressions)} FROM {table} ORDER BY id")
-    return [str(text) for text in rows.write(texts).to_pylist()]
+def selected(bench: MysqlBench, table: str, options: ValueOptions | None = None) -> list[str]:
+    """Return the rows of a table, in the order of its key, as a snapshot reads them."""
+    config = bench.config(tables=(f"{bench.database}.{table}",))
+    snapshots = MysqlSource(config, "selected", options).snapshots()
+    (chunk,) = snapshots.plan(None, 1000)
+    with snapshots.reader() as reader:
+        batches = list(reader.read(chunk, snapshots.watermark()).batches)
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert [row["key"] for row in rows] == [f'{{"id":{n}}}' for n in range(len(rows))]
+    return [row["after"] for row in rows]
 
 
 def peers_rows(bench: MysqlBench, table: str, start: BinlogPosition) -> list[dict[str, Any]]:
@@ -126,7 +107,7 @@ def peers_rows(bench: MysqlBench, table: str, start: BinlogPosition) -> list[dic
 def test_three_readers_agree(
     bench: MysqlBench, drawn: list[SqlColumn], data: st.DataObject
 ) -> None:
-    """Generated tables and values: log, SELECT and mysql-replication say the same."""
+    """Generated tables and values: log, snapshot and mysql-replication say the same."""
     start = make_table(bench, drawn, data)
     count = len(bench.rows("SELECT id FROM v"))
 
@@ -146,8 +127,7 @@ def test_three_readers_agree(
 @settings(SETTINGS, max_examples=8)
 @given(st.lists(columns, min_size=1, max_size=12), st.data())
 def test_other_forms(bench: MysqlBench, drawn: list[SqlColumn], data: st.DataObject) -> None:
-    """With numbers for ENUM, SET and TIMESTAMP, log and SELECT agree, too, and with the labels."""
-    forms = ValueForms(enum_index=True, set_bits=True, timestamp_micros=True, binary_text=True)
+    """With numbers for ENUM, SET and TIMESTAMP, log and snapshot agree, too, and with the labels."""
     options = ValueOptions(
         mysql_enum="index", mysql_set="bits", mysql_timestamp="micros", mysql_binary="text"
     )
@@ -159,7 +139,7 @@ def test_other_forms(bench: MysqlBench, drawn: list[SqlColumn], data: st.DataObj
     source.close()
     decoded = [str(row["after"]) for row in taken.rows]
 
-    assert decoded == selected(bench, "v", forms)
+    assert decoded == selected(bench, "v", options)
     for text, usual in zip(decoded, selected(bench, "v"), strict=True):
         for place, (name, value) in enumerate(json.loads(text).items()):
             declaration = "int" if name == "id" else drawn[place - 1].declaration

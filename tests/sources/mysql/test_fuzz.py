@@ -94,7 +94,7 @@ def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict
 
 def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(recorded, tmp_path, 3_000, NUMBA_BOUNDSCHECK="1")
+    outcomes = fuzz(recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
 
     assert set(outcomes) >= {"rows", "CorruptLog", "UnsupportedEvent"}
     assert outcomes["rows"] > 150

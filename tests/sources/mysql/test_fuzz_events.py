@@ -18,7 +18,7 @@ from tests.sources.mysql.fuzz_events import main
 
 def test_mutated_logs() -> None:
     """Each input gives rows of valid JSON or an error of the tree."""
-    outcomes = main(1000, random.randrange(1 << 30))
+    outcomes = main(4000, random.randrange(1 << 30))
 
     assert {"NoneType", "CorruptLog", "UnsupportedEvent"} <= set(outcomes)
     assert outcomes["NoneType"] > 100

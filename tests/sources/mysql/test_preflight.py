@@ -68,6 +68,23 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
     assert f"{database}.gone" in found["tables"].text
 
 
+def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
+    """Differences from documents that are not logged cannot be captured, which is an error."""
+    bench.run(
+        "SET GLOBAL binlog_row_value_options = PARTIAL_JSON",
+        "SET GLOBAL binlog_row_image = MINIMAL",
+    )
+    try:
+        found = look(bench)["binlog_row_value_options"]
+        bench.run("SET GLOBAL binlog_row_image = FULL")
+        mended = look(bench)
+    finally:
+        bench.run("SET GLOBAL binlog_row_value_options = ''", "SET GLOBAL binlog_row_image = FULL")
+
+    assert (found.level, found.mend) == ("error", "SET PERSIST binlog_row_image = FULL")
+    assert "binlog_row_value_options" not in mended
+
+
 def test_grants_that_are_missing(bench: MysqlBench) -> None:
     """What the user may not do is an error with the statement that grants it."""
     found = look(bench, dsn=as_user(bench, "SELECT"))

@@ -189,7 +189,7 @@ def read(
     """Read so many rows, beginning again in between where a segment may end."""
     rows: list[dict[str, object]] = []
     position = start
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while len(rows) < end:
         source = bench.source(tables=(f"{bench.database}.*",))
         stop = len(rows) + data.draw(st.integers(1, 2 * end))

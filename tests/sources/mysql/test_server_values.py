@@ -365,7 +365,7 @@ def test_a_value_of_a_gigabyte(start_mysql: Callable[..., MysqlServer], kind: st
         bench.run(f"CREATE TABLE big (id int PRIMARY KEY, v {kind})")
         bench.execute(f"INSERT INTO big VALUES (1, repeat('0123456789', {size // 10}))")
 
-        taken = take(bench, start, whole(1), source=reader(bench))
+        taken = take(bench, start, whole(1), source=reader(bench), seconds=240)
 
     text = str(taken.rows[0]["after"])
     digits = "0123456789" if kind == "longtext" else base64.b64encode(b"0123456789" * 3).decode()

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.mysql.described_types import described_type
-from deltaforge_dagster.sources.mysql.values import LogType, ValueForms, value_type
+from deltaforge_dagster.sources.mysql.values import LogType, ValueForms, log_type, value_type
 
 
 @pytest.mark.parametrize("code", [7, 11, 12])
@@ -47,3 +47,23 @@ def test_numbers_for_labels() -> None:
     assert described_type("enum('a')", "utf8mb4", ("a",), forms).kind == (
         described_type("tinyint unsigned", None).kind
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "metadata"),
+    [
+        (246, bytes([10, 11])),
+        (246, bytes([0, 0])),
+        (246, bytes([66, 0])),
+        (16, bytes([1, 8])),
+        (16, bytes([0, 0])),
+        (254, bytes([247, 3])),
+        (254, bytes([248, 5])),
+        (252, bytes([0])),
+        (245, bytes([5])),
+    ],
+)
+def test_impossible_columns(code: int, metadata: bytes) -> None:
+    """A size that no column has is damage: kernels would read beside the row."""
+    with pytest.raises(CorruptLog, match="a column of type"):
+        log_type(code, metadata)
