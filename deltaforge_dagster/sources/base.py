@@ -7,9 +7,9 @@ forget. `read` is one long-lived stream per run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -119,6 +119,25 @@ class ChangeBatch:
             )
 
 
+class Stretch(Protocol):
+    """A part of a log between two transactions, which can be decoded by itself; may be pickled."""
+
+    @property
+    def start(self) -> Position:
+        """Where the transaction before it ends."""
+        ...
+
+    @property
+    def end(self) -> Position:
+        """Where its last transaction ends."""
+        ...
+
+    @property
+    def log_bytes(self) -> int:
+        """How much log it is, roughly."""
+        ...
+
+
 class Source(Protocol):
     """One database's log. Methods raise errors of the one tree, with no secret in them."""
 
@@ -126,12 +145,19 @@ class Source(Protocol):
         """Return the newest position now, within 2 seconds or raise `SourceUnavailable`."""
         ...
 
-    def ensure_start(self) -> Position:
+    def ensure_start(self, at: Position | None = None) -> Position:
         """Create what reading needs (slot, publication) and return the position to start at.
 
         Every change committed after this returns is read by `read(start)`. A second call makes
         nothing more; where the server holds nothing for us it returns a later position, so the
-        caller keeps the first. Takes 5 seconds at most.
+        caller keeps the first. Takes 5 seconds at most, unless the log has to be read for `at`.
+
+        Args:
+            at: How far another reader has come. Everything after it is read, perhaps a little of
+                what is before it again: whatever it says, reading starts between transactions.
+
+        Raises:
+            PositionLost: What follows `at` cannot be read any more.
         """
         ...
 
@@ -164,7 +190,7 @@ class Source(Protocol):
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SourceNotes
-    ) -> Iterator[ChangeBatch]:
+    ) -> Generator[ChangeBatch]:
         """Yield everything committed after `start`, in log order, until closed.
 
         The generator answers the server's keepalives by itself, also while its consumer blocks.
@@ -199,7 +225,7 @@ class Source(Protocol):
         ...
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table by its full name, with the columns and key that its rows have now.
+        """Return a table by its full name, with the columns and key that its rows show now.
 
         A column's `data_type` is as in registered versions, or empty where the source cannot say it.
 
@@ -244,4 +270,51 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End the stream and release every connection; safe to call twice, from any thread."""
+        ...
+
+
+@runtime_checkable
+class DivisibleSource(Source, Protocol):
+    """A source whose log several readers may read at the same time; may be pickled."""
+
+    def behind(self, position: Position) -> int:
+        """Return how many bytes of log there are after a position, 0 if that cannot be said."""
+        ...
+
+    def warm(self) -> None:
+        """Load what reading takes, which may take seconds; connects to nothing."""
+        ...
+
+    def divide(
+        self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
+    ) -> Generator[Stretch | None]:
+        """Yield consecutive stretches of the log, each with something captured; None meanwhile.
+
+        The first begins at `start`, which this server's log must have. The last one ends where the
+        log does now, or before something that has to be read by one reader after all before it.
+        Table versions are registered as they come, before a stretch that has rows of them.
+
+        Args:
+            start: Where to begin.
+            registry: As for `read`.
+            log_bytes: Asked before each stretch for its size; one transaction may be larger.
+
+        Raises:
+            DeltaforgeError: The server refused something, or the run lost its lease.
+        """
+        ...
+
+    def read_stretch(
+        self, stretch: Stretch, limits: ReadLimits, lane: int
+    ) -> Iterator[ChangeBatch]:
+        """Yield exactly what `read` yields between the ends of a stretch; the last batch ends it.
+
+        Args:
+            stretch: One that `divide` yielded, of this source in any process.
+            limits: As for `read`.
+            lane: A small number, different for readers at the same time.
+
+        Raises:
+            DeltaforgeError: It cannot be decoded by itself, or not now: `read` says why.
+        """
         ...

@@ -13,6 +13,15 @@ from types import TracebackType
 from typing import Self
 
 
+def notice_loss(descriptor: int) -> None:
+    """Let the network notice within two minutes that a server is gone which may be silent for long."""
+    with socket.socket(fileno=os.dup(descriptor)) as same, suppress(OSError):
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+
+
 class Cutter:
     """Shuts a connection's socket down after some seconds, from a thread of its own.
 

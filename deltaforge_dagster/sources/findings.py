@@ -56,6 +56,18 @@ def retention_level(used: float) -> Level:
     return "error" if used >= RISK else "warning" if used >= CAUTION else "ok"
 
 
+def share_of_retention(text: str, used: float, mend: str) -> Finding:
+    """Return what it means that something still to come takes this share of the log's retention.
+
+    It need not come so: a warning, at most.
+    """
+    if used >= RISK:
+        return Finding("retention", "warning", f"HIGH RETENTION RISK: {text} ({used:.0%})", mend)
+    if used >= CAUTION:
+        return Finding("retention", "warning", f"{text} ({used:.0%})", mend)
+    return Finding("retention", "ok", text)
+
+
 def listed(names: Sequence[str]) -> str:
     """Return names with commas; of very many, the first and how many more there are."""
     more = len(names) - _NAMED

@@ -24,14 +24,19 @@ _WILDCARDS = ("*", "%")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One side of a pattern: an exact name, or the beginning of one."""
+class NamePattern:
+    """One part of a pattern: an exact name, or the beginning of one."""
 
     text: str
     prefix: bool
 
     @classmethod
-    def parse(cls, text: str, pattern: str) -> _Part:
+    def parse(cls, text: str, pattern: str) -> NamePattern:
+        """Return the part of `pattern` that `text` is.
+
+        Raises:
+            SpecError: It is no such part.
+        """
         prefix = text.endswith(_WILDCARDS)
         literal = text[:-1] if prefix else text
         if not text or any(wildcard in literal for wildcard in _WILDCARDS):
@@ -42,6 +47,7 @@ class _Part:
         return cls(literal, prefix)
 
     def matches(self, name: str) -> bool:
+        """Say whether it stands for `name`."""
         return name.startswith(self.text) if self.prefix else name == self.text
 
 
@@ -58,7 +64,7 @@ class TablePatterns:
     """
 
     def __init__(self, patterns: Iterable[str], *, unqualified: str, system: Iterable[str]) -> None:
-        self._system = tuple(_Part.parse(name, name) for name in system)
+        self._system = tuple(NamePattern.parse(name, name) for name in system)
         self._patterns = tuple(_split(pattern, unqualified) for pattern in patterns) or (
             _split("*.*", unqualified),
         )
@@ -79,8 +85,8 @@ class TablePatterns:
         )
 
 
-def _split(pattern: str, unqualified: str) -> tuple[_Part, _Part]:
+def _split(pattern: str, unqualified: str) -> tuple[NamePattern, NamePattern]:
     first, dot, second = pattern.partition(".")
     if not dot:
         first, second = unqualified, pattern
-    return _Part.parse(first, pattern), _Part.parse(second, pattern)
+    return NamePattern.parse(first, pattern), NamePattern.parse(second, pattern)

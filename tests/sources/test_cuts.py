@@ -22,7 +22,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.servers.mysql import connect as connect_mysql
 from deltaforge_dagster.sources.base import ReadLimits, Source
 from tests.contracts.test_source import Versions
-from tests.sources.cutting_proxy import CuttingProxy
+from tests.faulty_proxy import FaultyProxy
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench
 
@@ -176,11 +176,11 @@ def load(bench: Bench, seconds: float, mean_bytes: int, *, most_cuts: int, seed:
     source, registry = bench.source(), Versions()
     start = source.ensure_start()
     registry.define(source.definitions(start), start)
-    with CuttingProxy(bench.dsn, mean_bytes, most_cuts, seed) as proxy:
+    with FaultyProxy.of(bench.dsn, mean_bytes, most_cuts, seed) as proxy:
         writers = [Writer(bench.dsn, number, seconds, seed) for number in range(WRITERS)]
         for writer in writers:
             writer.start()
-        reader = Reader(bench, proxy.dsn, start, registry)
+        reader = Reader(bench, proxy.through(bench.dsn), start, registry)
         reader.read(writers)
     check(reader.rows, writers)
     return reader
