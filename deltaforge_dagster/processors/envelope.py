@@ -1,26 +1,39 @@
-"""The native event as JSON text, put together for whole batches of the change frame.
+"""Events as JSON text, in each of their shapes, put together for whole batches of the change frame.
 
 Row images, DDL payloads and tags are JSON text in the frame already, so an envelope is nothing but
 concatenation: nothing parses or writes them again. What comes from elsewhere as plain text (names
-of databases, schemas, tables, binlog files) is escaped, once per name and batch. Key order and
-presence::
+of databases, schemas, tables, binlog files) is escaped, once per name and batch.
+
+The *native* event, its keys in this order::
 
     before after source{version connector name ts_ms db [schema] table [snapshot] [position...]}
     op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
-    [tx_end]
+    [synthetic] [tx_end]
 
 Keys in brackets are absent when unset, the others are there with `null`. The position keys are
-`lsn`, `txId` for PostgreSQL and `server_id`, `gtid`, `file`, `pos` for MySQL; a snapshot row has
-none. A DDL event says `"op":"r"`, too, and is told from a snapshot row by its `ddl` and its place.
+`lsn`, `txId` for PostgreSQL, `server_id`, `gtid`, `file`, `pos` for MySQL and `sequence` for Turso; a
+snapshot row has none. A DDL event says `"op":"r"`, too, and is told from a snapshot row by its `ddl` and its place.
+
+The *debezium* envelope is `{"schema":null,"payload":<native event>}`. *cloudevents* is an event in
+CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
+
+    specversion "1.0"   id event_id   source deltaforge/<source>/<table>   type <prefix>.<what>
+    time 2025-01-02T03:04:05.006Z   datacontenttype "application/json"   subject <table>
+    data{before after op [ddl]}
+
+A table is `schema.table`, or `db.table` where the source has no schemas. What happened is one of
+`created`, `updated`, `deleted`, `snapshot`, `truncated`; `ddl` is there in DDL events only, which say
+`snapshot`, as their `op` does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,6 +48,7 @@ from deltaforge_dagster.processors.text import (
     decimals,
     flags,
     lsns,
+    times,
     values_of,
 )
 
@@ -44,7 +58,7 @@ class Origin:
     """What every event of a pipeline says about where it comes from.
 
     Attributes:
-        connector: `postgresql` or `mysql`.
+        connector: `postgresql`, `mysql` or `turso`.
         name: Id of the source.
         tenant: `metadata.tenant`.
         server_id: MySQL: the replication server id that we read with.
@@ -61,16 +75,80 @@ class Origin:
         return f"deltaforge-{__version__}"
 
 
+Envelope: TypeAlias = "Callable[[Origin, pa.RecordBatch], pa.StringArray]"
+"""Makes the message of each row of a change frame.
+
+A row that a processor marked `raw_payload` becomes its `after` image alone, or `null`, in every
+envelope; an image that is a string becomes its text, without quotes. Raises `UnsupportedEvent` when the texts need more than 2 GiB.
+"""
+
+
 def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the native event of each row of a change frame as JSON text.
+    """Return the native event of each row; see `Envelope`."""
+    return _messages(frame, _native(origin, frame))
 
-    A row that a processor marked `raw_payload` becomes its `after` image alone, or `null`.
 
-    Raises:
-        UnsupportedEvent: The texts need more than 2 GiB.
+def debezium_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the native event of each row as Debezium's payload, without a schema; see `Envelope`."""
+    return _messages(frame, ['{"schema":null,"payload":', *_native(origin, frame), "}"])
+
+
+def cloudevents_envelope(type_prefix: str, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the CloudEvent of each row; see `Envelope`.
+
+    Args:
+        type_prefix: How the events' `type` begins, without the dot.
+        origin: Where the events come from.
+        frame: The rows.
     """
-    ts_ms = decimals(frame.column("ts_us"), 1000)
+    table = _full_table(frame)
+    ddl = _is_op(frame, "ddl")
+    statement = values_of(frame.column("ddl")) if ddl.any() else None
     pieces: list[Piece] = [
+        '{"specversion":"1.0"', Optional(',"id":"', values_of(frame.column("event_id"))),
+        f'","source":"deltaforge/{_escaped(origin.name)}/', *table,
+        f'","type":"{_escaped(type_prefix)}.', Optional("", _happened(frame)),
+        Optional('","time":"', times(frame.column("ts_us"))),
+        '","datacontenttype":"application/json","subject":"', *table,
+        '","data":{"before":', Optional("", values_of(frame.column("before")), "", "null"),
+        ',"after":', Optional("", values_of(frame.column("after")), "", "null"),
+        Optional(',"op":"', wire_op(frame), '"'),
+        Optional(',"ddl":', None if statement is None else statement.where(ddl)),
+        "}}",
+    ]  # fmt: skip
+    return _messages(frame, pieces)
+
+
+def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
+    """Return the events that pieces make, and the `after` image of raw payloads."""
+    events = concat(frame.num_rows, pieces)
+    raw = frame.column("raw_payload")
+    if not pc.any(raw).as_py():
+        return events
+    after = cast("pa.StringArray", frame.column("after").fill_null("null"))
+    texts = np.flatnonzero(pc.and_(raw, pc.starts_with(after, '"')))
+    if texts.size:
+        values = cast("list[str]", after.to_pylist())
+        for row in texts.tolist():
+            values[row] = _unquoted(values[row])
+        after = pa.array(values, pa.string())
+    chosen: pa.StringArray = pc.if_else(raw, after, events)
+    return chosen
+
+
+def _unquoted(string: str) -> str:
+    """Return the text of a JSON string; the string itself if UTF-8 cannot say its text."""
+    text: str = json.loads(string)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return string
+    return text
+
+
+def _native(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
+    ts_ms = decimals(frame.column("ts_us"), 1000)
+    return [
         '{"before":', Optional("", values_of(frame.column("before")), "", "null"),
         ',"after":', Optional("", values_of(frame.column("after")), "", "null"),
         f',"source":{{"version":{_json(origin.version)},"connector":{_json(origin.connector)}',
@@ -86,16 +164,10 @@ def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
         Optional(',"schema_sequence":', decimals(frame.column("schema_sequence"))),
         Optional(',"ddl":', values_of(frame.column("ddl"))),
         Optional(',"tags":', values_of(frame.column("tags"))),
+        Optional(',"synthetic":', _names(frame.column("synthetic"))),
         Optional(',"tx_end":', flags(frame.column("tx_end").to_numpy(zero_copy_only=False))),
         "}",
     ]  # fmt: skip
-    events = concat(frame.num_rows, pieces)
-    raw = frame.column("raw_payload")
-    if not pc.any(raw).as_py():
-        return events
-    after = frame.column("after").fill_null("null")
-    chosen: pa.StringArray = pc.if_else(raw, after, events)
-    return chosen
 
 
 def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
@@ -113,15 +185,46 @@ def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
 
 def wire_op(frame: pa.RecordBatch) -> Values | None:
     """Return the `op` of each event: the frame's, but `r` for DDL."""
-    op = frame.column("op")
-    assert isinstance(op, pa.DictionaryArray)
-    letters = ["r" if one == "ddl" else one for one in op.dictionary.to_pylist()]
-    return values_of(pa.DictionaryArray.from_arrays(op.indices, pa.array(letters, pa.string())))
+    return _mapped(frame.column("op"), lambda op: "r" if op == "ddl" else op)
 
 
 def is_snapshot(frame: pa.RecordBatch) -> Mask:
     """Say which rows were read by a snapshot; these have no place in the log."""
-    return cast("Mask", pc.equal(frame.column("op"), pa.scalar("r")).to_numpy(zero_copy_only=False))
+    return _is_op(frame, "r")
+
+
+def _is_op(frame: pa.RecordBatch, op: str) -> Mask:
+    found = pc.equal(frame.column("op"), pa.scalar(op))
+    return cast("Mask", found.to_numpy(zero_copy_only=False))
+
+
+_HAPPENED = {
+    "c": "created",
+    "u": "updated",
+    "d": "deleted",
+    "r": "snapshot",
+    "ddl": "snapshot",
+    "t": "truncated",
+}
+
+
+def _happened(frame: pa.RecordBatch) -> Values | None:
+    """Return what a CloudEvent says that happened to each row."""
+    return _mapped(frame.column("op"), _HAPPENED.__getitem__)
+
+
+def _full_table(frame: pa.RecordBatch) -> list[Piece]:
+    """Return the pieces of each row's table with its schema, or its database, inside a string."""
+    schema, db = frame.column("schema"), _mapped(frame.column("db"), _escaped)
+    if schema.null_count < len(schema) and db is not None:
+        db = (
+            db.where(schema.is_null().to_numpy(zero_copy_only=False)) if schema.null_count else None
+        )
+    return [
+        Optional("", _mapped(schema, _escaped)),
+        Optional("", db),
+        Optional(".", _mapped(frame.column("table"), _escaped)),
+    ]
 
 
 def _postgres_position(_: Origin, frame: pa.RecordBatch) -> list[Optional]:
@@ -141,18 +244,33 @@ def _mysql_position(origin: Origin, frame: pa.RecordBatch) -> list[Optional]:
     ]
 
 
+def _turso_position(_: Origin, frame: pa.RecordBatch) -> list[Optional]:
+    return [Optional(',"sequence":"', decimals(frame.column("pos")), '"')]
+
+
 _POSITIONS: Mapping[str, Callable[[Origin, pa.RecordBatch], list[Optional]]] = {
     "postgresql": _postgres_position,
     "mysql": _mysql_position,
+    "turso": _turso_position,
 }
 
 
 def _names(column: pa.Array[Any]) -> Values | None:
     """Return names as JSON strings."""
+    return _mapped(column, _json)
+
+
+def _mapped(column: pa.Array[Any], text: Callable[[str], str]) -> Values | None:
+    """Return what `text` makes of the names of a column, called once for each name."""
     assert isinstance(column, pa.DictionaryArray)
-    names = [None if one is None else _json(one) for one in column.dictionary.to_pylist()]
-    return values_of(pa.DictionaryArray.from_arrays(column.indices, pa.array(names, pa.string())))
+    texts = [None if one is None else text(one) for one in column.dictionary.to_pylist()]
+    return values_of(pa.DictionaryArray.from_arrays(column.indices, pa.array(texts, pa.string())))
 
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """Return text as it stands inside a JSON string."""
+    return _json(text)[1:-1]

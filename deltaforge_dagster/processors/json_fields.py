@@ -126,12 +126,13 @@ def _readonly(array: Bytes) -> Bytes:
 
 
 @kernel
-def _blank(byte: int) -> bool:
+def blank(byte: int) -> bool:
+    """Say whether a byte is white space between tokens."""
     return byte == 32 or byte == 10 or byte == 13 or byte == 9
 
 
 @kernel
-def _string_end(source: Bytes, at: int) -> int:
+def string_end(source: Bytes, at: int) -> int:
     """Return the place after the string whose opening quote stands at `at`."""
     at += 1
     while source[at] != QUOTE:
@@ -140,13 +141,13 @@ def _string_end(source: Bytes, at: int) -> int:
 
 
 @kernel
-def _value_end(source: Bytes, at: int, stop: int) -> int:
+def value_end(source: Bytes, at: int, stop: int) -> int:
     """Return the place after the value at `at`."""
     depth = 0
     while at < stop:
         byte = source[at]
         if byte == QUOTE:
-            at = _string_end(source, at)
+            at = string_end(source, at)
             if depth == 0:
                 return at
             continue
@@ -158,7 +159,7 @@ def _value_end(source: Bytes, at: int, stop: int) -> int:
             depth -= 1
             if depth == 0:
                 return at + 1
-        elif depth == 0 and (byte == COMMA or _blank(byte)):
+        elif depth == 0 and (byte == COMMA or blank(byte)):
             return at
         at += 1
     return at
@@ -176,11 +177,11 @@ def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, ki
             continue
         at += 1
         while at < stop:
-            while at < stop and (_blank(source[at]) or source[at] == COMMA):
+            while at < stop and (blank(source[at]) or source[at] == COMMA):
                 at += 1
             if at == stop or source[at] != QUOTE:
                 break
-            end = _string_end(source, at)
+            end = string_end(source, at)
             same = end - at - 2 == size
             for place in range(at + 1, end - 1):
                 if source[place] == BACKSLASH:
@@ -190,9 +191,9 @@ def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, ki
             if kinds[row] == _ESCAPED:
                 break
             at = end
-            while _blank(source[at]) or source[at] == COLON:
+            while blank(source[at]) or source[at] == COLON:
                 at += 1
-            end = _value_end(source, at, stop)
+            end = value_end(source, at, stop)
             if same:
                 starts[row], stops[row] = at, end
                 kinds[row] = _FOUND

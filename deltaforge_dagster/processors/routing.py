@@ -1,10 +1,12 @@
 """Where a message goes and what its keys are, for whole batches of the change frame.
 
 For destination and key alike: what a processor set on the event comes first, then the sink's
-template, then, for keys, the event id, or the primary key where the order of a row hangs on it
-(`row_key`). A variable is a path into the native event. Its text is the string itself, or the JSON
-text of anything else, as it stands in the event; null and missing are *unresolved*. That is an
-error in a destination, and empty text in a key.
+template. Without one the key is the event id, the row's primary key where the order of its changes
+hangs on it (`row_key`), or none where a message needs none (`set_key`).
+
+A variable is a path into the native event, or into the row's primary key. Its text is the string
+itself, or the JSON text of anything else, as it stands in the event; null and missing are
+*unresolved*. That is an error in a destination, and empty text in a key.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config.templates import Template
+from deltaforge_dagster.config.templates import KEY, Template
 from deltaforge_dagster.processors.envelope import Origin, is_snapshot, wire_op
 from deltaforge_dagster.processors.json_fields import field_texts
 from deltaforge_dagster.processors.text import (
@@ -54,9 +56,7 @@ def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa
     topic = frame.column("topic")
     if topic.null_count == len(topic):
         return made
-    return _first(
-        pc.if_else(pc.equal(topic, pa.scalar("")), pa.scalar(None, pa.string()), topic), made
-    )
+    return _first(_nulled(topic), made)
 
 
 def can_be_unresolved(template: Template) -> bool:
@@ -74,6 +74,22 @@ def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.
     return found
 
 
+def empty_variables(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the paths of the variables that are empty text in a row's key, a line each; else null.
+
+    A key that a processor set has none.
+    """
+    pieces: list[Piece] = []
+    for path in _conditional(template):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        unknown &= frame.column("route_key").is_null().to_numpy(zero_copy_only=False)
+        if unknown.any():
+            pieces.append(Optional("", constant(".".join(path)).where(unknown), "\n"))
+    if not pieces:
+        return pa.nulls(frame.num_rows, pa.string())
+    return _nulled(concat(frame.num_rows, pieces))
+
+
 def message_key(template: Template | None, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return the message keys; never null."""
     made = frame.column("event_id") if template is None else _text(template, origin, frame)
@@ -88,6 +104,11 @@ def row_key(frame: pa.RecordBatch) -> pa.StringArray:
     return _first(frame.column("route_key"), frame.column("key"), frame.column("event_id"))
 
 
+def set_key(frame: pa.RecordBatch) -> pa.Array[Any]:
+    """Return the keys that processors set, for a destination that needs none; else null."""
+    return frame.column("route_key")
+
+
 def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
     """Return `tenant|db.table|transaction id|event id`: the same whenever the change is read."""
     return concat(
@@ -99,6 +120,14 @@ def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
             "|", Optional("", values_of(frame.column("event_id"))),
         ],
     )  # fmt: skip
+
+
+def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
+    """Return texts with null where they are empty."""
+    nulled: pa.StringArray = pc.if_else(
+        pc.equal(texts, pa.scalar("")), pa.scalar(None, pa.string()), texts
+    )
+    return nulled
 
 
 def _first(*columns: pa.Array[Any]) -> pa.StringArray:
@@ -136,7 +165,7 @@ def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
 def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> Values | None:
     """Return the texts at `path` of the native events, null where it is unresolved."""
     image, *fields = path
-    if image in {"before", "after", "ddl", "tags"}:
+    if image in {"before", "after", KEY, "ddl", "tags"}:
         documents = frame.column(image)
         return values_of(
             field_texts(cast("pa.StringArray", documents), fields) if fields else documents
@@ -182,6 +211,7 @@ _VARIABLES: Mapping[tuple[str, ...], _Variable] = {
     ("transaction", "id"): _plain("tx_id"),
     ("schema_version",): _plain("schema_version"),
     ("schema_sequence",): _number("schema_sequence"),
+    ("synthetic",): _plain("synthetic"),
     ("tx_end",): lambda _, frame: flags(frame.column("tx_end").to_numpy(zero_copy_only=False)),
     ("source", "version"): lambda origin, _: constant(origin.version),
     ("source", "connector"): lambda origin, _: constant(origin.connector),
@@ -197,4 +227,5 @@ _VARIABLES: Mapping[tuple[str, ...], _Variable] = {
     ("source", "gtid"): _streamed(_plain("tx_id"), "mysql"),
     ("source", "file"): _streamed(_plain("file"), "mysql"),
     ("source", "pos"): _streamed(_number("pos"), "mysql"),
+    ("source", "sequence"): _streamed(_number("pos"), "turso"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ PLAIN: Row = {
     "headers": None,
     "raw_payload": False,
     "tags": None,
+    "synthetic": None,
 }
 """An ordinary insert of PostgreSQL; tests change what they are about."""
 
@@ -107,12 +109,38 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
     for name in ("schema_version", "schema_sequence"):
         if row[name] is not None:
             whole[name] = row[name]
-    for name in ("ddl", "tags"):
+    for name in ("ddl", "tags", "synthetic"):
         if row[name] is not None:
-            whole[name] = json.loads(row[name])
+            whole[name] = row[name] if name == "synthetic" else json.loads(row[name])
     if row["tx_end"]:
         whole["tx_end"] = True
     return whole
+
+
+def debezium(row: Row, origin: Origin) -> dict[str, Any]:
+    """Return the debezium envelope of a row, from the event model."""
+    return {"schema": None, "payload": event(row, origin)}
+
+
+def cloudevent(row: Row, origin: Origin, type_prefix: str) -> dict[str, Any]:
+    """Return the CloudEvent of a row, from the event model."""
+    native = event(row, origin)
+    table = f"{row['db'] if row['schema'] is None else row['schema']}.{row['table']}"
+    happened = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}
+    moment = datetime.fromtimestamp(native["ts_ms"] // 1000, UTC).replace(tzinfo=None)
+    data = {"before": native["before"], "after": native["after"], "op": native["op"]}
+    if row["op"] == "ddl" and row["ddl"] is not None:
+        data["ddl"] = native["ddl"]
+    return {
+        "specversion": "1.0",
+        "id": row["event_id"],
+        "source": f"deltaforge/{origin.name}/{table}",
+        "type": f"{type_prefix}.{happened[native['op']]}",
+        "time": f"{moment.isoformat()}.{native['ts_ms'] % 1000:03}Z",
+        "datacontenttype": "application/json",
+        "subject": table,
+        "data": data,
+    }
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -144,6 +172,7 @@ rows = st.fixed_dictionaries(
         "ddl": st.none() | st.builds(lambda one: dumps({"sql": one}), texts),
         "topic": st.none() | names,
         "route_key": st.none() | names,
+        "synthetic": st.none() | names,
         "tags": st.none() | st.lists(texts, max_size=3).map(dumps),
     }
 ).map(lambda one: row(**one))

@@ -1,33 +1,53 @@
-"""The native envelope, byte for byte against a reference in plain Python."""
+"""Envelopes, byte for byte against a reference in plain Python."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.processors.envelope import Origin, native_envelope
-from tests.processors.rows import Row, batch, dumps, event, row, rows
+from deltaforge_dagster.processors.envelope import (
+    Envelope,
+    Origin,
+    cloudevents_envelope,
+    debezium_envelope,
+    native_envelope,
+)
+from tests.processors.rows import Row, batch, cloudevent, debezium, dumps, event, row, rows
 
 POSTGRES = Origin("postgresql", "orders-db", "acme")
+PREFIX = 'com.example."shop"'
+ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, Origin], dict[str, Any]]]] = {
+    "native": (native_envelope, event),
+    "debezium": (debezium_envelope, debezium),
+    "cloudevents": (
+        functools.partial(cloudevents_envelope, PREFIX),
+        functools.partial(cloudevent, type_prefix=PREFIX),
+    ),
+}
 
 
-def envelopes(given_rows: list[Row], origin: Origin) -> list[str]:
+def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> list[str]:
     """Return the envelopes of rows, in their order."""
-    made = native_envelope(origin, batch(given_rows))
+    made = ENVELOPES[kind][0](origin, batch(given_rows))
     made.validate(full=True)
     return [str(one) for one in made.to_pylist()]
 
 
+@pytest.mark.parametrize("kind", ENVELOPES)
 @given(st.lists(rows, min_size=1, max_size=60), st.sampled_from(["postgresql", "mysql"]))
 @settings(deadline=None)
-def test_equals_the_reference(given_rows: list[Row], connector: str) -> None:
+def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) -> None:
     """Any row: the bytes that `json.dumps` makes of the event, whatever its names hold."""
     origin = Origin(connector, 'the "source"\n', "ténant\\", 7 if connector == "mysql" else None)
 
-    found = envelopes(given_rows, origin)
+    found = envelopes(given_rows, origin, kind)
 
-    assert found == [dumps(event(one, origin)) for one in given_rows]
+    assert found == [dumps(ENVELOPES[kind][1](one, origin)) for one in given_rows]
 
 
 @pytest.mark.parametrize("rows_each", [1, 1500])
@@ -70,13 +90,29 @@ def test_row_images_keep_their_bytes() -> None:
     assert found.startswith(f'{{"before":{image},"after":{image},')
 
 
-def test_raw_payload_is_the_after_image() -> None:
-    """A raw payload goes out without an envelope; without an image it is `null`."""
-    given_rows = [row(raw_payload=True), row(raw_payload=True, after=None, op="d")]
+@pytest.mark.parametrize("kind", ENVELOPES)
+def test_raw_payload_is_the_after_image(kind: str) -> None:
+    """A raw payload goes out without its envelope; without an image it is `null`."""
+    given_rows = [row(raw_payload=True), row(raw_payload=True, after=None, op="d"), row()]
 
-    found = envelopes(given_rows, POSTGRES)
+    *raw, whole = envelopes(given_rows, POSTGRES, kind)
 
-    assert found == ['{"id":1}', "null"]
+    assert raw == ['{"id":1}', "null"]
+    assert whole == dumps(ENVELOPES[kind][1](row(), POSTGRES))
+
+
+def test_whole_cloudevent() -> None:
+    """A delete as the documentation shows it: nulls are there, place and tenant are not."""
+    gone = row(op="d", before='{"id":1}', after=None, ts_us=1_736_935_445_007_999, tx_end=True)
+
+    (found,) = envelopes([gone], POSTGRES, "cloudevents")
+
+    assert found == (
+        '{"specversion":"1.0","id":"0192f0c1-0000-7000-8000-000000000001",'
+        '"source":"deltaforge/orders-db/public.orders","type":"com.example.\\"shop\\".deleted",'
+        '"time":"2025-01-15T10:04:05.007Z","datacontenttype":"application/json",'
+        '"subject":"public.orders","data":{"before":{"id":1},"after":null,"op":"d"}}'
+    )
 
 
 def test_ddl_has_its_place_and_is_no_snapshot() -> None:

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.processors import routing
 from deltaforge_dagster.processors.envelope import Origin
-from tests.processors.rows import Row, batch, dumps, event, row, rows
+from tests.processors.rows import Row, batch, dumps, event, images, row, rows
 
 ORIGIN = Origin("postgresql", "orders-db", "acme")
 
 
 def resolved(row: Row, path: str) -> str | None:
-    """Return a variable's text by walking through the event."""
+    """Return a variable's text by walking through the event, and the row's key."""
     place: Any = event(row, ORIGIN)
+    place["key"] = None if row["key"] is None else json.loads(row["key"])
     for name in path.split("."):
         place = place.get(name) if isinstance(place, dict) else None
     if place is None or isinstance(place, str):
@@ -32,7 +33,8 @@ PATHS = [
     "source.db", "source.schema", "source.table", "source.name", "source.connector",
     "source.version", "source.ts_ms", "source.lsn", "source.txId", "source.snapshot",
     "source.gtid", "after.orders", "before.orders", "after.naïve 名 😀", "after.orders.orders",
-    "after", "before", "ddl.sql", "tags", "nonsense", "source.nonsense",
+    "after", "before", "ddl.sql", "tags", "synthetic", "key", "key.orders", "nonsense",
+    "source.nonsense",
 ]  # fmt: skip
 
 
@@ -51,6 +53,43 @@ def test_variables_equal_the_reference(path: str, given_rows: list[Row]) -> None
     expected = [resolved(one, path) for one in given_rows]
     assert found.to_pylist() == expected
     assert missing.to_pylist() == [path if one is None else None for one in expected]
+
+
+keyed_rows = st.tuples(rows, st.none() | images.map(dumps)).map(
+    lambda one: {**one[0], "key": one[1]}
+)
+literals = st.text("ab.:-${é", max_size=4).filter(lambda text: "${" not in text)
+
+
+@given(
+    st.lists(keyed_rows, min_size=1, max_size=20),
+    st.lists(st.tuples(literals, st.sampled_from(PATHS)), max_size=4),
+    literals,
+)
+@settings(deadline=None)
+def test_templates_equal_the_reference(
+    given_rows: list[Row], parts: list[tuple[str, str]], last: str
+) -> None:
+    """Any template: strict as a destination, lenient as a key, what a processor set before both."""
+    written = "".join(f"{literal}${{{path}}}" for literal, path in parts) + last
+    template = compile_template(written)
+    frame = batch(given_rows)
+
+    places = routing.destination(template, ORIGIN, frame).to_pylist()
+    blamed = routing.unresolved(template, ORIGIN, frame).to_pylist()
+    keys = routing.message_key(template, ORIGIN, frame).to_pylist()
+    empty = routing.empty_variables(template, ORIGIN, frame).to_pylist()
+
+    for number, one in enumerate(given_rows):
+        values = {path: resolved(one, path) for _, path in parts}
+        missing = [path for _, path in parts if values[path] is None]
+        made = "".join(literal + (values[path] or "") for literal, path in parts) + last
+        assert places[number] == (one["topic"] or (None if missing else made))
+        assert blamed[number] == (missing[0] if missing else None)
+        key_set = one["route_key"] is not None
+        assert keys[number] == (one["route_key"] if key_set else made)
+        found = (empty[number] or "").splitlines()
+        assert found == ([] if key_set else missing)
 
 
 def test_destination() -> None:

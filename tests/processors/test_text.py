@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.processors import text
-from deltaforge_dagster.processors.text import Optional, concat, decimals, lsns, values_of
+from deltaforge_dagster.processors.text import Optional, concat, decimals, lsns, times, values_of
 
 nullable = st.lists(st.none() | st.text(max_size=40), min_size=1, max_size=50)
 longs = st.integers(-(2**63), 2**63 - 1)
@@ -51,6 +52,32 @@ def test_decimals(numbers: list[int | None], divisor: int) -> None:
 
     texts = ["null" if one is None else str(one // divisor) for one in numbers]
     assert found.to_pylist() == texts
+
+
+@given(st.lists(st.none() | st.datetimes(), min_size=1, max_size=20))
+def test_times(moments: list[datetime | None]) -> None:
+    """Every time of the calendar as Python writes it, cut to milliseconds; null stays out."""
+    column = pa.array(moments, pa.timestamp("us")).cast(pa.int64())
+
+    found = concat(len(moments), [Optional("", times(column), "", "null")])
+
+    texts = [one and f"{one.isoformat(timespec='milliseconds')}Z" for one in moments]
+    assert found.to_pylist() == [one or "null" for one in texts]
+
+
+@pytest.mark.parametrize(
+    ("micros", "expected"),
+    [
+        (2**63 - 1, "294247-01-10T04:00:54.775Z"),
+        (-(2**63), "-290308-12-21T19:59:05.224Z"),
+        (253_402_300_800_000_000, "10000-01-01T00:00:00.000Z"),
+    ],
+)
+def test_times_beyond_the_calendar(micros: int, expected: str) -> None:
+    """No number of microseconds writes beyond its place."""
+    found = concat(2, [Optional("", times(pa.array([micros, micros], pa.int64())))])
+
+    assert found.to_pylist() == [expected] * 2
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20))

@@ -1,0 +1,105 @@
+"""JSON as Python values that lose nothing: numbers keep their spelling.
+
+For processors that look into row images, or rebuild them, row by row. Objects are dicts in the
+order of the text, arrays lists, texts, booleans and null what Python has for them, and every number is
+a `Number`, which holds the text as it stands. What is read and written again is equal to the byte
+when it was compact before, as row images are.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from json.encoder import encode_basestring, encode_basestring_ascii
+from typing import Any, TypeAlias
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | bool | Number | None"
+
+
+class Number:
+    """A JSON number as it stands in the text; equal to others of the same value."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def value(self) -> Decimal:
+        """The number, exactly."""
+        return Decimal(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and (self.text == other.text or self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _no_number(text: str) -> Json:
+    raise ValueError(f"{text} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=_no_number)
+
+
+def _text(text: str) -> str:
+    """Return text as a JSON string; half a surrogate pair, which UTF-8 lacks, as an escape."""
+    if text.isascii():
+        return encode_basestring(text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return encode_basestring_ascii(text)
+    return encode_basestring(text)
+
+
+def loads(text: str) -> Json:
+    """Return the value of a JSON text; of equal names in an object the last one counts.
+
+    Raises:
+        ValueError: It is none.
+        RecursionError: It is nested too deeply for Python.
+    """
+    value: Json = _DECODER.decode(text)
+    return value
+
+
+def dumps(value: Json) -> str:
+    """Return the compact JSON text of a value; text that is not ASCII stays as it is."""
+    parts: list[str] = []
+    _write(value, parts.append)
+    return "".join(parts)
+
+
+def as_json(value: Any) -> Json:
+    """Return a value of a YAML file as one of these."""
+    return loads(json.dumps(value, ensure_ascii=False))
+
+
+def _write(value: Json, add: Any) -> None:
+    if isinstance(value, str):
+        add(_text(value))
+    elif isinstance(value, Number):
+        add(value.text)
+    elif value is None:
+        add("null")
+    elif isinstance(value, bool):
+        add("true" if value else "false")
+    elif isinstance(value, list):
+        before = "["
+        for one in value:
+            add(before)
+            _write(one, add)
+            before = ","
+        add("]" if value else "[]")
+    else:
+        before = "{"
+        for name, one in value.items():
+            add(f"{before}{_text(name)}:")
+            _write(one, add)
+            before = ","
+        add("}" if value else "{}")

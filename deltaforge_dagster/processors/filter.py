@@ -1,0 +1,152 @@
+"""The `filter` processor: only events pass that every gate lets through.
+
+A gate is `ops`, `tables` or `fields`; one that is not given is open. Fields are looked at in `after`,
+by a dotted path through objects; null counts as missing. What an event without the field, or
+without `after`, does:
+
+=====================================  =====================================================
+`not_exists`, `not_in`                 passes
+`changed`                              passes when one side is missing or the event lacks an image
+everything else, `ne` too              does not
+=====================================  =====================================================
+
+Numbers compare by value (`42` is `42.0`), texts by their characters, and a number with a text not at
+all.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.config.processors import FilterProcessor, Predicate
+from deltaforge_dagster.processors.exact_json import Json, Number, as_json, loads
+from deltaforge_dagster.processors.globs import chosen
+from deltaforge_dagster.processors.text import Mask
+
+_OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
+
+Test = Callable[[Json, Json], bool]
+"""Takes `after` and `before`, null for an image that is missing."""
+
+
+class Filter:
+    """One `filter` processor.
+
+    Attributes:
+        counts: `filter_dropped`: events that did not pass.
+    """
+
+    def __init__(self, config: FilterProcessor) -> None:
+        self.counts: Counter[str] = Counter()
+        self._ops = {_OPS[one] for one in config.ops}
+        self._include, self._exclude = Globs(config.tables.include), Globs(config.tables.exclude)
+        self._tests = [_test(one) for one in config.fields]
+        self._enough = any if config.match == "any" else all
+
+    def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch of the change frame that pass."""
+        passing = chosen(frame, self._include, self._exclude)
+        if self._ops:
+            passing &= _is_op(frame.column("op"), self._ops)
+        if self._tests:
+            self._look(frame, passing)
+        dropped = frame.num_rows - int(passing.sum())
+        if not dropped:
+            return frame
+        self.counts["filter_dropped"] += dropped
+        return frame.filter(pa.array(passing))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+    def _look(self, frame: pa.RecordBatch, passing: Mask) -> None:
+        """Look into the images of the rows that still pass."""
+        rows = np.flatnonzero(passing)
+        after, before = (
+            cast("list[str | None]", frame.column(one).take(pa.array(rows, pa.int64())).to_pylist())
+            for one in ("after", "before")
+        )
+        for row, new, old in zip(rows.tolist(), after, before, strict=True):
+            images = (None if new is None else loads(new), None if old is None else loads(old))
+            passing[row] = self._enough(test(*images) for test in self._tests)
+
+
+def _is_op(column: pa.Array[Any], ops: set[str]) -> Mask:
+    assert isinstance(column, pa.DictionaryArray)
+    good = np.array([one in ops for one in column.dictionary.to_pylist()], np.bool_)
+    return cast("Mask", good[column.indices.to_numpy()])
+
+
+def _test(predicate: Predicate) -> Test:
+    path = predicate.path.split(".")
+    if predicate.op == "changed":
+        return partial(_changed, path)
+    if predicate.op == "exists":
+        return lambda after, _: _at(after, path) is not None
+    if predicate.op == "not_exists":
+        return lambda after, _: _at(after, path) is None
+    if predicate.op == "regex":
+        pattern = re.compile(predicate.value)
+        return lambda after, _: _is_match(pattern, _at(after, path))
+    wanted = as_json(predicate.value)
+    compare = _COMPARISONS[predicate.op]
+    if predicate.op == "not_in":
+        return lambda after, _: (found := _at(after, path)) is None or compare(found, wanted)
+    return lambda after, _: (found := _at(after, path)) is not None and compare(found, wanted)
+
+
+def _at(image: Json, path: list[str]) -> Json:
+    """Return the value at a path; None where something is missing, null, or no object."""
+    for name in path:
+        if not isinstance(image, dict):
+            return None
+        image = image.get(name)
+    return image
+
+
+def _changed(path: list[str], after: Json, before: Json) -> bool:
+    if after is None or before is None:
+        return True
+    return _at(after, path) != _at(before, path)
+
+
+def _is_match(pattern: re.Pattern[str], value: Json) -> bool:
+    return isinstance(value, str) and pattern.search(value) is not None
+
+
+def _ordered(compare: Callable[[Any, Any], bool], found: Json, wanted: Json) -> bool:
+    if isinstance(found, Number) and isinstance(wanted, Number):
+        return compare(found.value, wanted.value)
+    return isinstance(found, str) and isinstance(wanted, str) and compare(found, wanted)
+
+
+def _contains(found: Json, wanted: Json) -> bool:
+    if isinstance(found, str):
+        return isinstance(wanted, str) and wanted in found
+    return isinstance(found, list) and wanted in found
+
+
+def _among(found: Json, wanted: Json) -> bool:
+    return isinstance(wanted, list) and found in wanted
+
+
+_COMPARISONS: Mapping[str, Callable[[Json, Json], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": partial(_ordered, operator.gt),
+    "gte": partial(_ordered, operator.ge),
+    "lt": partial(_ordered, operator.lt),
+    "lte": partial(_ordered, operator.le),
+    "in": _among,
+    "not_in": lambda found, wanted: not _among(found, wanted),
+    "contains": _contains,
+}

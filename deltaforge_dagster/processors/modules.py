@@ -1,0 +1,115 @@
+"""Where the functions of pipeline files are, what their source is, and how it is loaded.
+
+A module is looked for in the directory that the file names, then where Python looks. Each processor
+loads it anew, with the modules beside it: a changed file counts for the next chain, although Spark's
+workers live on, and what a module remembers belongs to one processor of one run. Modules elsewhere
+(installed packages) are what they are for as long as the worker lives, all but the one that is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from deltaforge_dagster.errors import SpecError
+
+
+def source_hash(function: str, path: str | None) -> str | None:
+    """Return the SHA-256 of the source of a function's module; None when there is none here.
+
+    Args:
+        function: `module:function`.
+        path: Directory to look in first.
+    """
+    source = _source(function.partition(":")[0], path)
+    return None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def loaded(function: str, path: str | None) -> tuple[Callable[..., Any], str]:
+    """Load a function's module anew; return the function and the file of the module.
+
+    Args:
+        function: `module:function`.
+        path: Directory to look in first, with all modules that it imports.
+
+    Raises:
+        SpecError: There is no such module or function, or loading it fails.
+    """
+    name, _, attribute = function.partition(":")
+    if path is not None:
+        _look_first_in(path)
+    _forget(name)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        raise SpecError(f"the module {name} cannot be loaded: {_failure(error, name)}") from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise SpecError(f"the module {name} has no function {attribute}")
+    return found, module.__file__ or ""
+
+
+def line_in(error: BaseException, file: str) -> int | None:
+    """Return the line of a file that an error came through last, None if it did not."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _failure(error: Exception, name: str) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or name
+        where = "the directory `path` of the pipeline file, or where Python looks"
+        return f"there is no module {missing} (it must be in {where})"
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} (line {error.lineno})"
+    line = line_in(error, str(_source(name, None)))
+    return f"{type(error).__name__}: {error}" + ("" if line is None else f" (line {line})")
+
+
+def _source(name: str, path: str | None) -> Path | None:
+    """Return the file of a module without importing it or its packages."""
+    places = [*([] if path is None else [path]), *sys.path]
+    whole = ""
+    for part in name.split("."):
+        whole = f"{whole}.{part}" if whole else part
+        found = PathFinder.find_spec(whole, places)
+        if found is None:
+            return None
+        places = list(found.submodule_search_locations or [])
+    source = Path(found.origin) if found is not None and found.origin else None
+    return source if source is not None and source.suffix == ".py" and source.is_file() else None
+
+
+_first: list[str] = []
+"""The directories that were looked in first."""
+
+
+def _look_first_in(path: str) -> None:
+    """Put a directory before the others, and take away the one that was there before."""
+    for one in _first:
+        while one in sys.path:
+            sys.path.remove(one)
+    if path not in _first:
+        _first.append(path)
+    sys.path.insert(0, path)
+
+
+def _forget(name: str) -> None:
+    """Have Python load a module again, and all modules of directories of pipeline files."""
+    importlib.invalidate_caches()
+    for known, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", ""))
+        # Not everything below: an environment with its packages may lie there.
+        parts = known.replace(".", "/")
+        ours = any(file in {f"{path}/{parts}.py", f"{path}/{parts}/__init__.py"} for path in _first)
+        if ours or (known == name and file.endswith(".py")):
+            del sys.modules[known]

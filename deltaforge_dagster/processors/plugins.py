@@ -1,0 +1,72 @@
+"""Processors of installed packages: how they are made, and what they are held to.
+
+A package's entry point (`config.plugins`) is a class, or any callable, that takes the `id` of the block
+and its `config` as keywords and returns a `Processor` (`processors.base`). With an attribute `Config`, a
+pydantic model, it gets that instead of a dictionary, and what is wrong with the block is found when
+the file is checked. A factory raises `SpecError` for what it cannot work with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from deltaforge_dagster.config.plugins import processor_types
+from deltaforge_dagster.config.processors import CustomProcessor
+from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SpecError
+from deltaforge_dagster.processors.base import Processor
+from deltaforge_dagster.processors.checks import checked
+
+
+def custom(block: CustomProcessor) -> Processor:
+    """Return the processor of a block.
+
+    Raises:
+        SpecError: Its package is not installed here, or refuses the block.
+    """
+    where = f"processor {block.id}: {block.type}"
+    entry = processor_types().get(block.type)
+    if entry is None:
+        raise SpecError(f"{where}: no package that is installed here has it")
+    try:
+        factory = entry.load()
+        model = getattr(factory, "Config", None)
+        config: object = dict(block.config)
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            config = model.model_validate(config)
+        return _Watched(block.id, factory(id=block.id, config=config))
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        said = [f"config.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in problems]
+        raise SpecError(f"{where}: {'; '.join(said)}") from None
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+    except Exception as error:
+        raise SpecError(f"{where}: cannot be made: {type(error).__name__}: {error}") from error
+
+
+class _Watched:
+    """A processor whose errors are told and whose output is checked."""
+
+    def __init__(self, name: str, processor: Processor) -> None:
+        self._name = name
+        self._processor = processor
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self._processor.counts
+
+    def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            made = self._processor.process(frame)
+        except DeltaforgeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the package's code may raise anything
+            # Not chained: what it says may be a value of a row.
+            raise ProcessorFailed(f"processor {self._name}: {type(error).__name__}") from None
+        return checked(self._name, frame, made)
+
+    def close(self) -> None:
+        self._processor.close()

@@ -1,0 +1,254 @@
+"""One user's JavaScript in one V8 isolate: how a script is written, called, limited, and how it fails.
+
+A script has one of three forms::
+
+    function processBatch(events) { ...; return events; }    called once for a batch
+    (event) => { ...; return [event]; }                      called for each event
+    ...; return [event];                                     the same, with `event` in scope
+
+It returns the events that go on: an array, a single object, or nothing for those that it was
+given, changed or not. Everything else that it defines at its top level stays from call to call, as
+long as the engine lives: until a failure, or until the process ends. V8 has no files, no network
+and no modules, and its timers are taken away.
+
+`javascript.js` beside this module carries events in and out. Limits hold for each call of the
+script, not for what carries: `cpu_ms` is processor time of the process, `timeout_ms` is time on the
+clock, `mem_mb` is the isolate's heap. An engine that met a limit, or an error, is thrown away: the
+same batch, tried again, meets what a new run would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from deltaforge_dagster.errors import ProcessorFailed, SpecError
+
+_LOOK_SECONDS = 0.002
+"""How often a running call is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call of a script may take; see the module."""
+
+    cpu_ms: int = 50
+    mem_mb: int = 128
+    timeout_ms: int = 500
+
+
+class Script:
+    """A script, ready to be called; used by one thread.
+
+    Args:
+        name: Id of the processor, as errors give it.
+        source: The script.
+        limits: Of each call.
+
+    Raises:
+        SpecError: The script is not valid, or neither a function nor the body of one.
+    """
+
+    def __init__(self, name: str, source: str, limits: Limits) -> None:
+        self._name = name
+        self._source = source
+        self._limits = limits
+        self._engine: _Engine | None = None
+        self._started()
+
+    def call(self, text: str, *, spelled: bool) -> str | None:
+        """Run the script over a batch.
+
+        Args:
+            text: JSON text of an array of native events.
+            spelled: Some numbers in it are written otherwise than JavaScript writes them.
+
+        Returns:
+            None when all events go on as they are; else JSON text of an array, for each event
+            `[number, differences]`; see `give` in `javascript.js`.
+
+        Raises:
+            ProcessorFailed: The script threw, returned something else than events, or met a limit.
+        """
+        engine = self._started()
+        try:
+            return engine.call(text, spelled=spelled)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the isolate; what the script remembered is gone. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _started(self) -> _Engine:
+        if self._engine is None:
+            self._engine = _Engine(self._name, self._source, self._limits)
+        return self._engine
+
+
+class _Engine:
+    """One isolate with the script in it, and the event loop that its calls are awaited in."""
+
+    def __init__(self, name: str, source: str, limits: Limits) -> None:
+        # Not at the top: V8 starts threads, which a process that forks workers must not have.
+        from py_mini_racer._mini_racer import mini_racer  # noqa: PLC0415
+
+        self._name = name
+        self._file = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.js"
+        self._limits = limits
+        self._stack = contextlib.ExitStack()
+        self._loop = asyncio.new_event_loop()
+        self._stack.callback(self._loop.close)
+        try:
+            enter = functools.partial(self._stack.enter_context, mini_racer(self._loop))
+            self._racer = self._await(_soon(enter))
+            carrier = self._evaluated(_carrier())
+            self._take, self._run, self._give = (carrier[one] for one in ("take", "run", "give"))
+            self._racer.set_hard_memory_limit(limits.mem_mb << 20)
+            self._script, self._each = self._compiled(source)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, text: str, *, spelled: bool) -> str | None:
+        self._carried(self._take, text)
+        self._limited(self._run, self._script, self._each)
+        given: str | None = self._carried(self._give, text if spelled else None)
+        return given
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _compiled(self, source: str) -> tuple[Any, bool]:
+        """Return the function to call, and whether it takes one event."""
+        try:
+            value = self._checked(source)
+        except SpecError as error:
+            if "Illegal return statement" not in str(error):
+                raise
+            # On one line with the script's first, so that line numbers are the script's own.
+            return self._checked(f"(event) => {{{source}\n}}"), True
+        batch = self._evaluated("typeof processBatch === 'function' ? processBatch : null")
+        if batch is not None:
+            return batch, False
+        if not callable(value):
+            raise SpecError(
+                "the script has no function processBatch(events), is no function of one event, "
+                "and returns nothing"
+            )
+        return value, True
+
+    def _checked(self, source: str) -> Any:
+        from py_mini_racer import JSEvalException  # noqa: PLC0415
+
+        try:
+            return self._limited_evaluation(f"{source}\n//# sourceURL={self._file}")
+        except JSEvalException as error:
+            raise SpecError(f"the script cannot be used: {_said(error)}") from None
+
+    def _limited_evaluation(self, code: str) -> Any:
+        async def evaluate() -> Any:
+            seconds = self._limits.timeout_ms / 1000
+            return await asyncio.wait_for(self._racer.eval_cancelable(code), seconds)
+
+        try:
+            return self._await(evaluate())
+        except TimeoutError:
+            raise SpecError(
+                f"the script does not end within {self._limits.timeout_ms} ms (limits.timeout_ms) "
+                "when it is loaded"
+            ) from None
+
+    def _evaluated(self, code: str) -> Any:
+        return self._await(self._racer.eval_cancelable(code))
+
+    def _carried(self, function: Any, *arguments: Any) -> Any:
+        return self._told(function.cancelable()(*arguments))
+
+    def _limited(self, function: Any, *arguments: Any) -> Any:
+        return self._told(self._watched(function.cancelable()(*arguments)))
+
+    async def _watched(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Await a call, and end it when it takes more than it may."""
+        began, cpu_began = time.monotonic(), time.process_time()
+        task = asyncio.ensure_future(call)
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            if done:
+                return task.result()
+            met = None
+            if time.process_time() - cpu_began > self._limits.cpu_ms / 1000:
+                met = f"{self._limits.cpu_ms} ms of processor time (limits.cpu_ms)"
+            elif time.monotonic() - began > self._limits.timeout_ms / 1000:
+                met = f"{self._limits.timeout_ms} ms (limits.timeout_ms)"
+            if met is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                raise ProcessorFailed(
+                    f"processor {self._name}: a call of the script took more than {met}"
+                )
+
+    def _told(self, call: Coroutine[Any, Any, Any]) -> Any:
+        from py_mini_racer import JSEvalException  # noqa: PLC0415
+
+        try:
+            return self._await(call)
+        except JSEvalException as error:
+            if self._racer.was_hard_memory_limit_reached():
+                raise ProcessorFailed(
+                    f"processor {self._name}: the script took more than {self._limits.mem_mb} MiB "
+                    "(limits.mem_mb)"
+                ) from None
+            raise ProcessorFailed(f"processor {self._name}: {_said(error)}") from None
+
+    def _await(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(call)
+
+
+async def _soon(function: functools.partial[Any]) -> Any:
+    """Call a function inside the loop; the library asks which loop runs."""
+    return function()
+
+
+@functools.cache
+def _carrier() -> str:
+    source = files(__package__).joinpath("javascript.js").read_text("utf-8")
+    return f"{source}\n//# sourceURL=deltaforge.js"
+
+
+_PLACE = re.compile(r"^(?P<file>[^:\n]*):(?P<line>\d+): (?P<text>.*)$", re.MULTILINE)
+_FRAME = re.compile(r"\bat .*?(?P<file>[A-Za-z0-9._-]+\.js):(?P<line>\d+):\d+", re.MULTILINE)
+
+
+def _said(error: Exception) -> str:
+    """Return what V8 says of an error, in one line, with the line of the script."""
+    whole = str(error)
+    first = _PLACE.search(whole)
+    text = first["text"] if first else whole.strip().split("\n", 1)[0]
+    text = text.removeprefix("Uncaught ")
+    if text.startswith("TypeError: JS processor returned"):
+        return text.removeprefix("TypeError: ")
+    if text.startswith("SyntaxError: ") and "is not valid JSON" in text:
+        text = "SyntaxError: what the script parses is not valid JSON"  # V8 quotes it
+    frames = [one for one in _FRAME.finditer(whole) if one["file"] != "deltaforge.js"]
+    lines = [one["line"] for one in frames]
+    if not lines and first and first["file"] != "deltaforge.js":
+        lines = [first["line"]]
+    where = f" (line {lines[0]})" if lines else ""
+    threw = (
+        ""
+        if first and first["text"].startswith("SyntaxError") and not frames
+        else "JS processor threw: "
+    )
+    return f"{threw}{text}{where}"

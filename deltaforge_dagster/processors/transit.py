@@ -1,0 +1,158 @@
+"""Rows on their way through Spark's own engine, from one part of a chain to the next.
+
+Between Python workers and back rows pass through Java, which would take them apart and put them
+together again. So only the columns that SQL reads go as columns. All others travel packed: each batch
+as one Arrow stream in its first row, with nothing but null in the rows behind. What comes back is
+the packed batches, as they were, and beside them what was computed for each row.
+
+The rows of a segment stand between two *notes*, rows that hold JSON text and nothing else: the first
+says which segment it is, the last how it went.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.processors.exact_json import Json, Number, dumps, loads
+
+PACKED, NOTE = "_packed", "_note"
+
+JSON_COLUMNS = ("before", "after", "key", "headers", "tags")
+"""Readable columns that hold JSON text; SQL sees them as VARIANT."""
+READABLE = (
+    *JSON_COLUMNS, "op", "ts_us", "db", "schema", "table", "tx_id", "event_id", "topic", "route_key",
+    "synthetic",
+)  # fmt: skip
+"""Columns of the change frame that SQL may read."""
+
+Item: TypeAlias = "dict[str, Any] | pa.RecordBatch"
+"""A note, or rows."""
+
+_DIGITS = 38
+"""Spark's VARIANT holds numbers of so many digits; longer ones it makes floating point numbers."""
+_EXACT_DIGITS = 15
+"""So many digits any floating point number keeps, which numbers with an exponent become."""
+_MAY_BE_LONG = r"[:,\[] *-?([0-9.]{39}|[0-9.]+[eE])"
+
+
+def transit_schema(columns: Sequence[str]) -> pa.Schema:
+    """Return what goes into Spark when SQL reads these columns."""
+    kinds = [(one, pa.int64() if one == "ts_us" else pa.string()) for one in columns]
+    return pa.schema([*kinds, (PACKED, pa.binary()), (NOTE, pa.string())])
+
+
+def note(columns: Sequence[str], content: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return a note as it travels."""
+    return pa.RecordBatch.from_pylist([{NOTE: json.dumps(content)}], transit_schema(columns))
+
+
+def packed(columns: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch, of at least one row, as it travels."""
+    schema = transit_schema(columns)
+    arrays = [_readable(rows, one) for one in columns]
+    arrays.append(pa.array([_stream(rows), *[None] * (rows.num_rows - 1)], pa.binary()))
+    arrays.append(pa.nulls(rows.num_rows, pa.string()))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
+    """Yield what has travelled: notes, and the batches that were packed.
+
+    These have the columns that were computed for them behind their own. Spark cuts what it gives back
+    anew; the rows are in order.
+    """
+    whole: pa.RecordBatch | None = None
+    parts: list[pa.RecordBatch] = []
+    missing = 0
+    for batch in batches:
+        computed = batch.select([one for one in batch.schema.names if one not in {PACKED, NOTE}])
+        at = 0
+        while at < batch.num_rows:
+            if not missing:
+                text = batch.column(NOTE)[at].as_py()
+                if text is not None:
+                    yield json.loads(text)
+                    at += 1
+                    continue
+                whole = _batch(cast("pa.BinaryScalar", batch.column(PACKED)[at]))
+                missing = whole.num_rows
+            taken = min(missing, batch.num_rows - at)
+            parts.append(computed.slice(at, taken))
+            at += taken
+            missing -= taken
+            if not missing:
+                assert whole is not None
+                yield _beside(whole, parts)
+                parts = []
+
+
+def frame_of(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Divide what has travelled into the change frame and what was computed."""
+    names = rows.schema.names
+    computed = [one for one in names if one not in FRAME.names]
+    return rows.select([one for one in names if one in FRAME.names]), rows.select(computed)
+
+
+def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    schema = parts[0].schema
+    arrays = [pa.concat_arrays([one.column(name) for one in parts]) for name in schema.names]
+    return pa.RecordBatch.from_arrays(
+        [*whole.columns, *arrays], schema=pa.schema([*whole.schema, *schema])
+    )
+
+
+def _stream(rows: pa.RecordBatch) -> bytes:
+    """Return a batch as an Arrow stream, without names that none of its rows has."""
+    arrays: list[pa.Array[Any]] = []
+    for one in rows.columns:
+        long = isinstance(one, pa.DictionaryArray) and len(one.dictionary) > rows.num_rows
+        arrays.append(one.cast(pa.string()).dictionary_encode() if long else one)
+    slim = pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, slim.schema) as writer:
+        writer.write_batch(slim)
+    return sink.getvalue().to_pybytes()
+
+
+def _batch(stream: pa.BinaryScalar) -> pa.RecordBatch:
+    with pa.ipc.open_stream(stream.as_buffer()) as reader:
+        return reader.read_next_batch()
+
+
+def _readable(rows: pa.RecordBatch, name: str) -> pa.Array[Any]:
+    column = rows.column(name)
+    if isinstance(column, pa.DictionaryArray):
+        return column.cast(pa.string())
+    return _held_by_variant(column) if name in JSON_COLUMNS else column
+
+
+def _held_by_variant(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Write numbers as strings that VARIANT would round: SQL then sees all of their digits."""
+    suspects: Any = pc.match_substring_regex(column, _MAY_BE_LONG).fill_null(fill_value=False)
+    if not suspects.true_count:
+        return column
+    texts = cast("list[str]", column.filter(suspects).to_pylist())
+    held = pa.array([dumps(_held(loads(one))) for one in texts], pa.string())
+    return cast("pa.Array[Any]", pc.replace_with_mask(column, suspects, held))
+
+
+def _held(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {name: _held(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_held(one) for one in value]
+    return value.text if isinstance(value, Number) and _is_long(value.text) else value
+
+
+def _is_long(text: str) -> bool:
+    digits, exponent, power = text.lower().partition("e")
+    count = sum(map(str.isdigit, digits.lstrip("-0.")))
+    if not exponent:
+        return sum(map(str.isdigit, digits.lstrip("-"))) > _DIGITS
+    return count > _EXACT_DIGITS or abs(int(power)) > 290

@@ -1,0 +1,258 @@
+"""One script in V8: its forms, what it returns, its limits, and what its errors say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.errors import ProcessorFailed, SpecError
+from deltaforge_dagster.processors.script import Limits, Script
+
+EVENT: dict[str, Any] = {
+    "before": None,
+    "after": {"id": 1, "email": "alice@example.com"},
+    "source": {"db": "shop", "table": "orders"},
+    "op": "c",
+    "ts_ms": 1_700_000_000_000,
+    "event_id": "a",
+}
+
+
+def event(event_id: str, **changed: Any) -> dict[str, Any]:
+    """Return an event with some fields changed."""
+    return {**EVENT, "event_id": event_id, **changed}
+
+
+Make = Callable[..., Script]
+
+PATIENT = Limits(cpu_ms=2_000, timeout_ms=20_000)
+"""Limits that a busy machine does not meet."""
+
+
+@pytest.fixture
+def scripts() -> Iterator[Make]:
+    """Make scripts, and end them after the test."""
+    with ExitStack() as stack:
+
+        def make(source: str, limits: Limits = PATIENT) -> Script:
+            script = Script("mask", source, limits)
+            stack.callback(script.close)
+            return script
+
+        yield make
+
+
+def called(
+    script: Script, *events: dict[str, Any], text: str | None = None, spelled: bool = False
+) -> Any:
+    """Return what a script made of events, as `give` tells it."""
+    told = script.call(text or json.dumps(events), spelled=spelled)
+    return None if told is None else json.loads(told)
+
+
+def test_events_that_go_on_unchanged_are_not_told(scripts: Make) -> None:
+    """A script that gives back what it got costs nothing behind it, whatever it calls to say so."""
+    for source in (
+        "function processBatch(events) { return events; }",
+        "function processBatch(events) { }",
+        "const processBatch2 = 1; function processBatch(events) { return null; }",
+        "(event) => [event]",
+        "(event) => event",
+        "return [event];",
+    ):
+        assert called(scripts(source), event("a"), event("b")) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "function processBatch(events) { for (const e of events) e.after.email = 'x'; return events; }",
+        "function processBatch(events) { return events.map(mask); } function mask(e) { e.after.email = 'x'; return e; }",
+        "(event) => { event.after.email = 'x'; return [event]; }",
+        "event.after.email = 'x';\nreturn [event];",
+        "globalThis.processBatch = (events) => { events.forEach((e) => { e.after.email = 'x'; }); };",
+    ],
+)
+def test_every_form_changes_fields(scripts: Make, source: str) -> None:
+    """A function of a batch, of an event, and a bare body say the same; only what differs is told."""
+    told = called(scripts(source), event("a"), event("b", after={"id": 2, "email": "x"}))
+
+    assert told == [[0, {"after": '{"id":1,"email":"x"}'}], [1, {}]]
+
+
+def test_drops_copies_and_orders(scripts: Make) -> None:
+    """The list that is returned is what goes on, in its order; copies are known by their event id."""
+    script = scripts("function processBatch([a, b, c]) { return [c, a, {...a, tags: ['copy']}]; }")
+
+    told = called(script, event("a"), event("b"), event("c"))
+
+    assert told == [[2, {}], [0, {}], [0, {"tags": '["copy"]'}]]
+
+
+def test_a_new_event_is_given_whole(scripts: Make) -> None:
+    """An event with an id that was not in the batch is a new one."""
+    script = scripts("(event) => [event, {...event, event_id: undefined, after: {n: 1}}]")
+
+    told = called(script, event("a"))
+
+    assert told[0] == [0, {}]
+    assert told[1][0] == -1
+    assert told[1][1]["event"]["after"] == {"n": 1}
+
+
+def test_a_mutated_array_counts_without_a_return(scripts: Make) -> None:
+    """A script that returns nothing goes on with the array that it was given, as it left it."""
+    script = scripts("function processBatch(events) { events.reverse(); events.pop(); }")
+
+    assert called(script, event("a"), event("b"), event("c")) == [[2, {}], [1, {}]]
+
+
+def test_routes(scripts: Make) -> None:
+    """`ev.route` and the global `route` set an event's route; a copy needs the global one."""
+    script = scripts(
+        "(e) => { e.route({topic: 'a', headers: {x: '1'}});"
+        " const copy = {...e}; route(copy, {key: 'k'}); return [e, copy]; }"
+    )
+
+    assert called(script, event("a")) == [
+        [0, {"route": {"topic": "a", "headers": {"x": "1"}}}],
+        [0, {"route": {"key": "k"}}],
+    ]
+
+
+def test_aliases(scripts: Make) -> None:
+    """`table` is the table's full name, `timestamp` the time of the event; neither is carried on."""
+    script = scripts(
+        "(e) => { e.tags = [e.table, new Date(e.timestamp).toISOString()];"
+        " e.processed_at = 'now'; return e; }"
+    )
+    postgres = event("b", source={"db": "shop", "schema": "public", "table": "orders"})
+
+    told = called(script, event("a"), postgres)
+
+    assert told == [
+        [0, {"tags": '["shop.orders","2023-11-14T22:13:20.000Z"]'}],
+        [1, {"tags": '["public.orders","2023-11-14T22:13:20.000Z"]'}],
+    ]
+
+
+def test_state_stays_between_calls(scripts: Make) -> None:
+    """What a script defines at its top level lives as long as the engine."""
+    script = scripts(
+        "let seen = 0; function processBatch(es) { for (const e of es) e.tags = [`${++seen}`]; }"
+    )
+
+    assert called(script, event("a")) == [[0, {"tags": '["1"]'}]]
+    assert called(script, event("a")) == [[0, {"tags": '["2"]'}]]
+
+
+def test_numbers_keep_their_spelling(scripts: Make) -> None:
+    """Numbers that the script left alone are as they were, also those that no double can hold."""
+    image = '{"big":12345678901234567890,"price":1.10,"one":1.0,"small":5,"list":[1.50,{"x":2e3}]}'
+    text = json.dumps([{**EVENT, "after": "IMAGE"}]).replace('"IMAGE"', image)
+    script = scripts("(e) => { e.after.small += 1; e.after.sum = e.after.price + 1; return e; }")
+
+    told = called(script, text=text, spelled=True)
+
+    assert told[0][1]["after"] == (
+        '{"big":12345678901234567890,"price":1.10,"one":1.0,"small":6,"list":[1.50,{"x":2e3}],"sum":2.1}'
+    )
+
+
+def test_big_integers_are_written_as_numbers(scripts: Make) -> None:
+    """A BigInt that a script computes is a number in the event."""
+    script = scripts("(e) => { e.after.big = 2n ** 64n; return e; }")
+
+    assert called(script, event("a", after={}))[0][1]["after"] == '{"big":18446744073709551616}'
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [("1", "number"), ("'x'", "string"), ("[null]", "null")]
+)
+def test_anything_else_is_refused(scripts: Make, returned: str, kind: str) -> None:
+    """What is neither an event nor a list of them stops the batch."""
+    with pytest.raises(ProcessorFailed, match=f"JS processor returned unsupported type: {kind}"):
+        called(scripts(f"function processBatch(events) {{ return {returned}; }}"), event("a"))
+
+
+def test_an_error_names_its_line(scripts: Make) -> None:
+    """What a script throws is told with the line of the script, whatever the script's form."""
+    for source in (
+        "function processBatch(events) {\n  return events[9].after;\n}",
+        "// first\nreturn event.nothing.after;",
+    ):
+        with pytest.raises(ProcessorFailed, match=r"JS processor threw: TypeError: .*\(line 2\)"):
+            called(scripts(source), event("a"))
+
+
+def test_an_error_does_not_quote_what_is_parsed(scripts: Make) -> None:
+    """V8 quotes text that is no JSON; that text may be a value of a row."""
+    script = scripts("(e) => JSON.parse(e.after.email)")
+
+    with pytest.raises(ProcessorFailed) as caught:
+        called(script, event("a"))
+    assert "alice" not in str(caught.value)
+    assert "JSON" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "function processBatch(events) {\n  return events +;\n}",
+        "let x = 1;",
+        "{\nreturn [event;\n}",
+    ],
+)
+def test_an_invalid_script_is_refused_at_once(scripts: Make, source: str) -> None:
+    """Syntax errors, and scripts without anything to call, are found before there is an event."""
+    with pytest.raises(SpecError, match="script"):
+        scripts(source)
+
+
+def test_a_call_that_computes_for_too_long_is_ended(scripts: Make) -> None:
+    """`cpu_ms` ends a loop, and the next call finds a fresh engine."""
+    script = scripts(
+        "let calls = 0; function processBatch(es) { if (++calls == 2) for (;;) {}; es[0].tags = [`${calls}`]; }",
+        Limits(cpu_ms=300, timeout_ms=60_000),
+    )
+
+    assert called(script, event("a")) == [[0, {"tags": '["1"]'}]]
+    with pytest.raises(ProcessorFailed, match=r"300 ms of processor time \(limits.cpu_ms\)"):
+        called(script, event("a"))
+    assert called(script, event("a")) == [[0, {"tags": '["1"]'}]]
+
+
+def test_a_call_that_waits_for_too_long_is_ended(scripts: Make) -> None:
+    """`timeout_ms` ends a call that takes no processor time."""
+    script = scripts(
+        "function processBatch() { Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 60000); }",
+        Limits(cpu_ms=60_000, timeout_ms=200),
+    )
+
+    with pytest.raises(ProcessorFailed, match=r"200 ms \(limits.timeout_ms\)"):
+        called(script, event("a"))
+
+
+def test_a_call_that_fills_the_memory_is_ended(scripts: Make) -> None:
+    """`mem_mb` ends a call whose heap grows beyond it."""
+    script = scripts(
+        "function processBatch() { const all = []; for (;;) all.push(new Array(1000).fill(1.5)); }",
+        Limits(cpu_ms=60_000, timeout_ms=120_000, mem_mb=64),
+    )
+
+    with pytest.raises(ProcessorFailed, match=r"64 MiB \(limits.mem_mb\)"):
+        called(script, event("a"))
+
+
+@pytest.mark.parametrize(
+    "name", ["require", "process", "fetch", "setTimeout", "Deno", "XMLHttpRequest"]
+)
+def test_nothing_outside_is_reachable(scripts: Make, name: str) -> None:
+    """A script has no modules, files, network or timers."""
+    assert called(scripts(f"(e) => {{ e.tags = [typeof {name}]; return e; }}"), event("a")) == [
+        [0, {"tags": '["undefined"]'}]
+    ]
