@@ -1,0 +1,62 @@
+"""Messages for the NATS sink."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from deltaforge_dagster.sinks import nats_answers, nats_pack
+from deltaforge_dagster.sinks.base import MESSAGES, Origin, SinkBatch
+
+Row = dict[str, str | int | None]
+
+
+def row(number: int, subject: str, **changes: str | int | None) -> Row:
+    """Return one message; its numbers say which it is."""
+    return {
+        "ordinal": number,
+        "destination": subject,
+        "key": f"k{number % 7}",
+        "value": f'{{"n":{number}}}',
+        "event_id": f"e{number}",
+        "idempotency_key": f"i{number}",
+        "headers": None,
+        "change_id": None,
+        **changes,
+    }
+
+
+def batch(
+    rows: list[Row], replay: str | None = None, origin: Origin | None = None, segment: int = 1
+) -> SinkBatch:
+    """Return a batch of messages."""
+    columns = pa.RecordBatch.from_pylist(rows, schema=MESSAGES)
+    return SinkBatch(segment, "segment", columns, replay, origin)
+
+
+def numbered(
+    subject: str,
+    count: int,
+    first: int = 0,
+    *,
+    size: int = 20,
+    origin: Origin | None = None,
+    prefix: str = "i",
+) -> SinkBatch:
+    """Return a batch of `count` messages whose values are numbers."""
+    rows = range(first, first + count)
+    return batch(
+        [row(n, subject, value=str(n).ljust(size), idempotency_key=f"{prefix}{n}") for n in rows],
+        origin=origin,
+    )
+
+
+def allow() -> None:
+    """A guard that lets everything pass."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """Have machine code ready: these tests look at the clock."""
+    nats_pack.warm()
+    nats_answers.warm()
