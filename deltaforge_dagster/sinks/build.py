@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deltaforge_dagster.config import model
+from deltaforge_dagster.config import sinks
+from deltaforge_dagster.config.engine import RunLimits
+from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sinks.kafka import KafkaSink
+from deltaforge_dagster.sinks.nats import NatsSink, subject_pattern
+from deltaforge_dagster.sinks.nats_endpoint import Login
 from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.redis_cluster import common_tag
+
+_WEEK = 7 * 24 * 3600
 
 
-def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
+def build_sink(spec: PipelineSpec, sink_id: str) -> Sink:
     """Return the sink of that id, not yet open.
 
     Raises:
@@ -24,16 +31,16 @@ def build_sink(spec: model.PipelineSpec, sink_id: str) -> Sink:
     declared = {sink.config.id: sink for sink in spec.spec.sinks}
     if sink_id not in declared:
         raise NotAllowed(f"{spec.metadata.name}: there is no sink {sink_id!r}")
-    sink = _build(declared[sink_id], spec.metadata.name, spec.spec.engine.run)
+    sink = make_sink(declared[sink_id], spec.metadata.name, spec.spec.engine.run)
     faults = os.environ.get(VARIABLE)
     return FaultySink(sink, sink_id, Path(faults)) if faults else sink
 
 
-def problems(spec: model.PipelineSpec) -> list[str]:
+def problems(spec: PipelineSpec) -> list[str]:
     """Return what is wrong with a pipeline's sinks that their libraries know without connecting."""
     found = []
     for declared in spec.spec.sinks:
-        sink = _build(declared, spec.metadata.name, spec.spec.engine.run)
+        sink = make_sink(declared, spec.metadata.name, spec.spec.engine.run)
         if isinstance(sink, KafkaSink):
             try:
                 sink.check()
@@ -42,18 +49,62 @@ def problems(spec: model.PipelineSpec) -> list[str]:
     return found
 
 
-def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:
+def transactional_id(pipeline: str, sink_id: str) -> str:
+    """Return the name of a sink's transactions in Kafka, and of the group with its position.
+
+    There is no hyphen between the two names, which may have hyphens, but no colon.
+    """
+    return f"deltaforge-{pipeline}:{sink_id}"
+
+
+def position_key(pipeline: str, sink_id: str) -> str:
+    """Return the key of a sink's position in Redis."""
+    return f"deltaforge:position:{pipeline}:{sink_id}"
+
+
+def make_sink(
+    declared: sinks.Sink, pipeline: str, run: RunLimits | None = None, *, brief: bool = False
+) -> Sink:
+    """Return a sink of a pipeline, not open.
+
+    Args:
+        declared: What the file says of it.
+        pipeline: Whose; part of its names on servers.
+        run: Limits of the runs that send with it; None for the usual ones.
+        brief: For something that ends, and may be at work several times at once: a position is
+            forgotten after a week (Kafka does so by itself), and connections have no name.
+    """
+    run = run or RunLimits()
     config = declared.config
-    if isinstance(config, model.KafkaConfig):
+    if isinstance(config, sinks.KafkaConfig):
         return KafkaSink(
             config.id,
             config.brokers,
             {name: value.get_secret_value() for name, value in config.client_conf.items()},
             send_timeout=config.send_timeout_secs,
             lease_seconds=run.lease_seconds - run.renew_seconds,
-            transactional_id=f"deltaforge-{pipeline}-{config.id}" if config.exactly_once else None,
+            transactional_id=transactional_id(pipeline, config.id) if config.exactly_once else None,
         )
-    if isinstance(config, model.FileConfig):
+    if isinstance(config, sinks.NatsConfig):
+        login = Login(
+            config.credentials_file,
+            config.username,
+            None if config.password is None else config.password.get_secret_value(),
+            None if config.token is None else config.token.get_secret_value(),
+        )
+        return NatsSink(
+            config.id,
+            config.url.get_secret_value(),
+            subject_pattern(compile_template(config.subject)),
+            login,
+            stream=config.stream,
+            exactly_once=config.exactly_once,
+            name=f"deltaforge:{pipeline}:{config.id}",
+            connect_timeout=config.connect_timeout_secs,
+            send_timeout=config.send_timeout_secs,
+            batch_timeout=config.batch_timeout_secs,
+        )
+    if isinstance(config, sinks.FileConfig):
         return FileSink(config.id, compile_template(config.path))
     return RedisSink(
         config.id,
@@ -61,6 +112,9 @@ def _build(declared: model.Sink, pipeline: str, run: model.RunLimits) -> Sink:
         connect_timeout=config.connect_timeout_secs,
         send_timeout=config.send_timeout_secs,
         batch_timeout=config.batch_timeout_secs,
-        position_key=f"deltaforge:position:{pipeline}:{config.id}" if config.exactly_once else None,
-        name=f"deltaforge:{pipeline}:{config.id}",
+        position_key=position_key(pipeline, config.id) if config.exactly_once else None,
+        hash_tag=common_tag(compile_template(config.stream)),
+        event_field=config.event_field,
+        position_seconds=_WEEK if brief else None,
+        name=None if brief else f"deltaforge:{pipeline}:{config.id}",
     )

@@ -23,7 +23,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltaforge_dagster.errors import SettingsError, SinkUnavailable
-from deltaforge_dagster.sinks.base import SendGuard, Sink, SinkBatch, SinkPosition
+from deltaforge_dagster.sinks.base import (
+    SendGuard,
+    Sink,
+    SinkBatch,
+    SinkPosition,
+    Traffic,
+    traffic_of,
+    whole_ordinals,
+)
 
 VARIABLE = "DELTAFORGE_SINK_FAULTS"
 
@@ -55,6 +63,16 @@ class FaultySink:
         """Whether the sink keeps its own position."""
         return self._inner.exactly_once
 
+    @property
+    def commits(self) -> bool:
+        """Whether larger batches save the sink time."""
+        return self._inner.commits
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What the sink's client library does."""
+        return traffic_of(self._inner)
+
     def open(self) -> None:
         """Open the sink, unless the fault is one of reaching it."""
         self._closed.clear()
@@ -73,9 +91,10 @@ class FaultySink:
         if fault is None or not self._strike_before(fault):
             return self._inner.send(batch, guard)
         if fault.name == "fail_during":
-            half = batch.messages.slice(0, batch.messages.num_rows // 2)
-            if half.num_rows:
-                self._inner.send(replace(batch, messages=half), guard)
+            half = batch.messages.num_rows // 2
+            if half:
+                some = batch.messages.slice(0, whole_ordinals(batch.messages, 0, half))
+                self._inner.send(replace(batch, messages=some), guard)
         else:
             self._inner.send(batch, guard)
         raise self._failure(fault.name)

@@ -9,6 +9,10 @@ Messages leave in pieces (`kafka_client`), the next one only after the brokers h
 the one before. So after any error each partition holds a beginning of what goes there, and nothing
 after a gap.
 
+A message that can never be delivered, too large or with an impossible topic, is found by delivering
+everything before it. Brokers refuse whole batches: what was refused goes once more, each message in
+a batch of its own, until one is refused alone.
+
 At least once: the producer is idempotent, so its own retries repeat nothing; a batch that is sent
 again does. Exactly once: each batch is a transaction that holds the sink's position, too
 (`kafka_transactions`). A replay, which moves no position, is sent without transactions.
@@ -16,11 +20,11 @@ again does. Exactly once: each batch is a transaction that holds the sink's posi
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from operator import itemgetter
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,18 +34,28 @@ from deltaforge_dagster.errors import (
     DeltaforgeError,
     PositionMoved,
     SinkRejected,
-    SinkUnavailable,
     SpecError,
+    Undeliverable,
 )
-from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
+from deltaforge_dagster.sinks.base import (
+    SendGuard,
+    SinkBatch,
+    SinkPosition,
+    Traffic,
+    whole_ordinals,
+)
 from deltaforge_dagster.sinks.kafka_client import Client, Refusal, Settings, text_ends
 from deltaforge_dagster.sinks.kafka_errors import translated
 from deltaforge_dagster.sinks.kafka_transactions import Transactions
+from deltaforge_dagster.sinks.use import Use
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 << 20
 """Up to both, unless a single message is larger, messages are handed over between two looks at the
 guard, and acknowledged together."""
+
+_TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
+"""Kafka's rule (`org.apache.kafka.common.internals.Topic`)."""
 
 _WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
 
@@ -74,14 +88,22 @@ class KafkaSink:
         self._transactional_id = transactional_id
         self._client: Client | None = None
         self._transactions: Transactions | None = None
-        self._use = threading.RLock()  # held while connecting and sending
-        self._closed = threading.Event()
-        self._closed.set()
+        self._use = Use(sink_id, self._drop)
 
     @property
     def exactly_once(self) -> bool:
         """Whether there is a transactional id."""
         return self._transactional_id is not None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the library does by itself."""
+        return self._settings.traffic
+
+    @property
+    def commits(self) -> bool:
+        """Whether a batch is a transaction."""
+        return self.exactly_once
 
     def check(self) -> None:
         """Let the library read `client_conf`; no broker is connected to.
@@ -111,8 +133,8 @@ class KafkaSink:
             AuthFailed: User, password or certificate refused.
             SpecError: `client_conf` has a property that there is not, or an impossible value.
         """
-        with self._used():
-            self._closed.clear()
+        with self._use.held():
+            self._use.closed.clear()
             client = self._renewed().client if self.exactly_once else self._connected()
             client.connect()
 
@@ -128,7 +150,7 @@ class KafkaSink:
         """
         if not self.exactly_once:
             return None
-        with self._used():
+        with self._use.held():
             transactions = self._renewed()
             transactions.take_over()
             return transactions.position()
@@ -142,78 +164,112 @@ class KafkaSink:
             SinkUnavailable: Not acknowledged in time, a topic does not exist, closed.
             AuthFailed: The brokers want other credentials by now.
             PermissionMissing: An ACL is missing.
-            SinkRejected: A message is too large, or refused for another lasting reason.
+            Undeliverable: A message can never be delivered. Everything before its ordinal is
+                acknowledged; what comes after it may have arrived, but not with an origin.
+            SinkRejected: Refused for another lasting reason.
             PositionMoved: Another sender has taken over.
         """
-        with self._used():
-            if batch.origin is None:
-                client = self._connected()
-                for piece in _pieces(batch.messages):
-                    self._send(client, batch, piece, guard)
-            else:
-                self._send_exactly_once(self._transacting(), batch, guard)
+        with self._use.held():
+            stop, undeliverable = self._impossible_topic(batch)
+            send = self._acknowledged if batch.origin is None else self._committed
+            start, alone = 0, False
+            while start < stop:
+                try:
+                    for place in send(batch, start, stop, guard, alone=alone):
+                        start = place
+                except _Refused as refused:
+                    if alone:
+                        stop, undeliverable = refused.row, refused.error
+                    alone = True
+                    if batch.origin is not None:
+                        self._take_over_again(guard, alone=start < stop)
+            if alone and batch.origin is not None:
+                self._take_over_again(guard, alone=False)
+            if undeliverable is not None:
+                raise undeliverable
             return cast("int", batch.messages.column("ordinal")[-1].as_py())
 
     def close(self) -> None:
         """End the connection, also under a thread that is sending: its `send` then fails."""
-        self._closed.set()
+        self._use.end(self._interrupt)
+
+    def _interrupt(self) -> None:
         for client in self._clients():
             client.stopped.set()
-        if self._use.acquire(timeout=1):  # else the thread will see it soon
-            try:
-                self._drop()
-            finally:
-                self._use.release()
 
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[None]:
-        with self._use:
-            try:
-                yield
-            finally:
-                if self._closed.is_set():
-                    self._drop()
+    def _impossible_topic(self, batch: SinkBatch) -> tuple[int, Undeliverable | None]:
+        """Return the first row whose topic cannot exist, with the reason; else where rows end."""
+        topics = batch.messages.column("destination")
+        names = cast("list[str]", topics.unique().to_pylist())  # in the order of their first rows
+        name = next((one for one in names if not _TOPIC_NAME.fullmatch(one)), None)
+        if name is None:
+            return len(topics), None
+        first = _first_of_change(batch.messages, pc.index(topics, name).as_py())
+        ordinal = cast("int", batch.messages.column("ordinal")[first].as_py())
+        return first, Undeliverable(
+            f"sink {self._settings.sink_id}: {name!r} cannot be the name of a topic (1 to 249 "
+            "letters, digits, `.`, `_` and `-`; not `.` or `..`): the message of segment "
+            f"{batch.segment}, ordinal {ordinal}",
+            ordinal,
+            "routing",
+        )
 
-    def _send(
-        self, client: Client, batch: SinkBatch, piece: pa.RecordBatch, guard: SendGuard
-    ) -> None:
-        for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
-            client.check_topic(topic)
-        guard()  # as late as can be: the answer about a topic may have taken long
-        client.raise_when_stopped()
-        refusal = client.send(piece, batch.replay, guard)
-        if refusal is not None:
-            raise _refused(client, refusal, batch.segment, piece)
+    def _acknowledged(
+        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+    ) -> Iterator[int]:
+        """Send the batch's rows from `start` to `stop`; yield up to where they are acknowledged."""
+        client = self._connected(alone=alone)
+        while start < stop:
+            start = self._send_piece(client, batch, start, stop, guard)
+            yield start
 
-    def _send_exactly_once(
-        self, transactions: Transactions, batch: SinkBatch, guard: SendGuard
-    ) -> None:
+    def _committed(
+        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+    ) -> Iterator[int]:
+        """Do the same in transactions; yield up to where they are committed."""
+        transactions = self._transacting()
         transactions.take_over()
-        sent = 0
+        assert transactions.client.alone == alone
         try:
-            for piece in _pieces(batch.messages):
-                transactions.begin(cast("str", piece.column("destination")[0].as_py()))
-                self._send(transactions.client, batch, piece, guard)
-                sent += piece.num_rows
-                if sent == batch.messages.num_rows or transactions.due:
+            while start < stop:
+                transactions.begin(cast("str", batch.messages.column("destination")[start].as_py()))
+                start = self._send_piece(transactions.client, batch, start, stop, guard)
+                if start == stop or transactions.due:
                     guard()
-                    transactions.commit(batch.position_at(sent - 1))
+                    transactions.commit(batch.position_at(start - 1))
+                    yield start
         except BaseException:
             transactions.abort()
             raise
 
-    def _connected(self) -> Client:
+    def _send_piece(
+        self, client: Client, batch: SinkBatch, start: int, stop: int, guard: SendGuard
+    ) -> int:
+        """Send rows of a batch from `start` on, `stop` at most, and return where they end."""
+        end = _end_of_piece(batch.messages, start, stop)
+        piece = batch.messages.slice(start, end - start)
+        for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
+            client.check_topic(topic)
+        guard()  # as late as can be: the answer about a topic may have taken long
+        client.raise_when_stopped()
+        refusals = client.send(piece, batch.replay, guard)
+        if refusals:
+            raise _Refused.of(refusals, client.where, batch, start, piece)
+        return end
+
+    def _connected(self, *, alone: bool = False) -> Client:
         """Return a client that can send without transactions; makes one when there is none."""
-        self._raise_when_closed()
-        if self._client is None or not self._client.usable:
-            self._client = Client(self._settings)
-        self._client.stopped.clear()
-        self._raise_when_closed()  # `close` may have come before there was a client to stop
-        return self._client
+        self._use.raise_when_closed()
+        client = self._client
+        if client is None or not client.usable or (client.alone != alone and not client.timed_out):
+            self._client = client = Client(self._settings, alone=alone)
+        client.stopped.clear()
+        self._use.raise_when_closed()  # `close` may have come before there was a client to stop
+        return client
 
     def _transacting(self) -> Transactions:
         """Return what sends in transactions, unless it failed: then the position must be read."""
-        self._raise_when_closed()
+        self._use.raise_when_closed()
         if self._transactions is not None and self._transactions.client.spent:
             raise PositionMoved(
                 f"{self._transactions.client.where}: a transaction has failed; what has arrived "
@@ -221,18 +277,30 @@ class KafkaSink:
             )
         return self._renewed()
 
+    def _take_over_again(self, guard: SendGuard, *, alone: bool) -> None:
+        """Go on with another producer after a refusal; nobody else may have sent meanwhile."""
+        assert self._transactions is not None
+        assert self._transactional_id is not None
+        held = self._transactions.newest
+        guard()  # or this would end a sender that has taken our place
+        self._transactions = Transactions(self._settings, self._transactional_id, alone=alone)
+        self._use.raise_when_closed()
+        self._transactions.take_over()
+        if self._transactions.newest != held:
+            self._transactions.client.spent = True
+            raise PositionMoved(
+                f"{self._transactions.client.where}: another sender with the same pipeline and "
+                "sink name was at work on this cluster"
+            )
+
     def _renewed(self) -> Transactions:
         """Return what can send in transactions; makes it when there is none."""
-        self._raise_when_closed()
+        self._use.raise_when_closed()
         assert self._transactional_id is not None
         if self._transactions is None or self._transactions.client.spent:
             self._transactions = Transactions(self._settings, self._transactional_id)
-        self._raise_when_closed()
+        self._use.raise_when_closed()
         return self._transactions
-
-    def _raise_when_closed(self) -> None:
-        if self._closed.is_set():
-            raise SinkUnavailable(f"sink {self._settings.sink_id}: closed")
 
     def _clients(self) -> list[Client]:
         transactions = self._transactions
@@ -248,40 +316,95 @@ class KafkaSink:
             self._client = None
 
 
-def _refused(
-    client: Client, refusal: Refusal, segment: int, piece: pa.RecordBatch
+class _Refused(Exception):  # noqa: N818 - tells what happened, within this module
+    """Brokers refused a message, or a batch that has it.
+
+    Attributes:
+        row: Of the batch, where the change begins that the message belongs to.
+        error: What to tell if the message was refused alone.
+    """
+
+    def __init__(self, row: int, error: Undeliverable) -> None:
+        super().__init__(str(error))
+        self.row = row
+        self.error = error
+
+    @classmethod
+    def of(
+        cls,
+        refusals: Sequence[Refusal],
+        where: str,
+        batch: SinkBatch,
+        start: int,
+        piece: pa.RecordBatch,
+    ) -> Self:
+        """Return the first message among those refused for what it is.
+
+        Raises:
+            DeltaforgeError: Something else is the reason.
+        """
+        found = [(_row_of(one, piece), one) for one in refusals if one.cause is not None]
+        if not found:
+            raise _other_reason(refusals, where, batch.segment, piece)
+        row, refusal = min(found, key=itemgetter(0))
+        topic, ordinal, size = _named(piece, row)
+        assert refusal.cause is not None
+        error = Undeliverable(
+            f"{where}: topic {topic!r}: {refusal.error.str()} ({refusal.error.name()}): the "
+            f"message of segment {batch.segment}, ordinal {ordinal}, {size} bytes"
+            f"{_ADVICE.get(refusal.cause, '')}",
+            ordinal,
+            refusal.cause,
+        )
+        return cls(_first_of_change(batch.messages, start + row), error)
+
+
+_ADVICE = {
+    "too_large": "; raise the topic's max.message.bytes, or leave out what makes it so large",
+}
+
+
+def _other_reason(
+    refusals: Sequence[Refusal], where: str, segment: int, piece: pa.RecordBatch
 ) -> DeltaforgeError:
-    row = _row_of(refusal, piece)
-    topic = piece.column("destination")[row].as_py()
-    ordinal = piece.column("ordinal")[row].as_py()
-    error = translated(f"{client.where}: topic {topic!r}", refusal.error)
-    if not isinstance(error, SinkRejected):
-        return error
-    size = len(piece.column("value")[row].as_py().encode())
-    return SinkRejected(
-        f"{error}: the message of segment {segment}, ordinal {ordinal}, {size} bytes; raise "
-        "the topic's max.message.bytes, or leave out what makes it so large"
-        if "TOO_LARGE" in refusal.error.name()
-        else f"{error}: the message of segment {segment}, ordinal {ordinal}"
-    )
+    refusal = refusals[0]
+    topic, ordinal, _ = _named(piece, _row_of(refusal, piece))
+    error = translated(f"{where}: topic {topic!r}", refusal.error)
+    if isinstance(error, SinkRejected):
+        return SinkRejected(f"{error}: the message of segment {segment}, ordinal {ordinal}")
+    return error
 
 
-def _pieces(messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield consecutive slices within `PIECE_ROWS` and `PIECE_BYTES`."""
+def _first_of_change(messages: pa.RecordBatch, row: int) -> int:
+    """Return the first row of the change that a row belongs to."""
+    ordinals = messages.column("ordinal").to_numpy()
+    return int(np.searchsorted(ordinals, ordinals[row]))
+
+
+def _named(piece: pa.RecordBatch, row: int) -> tuple[str, int, int]:
+    """Return topic, ordinal and size of a message."""
+    value = piece.column("value")[row].as_py() or ""
+    topic, ordinal = (piece.column(name)[row].as_py() for name in ("destination", "ordinal"))
+    return topic, ordinal, len(value.encode())
+
+
+def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
+    """Return where a piece ends that begins at `start`: within `PIECE_ROWS` and `PIECE_BYTES`."""
     ends = text_ends(messages.column("value"))
-    start = 0
-    while start < messages.num_rows:
-        most = int(np.searchsorted(ends, int(ends[start]) + PIECE_BYTES, side="right")) - 1
-        stop = min(max(most, start + 1), start + PIECE_ROWS)
-        yield messages.slice(start, stop - start)
-        start = stop
+    most = int(np.searchsorted(ends, int(ends[start]) + PIECE_BYTES, side="right")) - 1
+    return min(whole_ordinals(messages, start, min(max(most, start + 1), start + PIECE_ROWS)), stop)
 
 
 def _row_of(refusal: Refusal, piece: pa.RecordBatch) -> int:
     """Return the row of the refused message; the largest one when the client refused it itself."""
     values = piece.column("value")
     if refusal.topic:
-        found = pc.index(values.cast(pa.binary()), refusal.value).as_py()
+        refused = (
+            values.is_null()
+            if refusal.value is None
+            else pc.equal(values.cast(pa.binary()), pa.scalar(refusal.value, pa.binary()))
+        )
+        found = pc.index(refused, True).as_py()
         if found >= 0:
             return int(found)
     return int(np.argmax(np.diff(text_ends(values))))

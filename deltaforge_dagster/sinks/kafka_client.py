@@ -24,7 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
@@ -35,8 +35,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
-from deltaforge_dagster.sinks.base import SendGuard
-from deltaforge_dagster.sinks.kafka_errors import error_of, is_auth, translated
+from deltaforge_dagster.sinks.base import SendGuard, Traffic
+from deltaforge_dagster.sinks.kafka_errors import UNDELIVERABLE, error_of, is_auth, translated
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,13 @@ _DEFAULTS: Mapping[str, str] = {
     "retries": "2147483647",
     "retry.backoff.ms": "100",
     "socket.keepalive.enable": "true",
+    "statistics.interval.ms": "5000",
 }
 _OWN: Mapping[str, str] = {  # whatever `client_conf` says: a piece is what limits the queue
     "queue.buffering.max.kbytes": "2147483647",
     "queue.buffering.max.messages": "1000000",
 }
+_ALONE: Mapping[str, str] = {"batch.num.messages": "1"}
 _PLAIN: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
 _TRANSACTIONAL: Mapping[str, str] = {
     "request.timeout.ms": "15000",
@@ -105,6 +107,7 @@ class Settings:
         client_conf: Properties of librdkafka that win over ours.
         send_timeout: Seconds a piece may take.
         lease_seconds: A message must be dead after so long: its sender may have lost its lease.
+        traffic: Where the clients of a sink, one after another, count what they do.
     """
 
     sink_id: str
@@ -112,9 +115,10 @@ class Settings:
     client_conf: Mapping[str, str]
     send_timeout: float
     lease_seconds: float
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
 
-    def properties(self, transactional_id: str | None) -> dict[str, str]:
-        """Return the properties of a producer."""
+    def properties(self, transactional_id: str | None, *, alone: bool = False) -> dict[str, str]:
+        """Return the properties of a producer; `alone` is each message in a batch of its own."""
         transactional = transactional_id is not None
         properties = {
             "bootstrap.servers": self.brokers,
@@ -123,6 +127,7 @@ class Settings:
             **(_TRANSACTIONAL if transactional else _PLAIN),
             **self.client_conf,
             **_OWN,
+            **(_ALONE if alone else {}),
         }
         properties.pop("transactional.id", None)
         if transactional_id is not None:
@@ -180,7 +185,12 @@ class Refusal:
 
     error: KafkaError
     topic: str
-    value: bytes
+    value: bytes | None
+
+    @property
+    def cause(self) -> str | None:
+        """What about the message itself is refused, as in `errors.Undeliverable`; None if nothing."""
+        return UNDELIVERABLE.get(self.error.code())
 
 
 class Client:
@@ -189,6 +199,7 @@ class Client:
     Args:
         settings: Where to send.
         transactional_id: Makes it a producer of transactions.
+        alone: Send each message in a batch of its own, so that what is refused is that message.
 
     Raises:
         SpecError: A property in `client_conf` is unknown or has an impossible value.
@@ -196,13 +207,17 @@ class Client:
     Attributes:
         producer: The library's.
         where: Beginning of messages about it.
+        alone: As given.
         stopped: Set to end every wait.
         timed_out: A message ran out of time on its way; a new producer could be overtaken by it.
         spent: It can send nothing more.
     """
 
-    def __init__(self, settings: Settings, transactional_id: str | None = None) -> None:
-        properties = settings.properties(transactional_id)
+    def __init__(
+        self, settings: Settings, transactional_id: str | None = None, *, alone: bool = False
+    ) -> None:
+        properties = settings.properties(transactional_id, alone=alone)
+        self.alone = alone
         self.where = f"sink {settings.sink_id}: kafka at {settings.brokers}"
         self.stopped = threading.Event()
         message_timeout = int(properties["message.timeout.ms"]) / 1000
@@ -212,6 +227,8 @@ class Client:
         self._trouble: KafkaError | None = None
         self._refusals: list[Refusal] = []
         self._fatal: KafkaError | None = None
+        self._traffic = settings.traffic
+        self._retries = 0
         self._known_topics: set[str] = set()
         self.spent = False
         self.timed_out = False
@@ -219,6 +236,7 @@ class Client:
             **properties,
             "delivery.report.only.error": True,
             "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
             "on_delivery": self._on_delivery,
         }
         try:
@@ -232,6 +250,7 @@ class Client:
     @property
     def usable(self) -> bool:
         """Whether it can go on: nothing fatal happened, and nothing is on its way."""
+        self.serve()  # news that nobody has heard counts as if it were messages
         return not self.spent and not len(self.producer)
 
     def connect(self) -> None:
@@ -291,14 +310,14 @@ class Client:
             raise self.failure(error) from None
         return cast("KafkaError | None", found.error)
 
-    def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> Refusal | None:
+    def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> list[Refusal]:
         """Send a piece (columns of `sinks.base.MESSAGES`), and wait until all of it is acknowledged.
 
         Without success nothing of it is in the queue afterwards or, as far as can be known, on
         its way.
 
         Returns:
-            What a broker refused for good, None if it took everything.
+            What brokers refused for good, that which says most first; empty if they took all.
 
         Raises:
             SinkUnavailable: Not acknowledged in time, or stopped.
@@ -317,13 +336,13 @@ class Client:
             self.spent = True
             raise
         if in_time and not self._refusals and self._fatal is None:
-            return None
+            return []
         self._settle()
         if in_time:
-            reason = self._reason()
-            if reason.error.code() != KafkaError._MSG_TIMED_OUT:  # noqa: SLF001
+            reasons = self._reasons()
+            if reasons[0].error.code() != KafkaError._MSG_TIMED_OUT:  # noqa: SLF001
                 self.spent = True
-                return reason
+                return reasons
         raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
 
     def serve(self) -> None:
@@ -341,13 +360,12 @@ class Client:
             return self._unreachable(error.str())
         return translated(self.where, error)
 
-    def _reason(self) -> Refusal:
-        """Return the refusal that others follow from."""
-        refusal = max(self._refusals, key=_tells_most, default=None)
-        if self._fatal is None or (refusal and refusal.error.code() not in _CONSEQUENCES):
-            assert refusal is not None
-            return refusal
-        return Refusal(self._fatal, "", b"")
+    def _reasons(self) -> list[Refusal]:
+        """Return the refusals that others follow from, first those about messages themselves."""
+        found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
+        if not found and self._fatal is not None:
+            return [Refusal(self._fatal, "", None)]
+        return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
 
     def _wait(self, guard: SendGuard) -> bool:
         """Wait for acknowledgements, or the first refusal; False when the time is over."""
@@ -382,7 +400,10 @@ class Client:
             return len(self.producer)
 
     def _stop_for(self, fatal: KafkaException) -> None:
-        self.spent, self._fatal = True, error_of(fatal)
+        """Take note of a fatal error; what is known already may be what it only follows from."""
+        self.spent = True
+        if self._fatal is None or self._fatal.code() in _CONSEQUENCES:
+            self._fatal = error_of(fatal)
 
     def _settle(self) -> None:
         """Empty the queue, and wait for what is on its way."""
@@ -393,6 +414,8 @@ class Client:
             if self.stopped.is_set() or time.monotonic() > deadline:
                 self.producer.purge()
                 break
+            if self.spent:  # what was on its way behind a refused message came back to the queue
+                self.producer.purge(in_flight=False)
         self.serve()
 
     def _unreachable(self, text: str) -> DeltaforgeError:
@@ -400,6 +423,11 @@ class Client:
             return SinkUnavailable(f"{self.where}: {text}")
         if is_auth(self._trouble):
             return translated(self.where, self._trouble)
+        if self._trouble.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            return SinkUnavailable(
+                f"{self.where}: {text}; if the brokers are up, check security.protocol in "
+                "client_conf: they close connections that they do not understand"
+            )
         return SinkUnavailable(f"{self.where}: {text} ({self._trouble.str()})")
 
     def _on_error(self, error: KafkaError) -> None:
@@ -407,15 +435,17 @@ class Client:
         if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._trouble = error
 
+    def _on_statistics(self, text: str) -> None:
+        said = orjson.loads(text)
+        self._traffic.waiting, self._traffic.waiting_bytes = said["msg_cnt"], said["msg_size"]
+        retries = sum(broker["txretries"] for broker in said["brokers"].values())
+        self._traffic.retries += retries - self._retries
+        self._retries = retries
+
     def _on_delivery(self, error: KafkaError, message: Message) -> None:
         self.spent |= error.fatal()
         self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
-        self._refusals.append(Refusal(error, message.topic() or "", message.value() or b""))
-
-
-def _tells_most(refusal: Refusal) -> tuple[bool, int]:
-    """Order refusals: those about the message itself, not those of what was behind it; by size."""
-    return refusal.error.code() not in _CONSEQUENCES, len(refusal.value)
+        self._refusals.append(Refusal(error, message.topic() or "", message.value()))
 
 
 def _without_values(text: str, client_conf: Mapping[str, str]) -> str:

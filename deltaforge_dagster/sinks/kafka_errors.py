@@ -7,6 +7,7 @@ decides whether waiting helps.
 
 from __future__ import annotations
 
+import re
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,6 +30,10 @@ _AUTH = frozenset(
         KafkaError.UNSUPPORTED_SASL_MECHANISM,
     ]
 )
+
+_CERTIFICATE_ALERT = re.compile(r"SSL alert number (?:4[0-9]|116)\b")
+"""A broker does not accept our certificate, or misses one (RFC 8446, section 6.2). In TLS 1.3 we hear of
+it only after the handshake, so librdkafka takes it for a broken connection."""
 
 _GRANTS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Write and Describe on the topic (Create, too, if it "
@@ -58,6 +63,14 @@ _LASTING = frozenset(
 )
 """The same message or request is refused again until a person changes something."""
 
+UNDELIVERABLE = {
+    KafkaError.INVALID_RECORD: "serialization",
+    KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
+    KafkaError.RECORD_LIST_TOO_LARGE: "too_large",
+}
+"""What is wrong with a message, or with the batch that has it, as `errors.Undeliverable` names it. A
+record is invalid that has no key where the topic is compacted."""
+
 _FENCED = frozenset(
     [
         KafkaError._FENCED,  # noqa: SLF001
@@ -74,7 +87,8 @@ def error_of(exception: KafkaException) -> KafkaError:
 
 def is_auth(error: KafkaError) -> bool:
     """Whether a broker did not accept who we are, or we did not accept the broker."""
-    return error.code() in _AUTH
+    refused = error.code() == KafkaError._TRANSPORT and _CERTIFICATE_ALERT.search(error.str())  # noqa: SLF001
+    return error.code() in _AUTH or bool(refused)
 
 
 def is_fenced(error: KafkaError) -> bool:
@@ -91,7 +105,7 @@ def translated(where: str, error: KafkaError) -> DeltaforgeError:
     """
     text = f"{where}: {error.str()} ({error.name()})"
     code = error.code()
-    if code in _AUTH:
+    if is_auth(error):
         return AuthFailed(
             f"{text}; check security.protocol and the sasl.* and ssl.* properties in client_conf"
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from deltaforge_dagster.errors import SinkRejected
+from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.sinks.kafka_client import LOG, Client, Settings
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
@@ -38,6 +39,8 @@ _SLICE = 0.5
 _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
+_HANG_SECONDS = 12.0
+"""After so long a call that should have returned within half a second, or ten, never will."""
 
 _PLAIN_TEXT = 2_000
 """Bytes up to which a position is stored as readable text. Brokers take 4,096
@@ -69,13 +72,14 @@ class Transactions:
     Args:
         settings: Where to send.
         name: Transactional id, and name of the group that keeps the position.
+        alone: See `Client`.
 
     Attributes:
         client: The producer; it can send once `take_over` was called.
     """
 
-    def __init__(self, settings: Settings, name: str) -> None:
-        self.client = Client(settings, name)
+    def __init__(self, settings: Settings, name: str, *, alone: bool = False) -> None:
+        self.client = Client(settings, name, alone=alone)
         self._settings = settings
         self._name = name
         self._seconds = settings.send_timeout
@@ -84,6 +88,7 @@ class Transactions:
         self._newest: TopicPartition | None = None
         self._count = 0
         self._ours = False
+        self._hangs = False
         self._topic: str | None = None
         self._begun_at = 0.0
 
@@ -104,6 +109,12 @@ class Transactions:
             raise
         self._count = self._newest.offset if self._newest else 0
         self._ours = True
+
+    @property
+    def newest(self) -> tuple[int, str] | None:
+        """The position's number and text, as read or stored last."""
+        newest = self._newest
+        return None if newest is None else (newest.offset, newest.metadata or "")
 
     def position(self) -> SinkPosition | None:
         """Return the position as read or stored last.
@@ -157,12 +168,14 @@ class Transactions:
                 "raise the brokers' offset.metadata.max.bytes"
             ) from None
         self._patiently(producer.commit_transaction)
+        self._settings.traffic.commits += 1
         self._newest, self._count, self._topic = stored, stored.offset, None
 
     def abort(self) -> None:
         """Give the transaction up, as far as a broker answers; then a new producer is needed."""
         self.client.spent = True
-        if self._topic is not None:
+        self._settings.traffic.aborts += self._topic is not None
+        if self._topic is not None and not self._hangs:
             stopped = self.client.stopped.is_set()
             with contextlib.suppress(KafkaException):
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
@@ -184,7 +197,8 @@ class Transactions:
             self._patiently(ask)
             self._group = consumer.consumer_group_metadata()
         finally:
-            consumer.close()
+            if not self._hangs:
+                consumer.close()
         for one in found:
             if one.error is not None and one.error.code() not in _NOT_OURS:
                 raise translated(f"{self.client.where}: group {self._name!r}", one.error)
@@ -197,7 +211,7 @@ class Transactions:
         while True:
             self.client.raise_when_stopped()
             try:
-                call(_SLICE)
+                self._in_time(call)
             except KafkaException as exception:
                 error = error_of(exception)
                 self.client.serve()
@@ -207,6 +221,33 @@ class Transactions:
                 self.client.stopped.wait(_PAUSE)
             else:
                 return
+
+    def _in_time(self, call: Callable[[float], object]) -> None:
+        """Call in a thread, and give the producer up with it when it does not return.
+
+        librdkafka promises to return in time. But `send_offsets_to_transaction` was seen to wait for
+        ever when it was repeated after connections broke.
+        """
+        failure: list[Exception] = []
+
+        def run() -> None:
+            try:
+                call(_SLICE)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure.append(error)
+
+        thread = threading.Thread(target=run, name="kafka transaction", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + _HANG_SECONDS
+        thread.join(_SLICE)
+        while thread.is_alive():
+            if self.client.stopped.is_set() or time.monotonic() > deadline:
+                self._hangs = self.client.spent = True
+                self.client.raise_when_stopped()
+                raise SinkUnavailable(f"{self.client.where}: the transaction hangs")
+            thread.join(_PAUSE)
+        if failure:
+            raise failure[0]
 
     def _call(self, call: Callable[[], object]) -> None:
         try:

@@ -16,38 +16,72 @@ A block sent again must not be overtaken by its first try: bytes of a broken con
 lie unread in a paused server. So the socket is reset instead of closed, and the next connection
 ends the old one on the server (`CLIENT KILL ID`) before it sends anything. Where a position is
 kept, the next connection reads it then, and knows whether that block arrived.
+
+In a Redis Cluster the messages of a batch go to one slot after the other, each in this way: what
+holds for a batch holds for the streams of a slot (`redis_cluster`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import cast
 
-import redis
+import numpy as np
 
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     PositionMoved,
     SinkRejected,
     SinkUnavailable,
+    Undeliverable,
 )
 from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
-from deltaforge_dagster.sinks.redis_endpoint import Endpoint, TimedOut, refusal, translated
-from deltaforge_dagster.sinks.redis_link import Identity, Link
+from deltaforge_dagster.sinks.redis_cluster import Cluster, by_slot, slot_of
+from deltaforge_dagster.sinks.redis_endpoint import Address, Endpoint
+from deltaforge_dagster.sinks.redis_errors import Redirected, TimedOut, TooLarge, refusal
+from deltaforge_dagster.sinks.redis_node import Node
+from deltaforge_dagster.sinks.resp_replies import Verdict
+from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
 """Seconds between attempts; there is one attempt more than waits."""
 
-_DRAIN_SECONDS = 1.0
+_MOST_REDIRECTIONS = 16
+"""Of one block, one after the other without a wait."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A block of a batch on its way to the node of a slot, and the block behind it."""
+
+    block: resp.Block
+    blocks: Iterator[resp.Block]
+    batch: SinkBatch
+    slot: int | None
+    sent: bool = False
+    redirections: int = 0
+    _packed: bool = False
+    _next: resp.Block | None = None
+
+    @property
+    def ordinal(self) -> int:
+        """The first one; the only one of a block with a message that is too large for others."""
+        return cast("int", self.batch.messages.column("ordinal")[self.block.start].as_py())
+
+    def next_block(self) -> resp.Block | None:
+        """Return the next block of the batch, packed at the first call; None behind the last."""
+        if not self._packed:
+            self._next = next(self.blocks, None)
+            self._packed = True
+        return self._next
 
 
 class RedisSink:
-    """Sends to the streams of one Redis server, standalone or found through Sentinel.
+    """Sends to streams of one Redis server, standalone or found through Sentinel, or of a cluster.
 
     Args:
         sink_id: Names the sink in messages.
@@ -56,6 +90,10 @@ class RedisSink:
         send_timeout: Seconds in which the server may neither take nor send a byte.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
         position_key: Key that holds the sink's position, for delivery exactly once.
+        position_seconds: How long it is kept after the last block; None for ever.
+        hash_tag: One that all streams have (`redis_cluster.common_tag`); on a cluster it is added
+            to the position key, which then lies where they do.
+        event_field: Name of the field with the message.
         name: Of its connections on the server, one live sender's at a time: a new one ends
             those that an earlier run has left.
 
@@ -72,6 +110,9 @@ class RedisSink:
         batch_timeout: float = 30.0,
         *,
         position_key: str | None = None,
+        position_seconds: int | None = None,
+        hash_tag: str | None = None,
+        event_field: resp.EventField = "df-event",
         name: str | None = None,
     ) -> None:
         self._sink_id = sink_id
@@ -79,13 +120,17 @@ class RedisSink:
         self._send_timeout = send_timeout
         self._batch_timeout = batch_timeout
         self._position_key = position_key
+        self._position_seconds = position_seconds
+        self._hash_tag = hash_tag
+        self._event_field = event_field
         self._name = name
         self._held: bytes | None = None  # what the key held when we read or set it last
-        self._link: Link | None = None
-        self._old: list[Identity] = []
-        self._use = threading.RLock()  # held while connecting and sending
-        self._closed = threading.Event()
-        self._closed.set()
+        self._use = Use(sink_id, self._drop)
+        self._server = self._node(None)
+        self._cluster: Cluster | None = None
+
+    commits = False
+    """Each block is a transaction, whatever batch it is part of."""
 
     @property
     def exactly_once(self) -> bool:
@@ -101,13 +146,18 @@ class RedisSink:
             SinkUnavailable: Not reachable, still loading, or a replica.
             AuthFailed: User or password refused.
             PermissionMissing: The user may not use transactions.
-            SinkRejected: The server is a Redis Cluster, or has no such database.
+            SinkRejected: The server has no such database; or it is a cluster, exactly once is
+                asked for, and the streams are not in one slot.
         """
-        with self._used():
-            self._closed.clear()
+        with self._use.held():
+            self._use.closed.clear()
             for wait in (*_CONNECT_WAITS, None):
                 try:
-                    self._held = self._connected(keeping=self.exactly_once).held
+                    in_cluster = self._server.connected().in_cluster
+                    self._cluster = self._as_cluster() if in_cluster else None
+                    key = self._key()
+                    slot = slot_of(key) if key is not None and in_cluster else None
+                    self._held = self._node_of(slot).connected(key).held
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
@@ -124,7 +174,7 @@ class RedisSink:
             return SinkPosition.from_json(self._held)
         except SinkRejected as error:
             raise SinkRejected(
-                f"sink {self._sink_id}: key {self._position_key!r}: {error}; if nothing else needs "
+                f"sink {self._sink_id}: key {self._key()!r}: {error}; if nothing else needs "
                 "it, delete it: the checkpoint counts then"
             ) from None
 
@@ -139,150 +189,187 @@ class RedisSink:
             PermissionMissing: The user may not run a command, or not write a stream.
             SinkRejected: A stream's name belongs to a key of another type, or the server refuses
                 a message for another lasting reason.
+            Undeliverable: A message is larger than the server takes; or, exactly once on a cluster,
+                for a stream in another slot. What comes before its change has arrived.
             PositionMoved: The position key is not what this sender left there; what was sent
                 since then has not arrived.
         """
-        with self._used():
-            keeping = None
-            if batch.origin is not None and self._position_key is not None:
-                keeping = resp.Keeping(
-                    self._position_key, lambda row: batch.position_at(row).to_json()
-                )
-            blocks = resp.pack_blocks(batch.messages, batch.replay, keeping=keeping)
-            block = next(blocks, None)
-            while block is not None:
-                block = self._deliver(block, blocks, batch, guard)
+        with self._use.held():
+            if self._cluster is None:
+                self._send_to(None, batch, guard)
+            else:
+                self._send_to_slots(batch, guard)
             return cast("int", batch.messages.column("ordinal")[-1].as_py())
 
     def close(self) -> None:
-        """End the connection, also under a thread that is sending: its `send` then fails."""
-        self._closed.set()
-        if (link := self._link) is not None:
-            link.interrupt()
-        if self._use.acquire(timeout=1):  # else a thread is connecting, and will see `_closed`
-            try:
-                self._drop()
-            finally:
-                self._use.release()
+        """End the connections, also under a thread that is sending: its `send` then fails."""
+        self._use.end(self._interrupt)
 
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[None]:
-        with self._use:
-            try:
-                yield
-            finally:
-                if self._closed.is_set():
-                    self._drop()
+    def _interrupt(self) -> None:
+        for node in self._nodes():
+            node.interrupt()
 
-    def _deliver(
-        self, block: resp.Block, blocks: Iterator[resp.Block], batch: SinkBatch, guard: SendGuard
-    ) -> resp.Block | None:
+    def _node(self, address: Address | None) -> Node:
+        return Node(
+            self._sink_id,
+            lambda: self._endpoint.connection(address),
+            self._send_timeout,
+            self._use,
+        )
+
+    def _nodes(self) -> list[Node]:
+        return [self._server] if self._cluster is None else self._cluster.nodes
+
+    def _as_cluster(self) -> Cluster:
+        """Return the cluster that the server is a node of; the same one as long as the sink lives."""
+        if self._position_key is not None and self._hash_tag is None:
+            raise SinkRejected(
+                f"sink {self._sink_id}: exactly_once needs all streams in one slot of a Redis "
+                "Cluster, together with the position; put the same literal text in braces into "
+                "each name, such as stream: '{shop}.${source.table}'"
+            )
+        if self._cluster is None:
+            return Cluster(self._sink_id, self._server, self._node)
+        self._cluster.forget()
+        return self._cluster
+
+    def _key(self) -> str | None:
+        if self._position_key is None or self._cluster is None:
+            return self._position_key
+        return f"{self._position_key}:{{{self._hash_tag}}}"
+
+    def _node_of(self, slot: int | None) -> Node:
+        if self._cluster is None or slot is None:
+            return self._server
+        return self._cluster.node_of(slot)
+
+    def _send_to_slots(self, batch: SinkBatch, guard: SendGuard) -> None:
+        """Send to one slot after the other; what stands before an undeliverable change arrives."""
+        parts = by_slot(batch)
+        failure = self._elsewhere(parts) if batch.origin is not None else None
+        for slot, part in parts:
+            rows = part.messages
+            if failure is not None:
+                before = np.searchsorted(rows.column("ordinal").to_numpy(), failure.ordinal)
+                rows = rows.slice(0, int(before))
+            try:
+                if rows.num_rows:
+                    self._send_to(slot, replace(part, messages=rows), guard)
+            except Undeliverable as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _elsewhere(self, parts: list[tuple[int, SinkBatch]]) -> Undeliverable | None:
+        """Return why the first message cannot be sent that is not for the position's slot."""
+        if (key := self._key()) is None:
+            return None
+        firsts = [
+            (cast("int", part.messages.column("ordinal")[0].as_py()), part)
+            for slot, part in parts
+            if slot != slot_of(key)
+        ]
+        if not firsts:
+            return None
+        ordinal, part = min(firsts, key=lambda first: first[0])
+        stream = part.messages.column("destination")[0].as_py()
+        return Undeliverable(
+            f"sink {self._sink_id}: stream {stream!r} is not in the slot of the sink's position, "
+            f"which exactly_once needs on a Redis Cluster: its name lacks {{{self._hash_tag}}}",
+            ordinal,
+            "routing",
+        )
+
+    def _send_to(self, slot: int | None, batch: SinkBatch, guard: SendGuard) -> None:
+        key = self._key() if batch.origin is not None else None
+        keeping = None
+        if key is not None:
+            keeping = resp.Keeping(
+                key, lambda row: batch.position_at(row).to_json(), self._position_seconds
+            )
+        blocks = resp.pack_blocks(
+            batch.messages, batch.replay, keeping=keeping, event_field=self._event_field
+        )
+        block = next(blocks, None)
+        while block is not None:
+            block = self._deliver(_Delivery(block, blocks, batch, slot), guard)
+
+    def _deliver(self, delivery: _Delivery, guard: SendGuard) -> resp.Block | None:
         """Deliver one block, and return the next one, packed while the server worked."""
-        following: list[resp.Block | None] = []
-        sent = False
-        for wait in (*_BLOCK_WAITS, None):
+        waits = iter(_BLOCK_WAITS)
+        while True:
             try:
-                link = self._connected(keeping=block.position is not None)
-                if block.position is not None:
-                    if sent and link.held == block.position:
-                        break  # it had arrived, its acknowledgement had not
-                    if link.held != self._held:
-                        raise self._moved()
-                self._take_over(link, batch, guard)
-                guard()  # as late as can be: connecting may have taken long
-                deadline = time.monotonic() + self._batch_timeout
-                sent = True
-                link.transmit(block, deadline)
-                if not following:
-                    following.append(next(blocks, None))
-                verdict = link.receive(deadline)
-                if verdict.error is None and verdict.executed:
-                    break
-                if verdict.error is None:
-                    raise self._moved()
-                raise self._refused(verdict, block, batch)
+                self._attempt(delivery, guard)
+            except TooLarge as error:
+                raise Undeliverable(str(error), delivery.ordinal, "too_large") from error
             except SinkUnavailable as error:
-                self._wait_or_raise(wait, error)
-        if block.position is not None:
-            self._held = block.position
-        return following[0] if following else next(blocks, None)
+                if not self._goes_elsewhere(delivery, error):
+                    self._wait_or_raise(next(waits, None), error)
+            else:
+                return delivery.next_block()
 
-    def _take_over(self, link: Link, batch: SinkBatch, guard: SendGuard) -> None:
+    def _attempt(self, delivery: _Delivery, guard: SendGuard) -> None:
+        block = delivery.block
+        keeping = block.position is not None
+        node = self._node_of(delivery.slot)
+        link = node.connected(self._key() if keeping else None)
+        arrived = delivery.sent and link.held == block.position  # its acknowledgement had not
+        if not (keeping and arrived):
+            if keeping and link.held != self._held:
+                raise self._moved()
+            self._take_over(node, delivery.batch, guard)
+            guard()  # as late as can be: connecting may have taken long
+            deadline = time.monotonic() + self._batch_timeout
+            delivery.sent = True
+            link.transmit(block, deadline)
+            delivery.next_block()
+            verdict = link.receive(deadline)
+            if verdict.error is not None:
+                raise self._refused(verdict, delivery)
+            if not verdict.executed:
+                raise self._moved()
+        if keeping:
+            self._held = block.position
+
+    def _goes_elsewhere(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
+        """Learn from the error where a slot is; say whether the next attempt can be made at once."""
+        if self._cluster is None:
+            return False
+        if not isinstance(error, Redirected):
+            self._cluster.forget()
+            return False
+        delivery.redirections += 1
+        # WATCH does not follow a slot that is on its way.
+        if error.asking and delivery.block.position is not None:
+            return False
+        self._cluster.follow(error)
+        return delivery.redirections <= _MOST_REDIRECTIONS
+
+    def _take_over(self, node: Node, batch: SinkBatch, guard: SendGuard) -> None:
         """Before the first live block of a connection, end those of earlier runs; replays do not."""
-        if self._name is not None and batch.replay is None and not link.alone:
+        if self._name is not None and batch.replay is None and not node.alone:
             guard()  # a run that was overtaken must not end its successor's connection
-            with self._giving_up(link.address):
-                link.end_others(self._name)
+            node.end_others(self._name)
 
     def _moved(self) -> PositionMoved:
         return PositionMoved(
-            f"sink {self._sink_id}: key {self._position_key!r} is not what this run left there: "
+            f"sink {self._sink_id}: key {self._key()!r} is not what this run left there: "
             "another sender is at work, or the server has lost data"
         )
 
     def _wait_or_raise(self, wait: float | None, error: SinkUnavailable) -> None:
-        if wait is None or isinstance(error, TimedOut) or self._closed.wait(wait):
+        if wait is None or isinstance(error, TimedOut) or self._use.closed.wait(wait):
             raise error
 
-    def _refused(
-        self, verdict: resp.Verdict, block: resp.Block, batch: SinkBatch
-    ) -> DeltaforgeError:
+    def _refused(self, verdict: Verdict, delivery: _Delivery) -> DeltaforgeError:
         stream = None
-        if verdict.row == block.rows:
-            stream = self._position_key
+        if verdict.row == delivery.block.rows:
+            stream = self._key()
         elif verdict.row is not None:
-            stream = batch.messages.column("destination")[block.start + verdict.row].as_py()
+            row = delivery.block.start + verdict.row
+            stream = delivery.batch.messages.column("destination")[row].as_py()
         return refusal(self._sink_id, verdict.error or "EXECABORT", stream)
 
-    def _connected(self, *, keeping: bool) -> Link:
-        """Return a link that is ready for a block, which keeps the position or does not.
-
-        Makes a new link when there is none.
-        """
-        self._raise_when_closed()
-        if self._link is not None and not self._link.clean:
-            self._drop()
-        if (link := self._link) is None:
-            with self._giving_up("redis sentinel"):
-                connection = self._endpoint.connection()
-            link = self._link = Link(self._sink_id, connection, self._send_timeout)
-            with self._giving_up(link.address):
-                link.connect()
-                self._end_old_connections(link)
-        with self._giving_up(link.address):
-            link.watch(self._position_key if keeping else None)
-        self._raise_when_closed()  # `close` may have come before there was a socket to end
-        return link
-
-    @contextlib.contextmanager
-    def _giving_up(self, where: str) -> Iterator[None]:
-        """Translate what redis-py raises, and give the connection up after any error."""
-        try:
-            yield
-        except redis.RedisError as error:
-            self._drop()
-            raise translated(self._sink_id, where, error) from error
-        except DeltaforgeError:
-            self._drop()
-            raise
-
-    def _raise_when_closed(self) -> None:
-        if self._closed.is_set():
-            raise SinkUnavailable(f"sink {self._sink_id}: closed")
-
-    def _end_old_connections(self, link: Link) -> None:
-        """Make sure that nothing sent on a broken connection runs after what comes next."""
-        for old in self._old:
-            known = old.server and link.identity.server
-            if known and old.server != link.identity.server:
-                continue  # that server process is gone, with everything it had not read
-            if not (known and link.kill(old.client_id)):
-                self._closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what it has
-        self._old.clear()
-
     def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            if link.sending:
-                self._old.append(link.identity)
-            link.close()
+        for node in self._nodes():
+            node.drop()

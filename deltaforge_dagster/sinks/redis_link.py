@@ -1,8 +1,8 @@
 """One connection to a Redis server, for blocks: made by redis-py, then used without it.
 
-A block (`resp`) is too large to be packed and parsed by redis-py, so its bytes go through the
-connection's own socket. The link also watches the key of a sink's position, knows how its server
-calls it, and can end other connections there.
+A block (`resp`) is too large to be packed and its answer to be parsed by redis-py, so their bytes go
+through the connection's own socket. The link also watches the key of a sink's position, knows how
+its server calls it, and can end other connections there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import redis
 
-from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
-from deltaforge_dagster.sinks import resp
-from deltaforge_dagster.sinks.redis_endpoint import TimedOut, address, refusal
+from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.sinks.redis_endpoint import Address
+from deltaforge_dagster.sinks.redis_errors import TimedOut, address, refusal
+from deltaforge_dagster.sinks.resp import Block
+from deltaforge_dagster.sinks.resp_replies import Replies, Verdict
 
 _PIECE = 1 << 18
 """Bytes handed to the socket at once: small enough that the timeout is about progress."""
@@ -42,6 +44,7 @@ class Link:
     Attributes:
         address: How to call the server in messages.
         identity: Known once connected; the server's part is empty when it may not be asked.
+        in_cluster: The server is a node of a Redis Cluster; known once connected.
         clean: Connected, and nothing sent that was not answered.
         sending: Connected, and a block was sent that was not answered.
         held: What the watched key holds, None for nothing.
@@ -50,6 +53,7 @@ class Link:
 
     def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
         self.identity = Identity()
+        self.in_cluster = False
         self.clean = False
         self.sending = False
         self.held: bytes | None = None
@@ -59,7 +63,7 @@ class Link:
         self.address = address(connection)
         self._connection = connection
         self._send_timeout = send_timeout
-        self._replies = resp.Replies()
+        self._replies = Replies()
 
     def connect(self) -> None:
         """Connect and refuse a server that cannot take blocks.
@@ -70,12 +74,8 @@ class Link:
         self._connection.connect()
         answer = self._ask("HELLO", 2)  # names and values in turn
         hello = dict(zip(answer[::2], answer[1::2], strict=True))
-        if hello[b"mode"] == b"cluster":
-            raise SinkRejected(
-                f"sink {self._sink_id}: {self.address} is a Redis Cluster, whose streams cannot "
-                "share a transaction; use a standalone server, or one behind Sentinel"
-            )
-        if hello[b"role"] != b"master":
+        self.in_cluster = hello[b"mode"] == b"cluster"
+        if hello[b"role"] != b"master" and not self.in_cluster:
             raise SinkUnavailable(
                 f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
             )
@@ -84,6 +84,27 @@ class Link:
         self._ask("EXEC")
         self.identity = Identity(self._server_process(), hello[b"id"])
         self.clean = True
+
+    def slots(self) -> list[tuple[range, Address]]:
+        """Return which master of the cluster has which slots (`CLUSTER SLOTS`).
+
+        Raises:
+            redis.RedisError: As redis-py has it.
+        """
+        found = []
+        for first, last, (host, port, *_), *_ in self._ask("CLUSTER", "SLOTS"):
+            # A node that does not know its own name means the one that was asked.
+            name = host.decode() if host else self._connection.host
+            found.append((range(first, last + 1), (name, port)))
+        return found
+
+    def ask(self) -> None:
+        """Let the next block be taken for a slot that is on its way to this node.
+
+        Raises:
+            redis.RedisError: As redis-py has it.
+        """
+        self._ask("ASKING")
 
     def kill(self, client_id: int) -> bool:
         """End another connection on the server; false when we are not permitted to."""
@@ -130,7 +151,7 @@ class Link:
                 raise
             self.held = _NOT_TEXT
 
-    def transmit(self, block: resp.Block, deadline: float) -> None:
+    def transmit(self, block: Block, deadline: float) -> None:
         """Send a block; `deadline` is a monotonic time."""
         self._replies.expect(block.rows, keeping=block.position is not None)
         self.clean, self.sending = False, True
@@ -139,7 +160,7 @@ class Link:
             while sent < len(block.data):
                 sent += next_socket().send(block.data[sent : sent + _PIECE])
 
-    def receive(self, deadline: float) -> resp.Verdict:
+    def receive(self, deadline: float) -> Verdict:
         """Wait for the answer to the block that was sent."""
         with self._socket(deadline) as next_socket:
             verdict = None

@@ -17,12 +17,15 @@ import redis
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import LeaseLost, PositionMoved, SinkUnavailable
 from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_dagster.servers.nats import NatsServer
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sinks.kafka import KafkaSink
+from deltaforge_dagster.sinks.nats import NatsSink
 from deltaforge_dagster.sinks.redis import RedisSink
 from tests.fix_kafka import read_topic
+from tests.fix_nats import Admin
 from tests.sinks.messages import ORIGIN, allow, messages, refuse_from
 
 
@@ -111,14 +114,42 @@ def kafka_subject(request: pytest.FixtureRequest, *, exactly_once: bool) -> Subj
     )
 
 
+def nats_subject(request: pytest.FixtureRequest, *, exactly_once: bool) -> Subject:
+    """A NATS sink on a real server; a stream of its own."""
+    server: NatsServer = request.getfixturevalue("nats_server")
+    admin: Admin = request.getfixturevalue("nats_admin")
+    stream: str = request.getfixturevalue("nats_stream")
+
+    def read(name: str, replay: str | None = None) -> list[str]:
+        return [
+            one.value.decode()
+            for one in admin.read(stream, f"{stream}.{name}")
+            if one.headers.get("df-replay") == replay
+        ]
+
+    def make() -> NatsSink:
+        pattern = f"{stream}.>"
+        return NatsSink("subject", server.url, pattern, stream=stream, exactly_once=exactly_once)
+
+    return Subject(
+        sink=make(),
+        another=make,
+        destination=lambda name: f"{stream}.{name}",
+        delivered=read,
+        replayed=lambda name: read(name, "r1"),
+    )
+
+
 KINDS = [
     "file",
     pytest.param("redis", marks=pytest.mark.redis),
     pytest.param("kafka", marks=pytest.mark.kafka),
+    pytest.param("nats", marks=pytest.mark.nats),
 ]
 EXACT_KINDS = [
     pytest.param("redis exactly once", marks=pytest.mark.redis),
     pytest.param("kafka exactly once", marks=pytest.mark.kafka),
+    pytest.param("nats exactly once", marks=pytest.mark.nats),
 ]
 
 
@@ -128,6 +159,8 @@ def make_subject(kind: str, request: pytest.FixtureRequest) -> Subject:
         return file_subject(request.getfixturevalue("tmp_path"))
     if kind == "redis":
         return redis_subject(request)
+    if kind.startswith("nats"):
+        return nats_subject(request, exactly_once=kind != "nats")
     if kind.startswith("kafka"):
         return kafka_subject(request, exactly_once=kind != "kafka")
     return redis_subject(request, "deltaforge:position:shop:subject")
@@ -237,9 +270,9 @@ def test_reopen_after_close(subject: Subject) -> None:
     """A closed sink opens again and goes on after what it delivered."""
     values = numbered(20)
 
-    for part in (values[:10], values[10:]):
+    for first, part in ((0, values[:10]), (10, values[10:])):
         subject.sink.open()
-        subject.sink.send(messages(subject.rows(part)), allow)
+        subject.sink.send(messages(subject.rows(part), first=first), allow)
         subject.sink.close()
 
     assert values == subject.delivered("a")
@@ -399,8 +432,8 @@ def test_a_replay_leaves_the_position(exact: Subject) -> None:
 
     other.send(messages(exact.rows(numbered(9000, size=300)), replay="r1"), allow)
     exact.sink.send(more, allow)
-    other.send(messages(exact.rows(numbered(1)), replay="r1"), allow)
-    exact.sink.send(messages(exact.rows(numbered(1)), replay="r1"), allow)
+    other.send(messages(exact.rows(numbered(1)), first=9000, replay="r1"), allow)
+    exact.sink.send(messages(exact.rows(numbered(1)), first=9001, replay="r1"), allow)
     other.close()
 
     assert exact.sink.position() == more.position_at(2)
@@ -431,9 +464,9 @@ def test_another_sender_is_noticed(exact: Subject) -> None:
 
 
 def test_position_says_which_prefix_arrived(exact: Subject) -> None:
-    """When a send stops on its way the position is that of the last message that arrived."""
+    """When a send stops on its way the position is that of the last change that arrived, whole."""
     values = numbered(20_000, size=1000)
-    batch = messages(exact.rows(values), origin=ORIGIN)
+    batch = messages(exact.rows(values), each=4, origin=ORIGIN)
     with pytest.raises(LeaseLost):
         exact.sink.send(batch, refuse_from(3, LeaseLost("gone"))[0])
 
@@ -444,6 +477,7 @@ def test_position_says_which_prefix_arrived(exact: Subject) -> None:
     found = exact.sink.position()
     assert values[: len(arrived)] == arrived
     assert found == (batch.position_at(len(arrived) - 1) if arrived else None)
+    assert len(arrived) % 4 == 0
 
 
 def test_resuming_by_the_position_repeats_nothing(exact: Subject, tmp_path: Path) -> None:

@@ -24,13 +24,17 @@ def messages(
     rows: list[tuple[str, str]],
     *,
     first: int = 0,
+    each: int = 1,
     replay: str | None = None,
     origin: Origin | None = None,
 ) -> SinkBatch:
-    """Return a batch of (destination, value); every third ordinal is an event filtered out."""
+    """Return a batch of (destination, value), `each` of one change.
+
+    Every third ordinal is an event filtered out.
+    """
     columns = [
         {
-            "ordinal": (first + number) * 3 // 2,
+            "ordinal": (first + number) // each * 3 // 2,
             "destination": destination,
             "key": f"k{number % 7}",
             "value": value,

@@ -10,7 +10,7 @@ import redis
 import redis.sentinel
 
 from deltaforge_dagster.servers.redis import RedisServer
-from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.sinks import resp, resp_replies
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.sinks.redis import RedisSink
 
@@ -60,6 +60,7 @@ def numbers(server: RedisServer, stream: str = "s0") -> list[int]:
 def kernels() -> None:
     """Have machine code ready: these tests look at the clock."""
     resp.warm()
+    resp_replies.warm()
 
 
 @pytest.fixture

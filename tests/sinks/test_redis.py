@@ -8,6 +8,7 @@ from deltaforge_dagster.errors import (
     LeaseLost,
     SinkRejected,
     SinkUnavailable,
+    Undeliverable,
 )
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks import resp
@@ -160,11 +161,66 @@ def test_a_replay_ends_nobody(server: RedisServer) -> None:
     assert after == before
 
 
-def test_a_message_that_the_server_will_never_take(start_redis: StartRedis) -> None:
-    """A value above the server's limit is terminal, though the server just hangs up on it."""
+def test_the_field_that_sample_consumers_read(server: RedisServer) -> None:
+    """`event` is the name of the message's field and its place the first; all else stays."""
+    sink = RedisSink("cache", server.uri, event_field="event")
+    sink.open()
+    sink.send(batch([row(0, headers="{}")], replay="r"), allow)
+    sink.close()
+
+    with client_of(server) as client:
+        ((_, fields),) = client.xrange("s")
+    assert list(fields.items()) == [
+        (b"event", b'{"n":0}'),
+        (b"event_id", b"e0"),
+        (b"idempotency_key", b"i0"),
+        (b"df-key", b"k0"),
+        (b"df-headers", b"{}"),
+        (b"df-replay", b"r"),
+    ]
+
+
+@pytest.mark.parametrize("column", ["value", "key", "headers", "event_id"])
+def test_a_message_that_the_server_will_never_take(start_redis: StartRedis, column: str) -> None:
+    """What is above the server's limit is undeliverable, though the server just hangs up on it.
+
+    All before it has arrived, and what comes after it can be sent.
+    """
     server = start_redis({"proto-max-bulk-len": "1mb"})
     sink = RedisSink("cache", server.uri)
     sink.open()
-    with pytest.raises(SinkRejected, match="invalid bulk length"):
-        sink.send(batch([row(0, value="x" * (2 << 20))]), allow)
+    rows = [row(n, "s0", value=str(n)) for n in range(5)]
+    rows[3][column] = "x" * (2 << 20)
+    with pytest.raises(Undeliverable, match="invalid bulk length") as caught:
+        sink.send(batch(rows), allow)
+    sink.send(batch(rows[4:]), allow)
     sink.close()
+
+    assert (caught.value.ordinal, caught.value.cause) == (30, "too_large")
+    assert numbers(server) == [0, 1, 2, 4]
+
+
+def test_one_of_several_messages_is_too_large(start_redis: StartRedis) -> None:
+    """Nothing arrives of a change that has a message too large, be it the last of them."""
+    server = start_redis({"proto-max-bulk-len": "1mb"})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    rows = [row(n, "s0", value=str(n)) for n in range(3)]
+    rows[2] |= {"ordinal": 10, "value": "x" * (2 << 20)}
+    with pytest.raises(Undeliverable) as caught:
+        sink.send(batch(rows), allow)
+    sink.close()
+
+    assert caught.value.ordinal == 10
+    assert numbers(server) == [0]
+
+
+def test_entries_trimmed_by_somebody_else(server: RedisServer, sink: RedisSink) -> None:
+    """A stream that its consumers trim goes on; the sink itself never trims."""
+    sink.send(numbered(100), allow)
+    with client_of(server) as client:
+        client.xtrim("s0", maxlen=1, approximate=False)
+        assert client.xlen("s0") == 1
+    sink.send(numbered(100), allow)
+
+    assert numbers(server) == [99, *range(100)]

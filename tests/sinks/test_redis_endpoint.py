@@ -12,7 +12,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -21,7 +23,6 @@ import redis.sentinel
 from deltaforge_dagster.errors import (
     AuthFailed,
     PermissionMissing,
-    SettingsError,
     SinkRejected,
     SinkUnavailable,
     SpecError,
@@ -31,6 +32,8 @@ from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks import redis as redis_sink
 from deltaforge_dagster.sinks.redis import RedisSink
 from tests.fix_redis import StartRedis
+from tests.sinks.messages import ORIGIN
+from tests.sinks.redis_cluster import until
 from tests.sinks.redis_messages import (
     allow,
     batch,
@@ -66,6 +69,8 @@ def test_wrong_password(server: RedisServer) -> None:
         "redis://host/0?secret=1",
         "redis+sentinel://host:secret/service",
         "redis+sentinel://host",
+        "redis+cluster://host:secret",
+        "redis+cluster://host/1",
         "",
     ],
 )
@@ -112,20 +117,6 @@ def test_missing_permissions(start_redis: StartRedis) -> None:
         sink.close()
 
 
-def test_a_cluster_is_refused() -> None:
-    """A Redis Cluster is refused at open, with the reason."""
-    with start_cluster() as server, pytest.raises(SinkRejected, match="Redis Cluster"):
-        RedisSink("cache", server.uri).open()
-
-
-def start_cluster() -> RedisServer:
-    """Start a cluster of one; its bus needs port + 10000, which not every free port leaves."""
-    for _ in range(20):
-        with contextlib.suppress(SettingsError):
-            return RedisServer.start(settings={"cluster-enabled": "yes"})
-    pytest.fail("no port for a cluster")
-
-
 def test_a_replica_is_unavailable(start_redis: StartRedis) -> None:
     """A replica is retryable: it may become the master."""
     server = start_redis()
@@ -166,43 +157,92 @@ def test_attempts_to_connect_wait_for_a_restart(
     sink.close()
 
 
+@contextlib.contextmanager
+def sentinel(directory: Path, master: RedisServer) -> Iterator[str]:
+    """Run a Sentinel that watches a master as `orders`; gives the start of its URIs."""
+    address, password = urlsplit(master.uri), urlsplit(master.uri).password
+    port = free_port()
+    config = directory / "sentinel.conf"
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\n"
+        f"sentinel monitor orders 127.0.0.1 {address.port} 1\n"
+        f"sentinel auth-pass orders {password}\n"
+        "sentinel down-after-milliseconds orders 300\nsentinel failover-timeout orders 3000\n"
+    )
+    program = Path(f"/proc/{master.pid}/exe").resolve()
+    process = ServerProcess(
+        "sentinel", [str(program), str(config), "--sentinel"], directory=directory
+    )
+    try:
+        process.wait_until(lambda: master_of(port) is not None, 30)
+        yield f"redis+sentinel://:{password}@127.0.0.1:1,127.0.0.1:{port}"
+    finally:
+        process.stop(signal.SIGTERM, 5)
+
+
+def master_of(port: int) -> int | None:
+    """Return the port of the master that a Sentinel believes to be there, None for none."""
+    try:
+        found = redis.sentinel.Sentinel([("127.0.0.1", port)]).discover_master("orders")
+    except redis.ConnectionError:
+        return None
+    return int(found[1])
+
+
+def replicas_of(uri: str) -> int:
+    """Return how many replicas of the master the last Sentinel of a URI knows."""
+    with redis.Redis(port=int(uri.rpartition(":")[2])) as client:
+        found = client.sentinel_slaves("orders")
+    return sum(one["master-link-status"] == "ok" for one in found)
+
+
 def test_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
     """With a Sentinel URI the sink asks each time where the master is."""
     server = start_redis()
-    host, _, port = server.uri.rpartition("@")[2].removesuffix("/0").partition(":")
-    password = server.uri.removeprefix("redis://:").partition("@")[0]
-    sentinel_port = free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"port {sentinel_port}\nbind 127.0.0.1\n"
-        f"sentinel monitor orders {host} {port} 1\nsentinel auth-pass orders {password}\n"
-    )
-    program = Path(f"/proc/{server.pid}/exe").resolve()
-    process = ServerProcess(
-        "sentinel", [str(program), str(config), "--sentinel"], directory=tmp_path
-    )
-    try:
-        process.wait_until(lambda: sentinel_knows(sentinel_port, "orders"), 30)
-        uri = f"redis+sentinel://:{password}@127.0.0.1:1,127.0.0.1:{sentinel_port}/orders/0"
-        sink = RedisSink("cache", uri)
+    with sentinel(tmp_path, server) as uri:
+        sink = RedisSink("cache", f"{uri}/orders/0")
         sink.open()
         sink.send(numbered(3), allow)
         sink.close()
         with pytest.raises(SinkUnavailable, match="No master found for 'unknown'"):
-            RedisSink("cache", uri.replace("/orders/", "/unknown/")).open()
-    finally:
-        process.stop(signal.SIGTERM, 5)
+            RedisSink("cache", f"{uri}/unknown/0").open()
 
     assert numbers(server) == [0, 1, 2]
 
 
-def sentinel_knows(port: int, service: str) -> bool:
-    """Say whether a Sentinel answers and believes its master to be there."""
-    try:
-        redis.sentinel.Sentinel([("127.0.0.1", port)]).discover_master(service)
-    except redis.ConnectionError:
-        return False
-    return True
+def test_a_failover_by_sentinel(start_redis: StartRedis, tmp_path: Path) -> None:
+    """When the master dies the sink fails as one that may be tried again, and goes on at its heir.
+
+    Exactly once, the heir says with the position what it has.
+    """
+    settings = {"requirepass": "pw", "masterauth": "pw"}
+    first, heir = start_redis(settings), start_redis(settings)
+    with client_of(heir) as client:
+        client.replicaof("127.0.0.1", str(urlsplit(first.uri).port))
+        until(lambda: client.info("replication")["master_link_status"] == "up")
+    with client_of(first) as old, sentinel(tmp_path, first) as uri:
+        until(lambda: replicas_of(uri) == 1)
+        sink = RedisSink("cache", f"{uri}/orders/0", position_key="position")
+        sink.open()
+        whole = replace(numbered(2_000), origin=ORIGIN)
+        sink.send(replace(whole, messages=whole.messages.slice(0, 1_200)), allow)
+        assert old.wait(1, 30_000) == 1
+        first.stop(immediate=True)
+        with pytest.raises(SinkUnavailable):
+            sink.send(replace(whole, messages=whole.messages.slice(1_200)), allow)
+
+        def opened() -> bool:
+            with contextlib.suppress(SinkUnavailable):
+                sink.open()
+                return True
+            return False
+
+        until(opened)
+        assert sink.position() == whole.position_at(1_199)
+        sink.send(replace(whole, messages=whole.messages.slice(1_200)), allow)
+        sink.close()
+
+    assert numbers(heir) == list(range(2_000))
 
 
 def test_unix_socket(start_redis: StartRedis, tmp_path: Path) -> None:
@@ -218,33 +258,56 @@ def test_unix_socket(start_redis: StartRedis, tmp_path: Path) -> None:
     assert numbers(server) == [0, 1, 2]
 
 
+def certificates(directory: Path) -> dict[str, Path]:
+    """Make an authority's certificate, and a server's and a client's that it signed."""
+
+    def openssl(command: str) -> None:
+        subprocess.run(
+            ["openssl", *command.split()], cwd=directory, check=True, capture_output=True
+        )
+
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    openssl(f"req -x509 {new} -days 2 -subj /CN=ca -keyout ca.key -out ca.pem")
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for name in ("server", "client"):
+        openssl(f"req {new} -subj /CN={name} -keyout {name}.key -out {name}.csr")
+        openssl(
+            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
+            f"-extfile names -out {name}.pem"
+        )
+    return {name: directory / name for name in ("ca.pem", "client.pem", "client.key")}
+
+
 def test_tls(server: RedisServer, tmp_path: Path) -> None:
-    """Over `rediss://` the same bytes arrive, and a certificate nobody signed is refused."""
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext"
-    subprocess.run(
-        [*command.split(), "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
-    password, _, address = server.uri.removeprefix("redis://:").partition("@")
-    with tls_proxy(tmp_path, int(address.partition(":")[2].partition("/")[0])) as port:
+    """Over `rediss://` the same bytes arrive; each side is refused without a certificate."""
+    files = certificates(tmp_path)
+    password, address = urlsplit(server.uri).password, urlsplit(server.uri)
+    assert address.port
+    with tls_proxy(tmp_path, address.port) as port:
         uri = f"rediss://:{password}@127.0.0.1:{port}/0"
-        sink = RedisSink("cache", f"{uri}?ssl_ca_certs={tmp_path / 'cert.pem'}")
+        trusting = f"{uri}?ssl_ca_certs={files['ca.pem']}"
+        sink = RedisSink(
+            "cache",
+            f"{trusting}&ssl_certfile={files['client.pem']}&ssl_keyfile={files['client.key']}",
+        )
         sink.open()
         sink.send(numbered(5_000), allow)
         sink.close()
         with pytest.raises(SinkUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             RedisSink("cache", uri).open()
+        with pytest.raises(SinkUnavailable):
+            RedisSink("cache", trusting).open()
 
     assert numbers(server) == list(range(5_000))
 
 
 @contextlib.contextmanager
 def tls_proxy(directory: Path, target: int) -> Iterator[int]:
-    """Take TLS connections and pass their bytes on to a local port."""
+    """Take TLS connections of clients with a certificate and pass their bytes on to a local port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+    context.load_cert_chain(directory / "server.pem", directory / "server.key")
+    context.load_verify_locations(directory / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
 
     class Pump(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -18,6 +18,7 @@ from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis import RedisSink
 from tests.fix_redis import StartRedis
+from tests.sinks.redis_cluster import until
 from tests.sinks.redis_messages import (
     allow,
     batch,
@@ -89,6 +90,29 @@ def test_out_of_memory_for_a_moment(start_redis: StartRedis) -> None:
     sink.close()
 
     assert numbers(server) == list(range(40_000))
+
+
+def test_no_room_for_a_dump(start_redis: StartRedis, tmp_path: Path) -> None:
+    """MISCONF: while the server cannot save, nothing arrives; once it can, everything does."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    server = start_redis({"appendonly": "no", "dir": str(folder)})
+    sink = RedisSink("cache", server.uri)
+    sink.open()
+    sink.send(numbered(10), allow)
+    with client_of(server) as client:
+        client.config_set("save", "3600 1000000")
+        folder.rmdir()
+        client.bgsave()
+        until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        with pytest.raises(SinkUnavailable, match="MISCONF"):
+            sink.send(numbered(20), allow)
+        client.config_set("stop-writes-on-bgsave-error", "no")
+        client.config_set("save", "")  # or it would not end
+    sink.send(numbered(20), allow)
+    sink.close()
+
+    assert numbers(server) == [*range(10), *range(20)]
 
 
 def test_a_server_killed_amid_a_batch(start_redis: StartRedis) -> None:

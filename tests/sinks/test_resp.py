@@ -13,7 +13,8 @@ from redis.connection import Connection
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
-from deltaforge_dagster.sinks.resp import Keeping, Replies, Verdict, pack_blocks
+from deltaforge_dagster.sinks.resp import Keeping, pack_blocks
+from deltaforge_dagster.sinks.resp_replies import Replies, Verdict
 
 no_deadline = settings(deadline=None)  # the first example may compile kernels
 
@@ -125,6 +126,30 @@ def test_a_block_stays_valid_while_the_next_is_packed() -> None:
 
     assert bytes(first.data) == expected_block(messages[:2], None)
     assert bytes(second.data) == expected_block(messages[2:4], None)
+
+
+@no_deadline
+@given(
+    changes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    max_rows=st.integers(1, 6),
+    max_bytes=st.integers(1, 1_000),
+)
+def test_messages_of_one_change_share_a_block(
+    changes: list[int], max_rows: int, max_bytes: int
+) -> None:
+    """No limit divides messages of one ordinal; a limit is only exceeded by a change alone."""
+    ordinals = [2 * n for n, count in enumerate(changes) for _ in range(count)]
+    messages = [Message("s", None, str(n), "i", "i", None) for n in range(len(ordinals))]
+    whole = batch_of(messages).set_column(0, MESSAGES.field(0), pa.array(ordinals))
+    blocks = list(pack_blocks(whole, max_rows=max_rows, max_bytes=max_bytes))
+
+    assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+    for block in blocks:
+        found = set(ordinals[block.start : block.stop])
+        assert not found & set(ordinals[block.stop :])
+        assert len(found) == 1 or block.rows <= max_rows
+    for block in pack_blocks(whole, max_rows=max_rows):
+        assert bytes(block.data) == expected_block(messages[block.start : block.stop], None)
 
 
 def test_nothing_makes_no_block() -> None:

@@ -1,0 +1,134 @@
+"""Redis Cluster: which node takes which stream (redis.io, "Redis cluster specification").
+
+A key lies in one of 16,384 slots, and every slot on one node. A transaction has one slot. So messages
+of several streams go to each slot by themselves, in order within it; and a sink that delivers
+exactly once needs its position in the slot of all of its streams. Part of a key in braces is its
+*hash tag*, which alone decides the slot: `{shop}.orders` and `{shop}.customers` share one.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from deltaforge_dagster.config.templates import Template
+from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.redis_endpoint import Address
+from deltaforge_dagster.sinks.redis_errors import Redirected
+from deltaforge_dagster.sinks.redis_node import Node
+
+_SLOTS = 16_384
+
+
+def _hashed(key: str) -> str:
+    """Return the part of a key that decides its slot: its hash tag, else all of it."""
+    _, brace, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return tag if brace and closed and tag else key
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key: CRC16 in its XMODEM form, which Python's library has."""
+    return binascii.crc_hqx(_hashed(key).encode(), 0) % _SLOTS
+
+
+def common_tag(stream: Template) -> str | None:
+    """Return a hash tag whose slot all streams of a template have, None when they share none."""
+    first = stream.parts[0]
+    if not isinstance(first, str):
+        return None
+    tag = _hashed(first)
+    if stream.variables and tag == first:
+        return None  # a variable is part of what decides
+    return None if "}" in tag else tag
+
+
+def by_slot(batch: SinkBatch) -> list[tuple[int, SinkBatch]]:
+    """Return the messages of each slot, in order."""
+    streams = batch.messages.column("destination").dictionary_encode()
+    names = cast("list[str]", streams.dictionary.to_pylist())
+    slots = np.array([slot_of(name) for name in names])
+    of_rows = slots[streams.indices.to_numpy()]
+    present = np.unique(of_rows)
+    if len(present) == 1:
+        return [(int(present[0]), batch)]
+    order = np.argsort(of_rows, kind="stable")
+    parts = np.split(order, np.searchsorted(of_rows[order], present[1:]))
+    return [
+        (int(slot), replace(batch, messages=batch.messages.take(rows)))
+        for slot, rows in zip(present, parts, strict=True)
+    ]
+
+
+class Cluster:
+    """Knows which node has which slot: asked from the cluster, and corrected by its redirections.
+
+    Args:
+        sink_id: Names the sink in messages.
+        seed: Node that the sink's URI names.
+        make_node: Makes another one.
+    """
+
+    def __init__(self, sink_id: str, seed: Node, make_node: Callable[[Address], Node]) -> None:
+        self._sink_id = sink_id
+        self._seed = seed
+        self._make_node = make_node
+        self._nodes: dict[Address, Node] = {}
+        self._slots: dict[int, Address] = {}
+        self._asked: Address | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Every node that is known."""
+        return [*self._nodes.values(), self._seed]
+
+    def node_of(self, slot: int) -> Node:
+        """Return the node of a slot, as far as is known.
+
+        Raises:
+            SinkUnavailable: No node can be asked, or none has the slot.
+        """
+        if not self._slots:
+            self._ask()
+        if slot not in self._slots:
+            raise SinkUnavailable(f"sink {self._sink_id}: no node of the cluster has slot {slot}")
+        asked, self._asked = self._asked, None
+        node = self._node(asked or self._slots[slot])
+        node.asking = asked is not None
+        return node
+
+    def follow(self, redirected: Redirected) -> None:
+        """Let the next block go where a node said."""
+        if redirected.asking:
+            self._asked = redirected.address
+        else:
+            self._slots[redirected.slot] = redirected.address
+
+    def forget(self) -> None:
+        """Ask the cluster again, before the next block, which node has which slot."""
+        self._slots.clear()
+        self._asked = None
+
+    def _node(self, address: Address) -> Node:
+        if address not in self._nodes:
+            self._nodes[address] = self._make_node(address)
+        return self._nodes[address]
+
+    def _ask(self) -> None:
+        """Ask the first node that answers; those with a connection before the others."""
+        for node in sorted(self.nodes, key=lambda node: node.link is None):
+            try:
+                link = node.connected()
+                with node.giving_up(link.address):
+                    found = link.slots()
+            except SinkUnavailable as error:
+                failure = error
+            else:
+                self._slots = {slot: address for slots, address in found for slot in slots}
+                return
+        raise failure

@@ -1,0 +1,76 @@
+"""Columns of messages as kernels read them, and what every packing kernel does with numbers and nulls.
+
+The layout is Arrow's ("Arrow Columnar Format", "Variable-size Binary Layout"): the text of row r is
+`data[offsets[r]:offsets[r + 1]]`, and it is null when bit r, counted from `first_bit`, of `valid` is 0; an
+empty `valid` means that no row is null.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.errors import SinkRejected
+from deltaforge_dagster.sources.kernel import Bytes, kernel, read_only
+
+_Offsets: TypeAlias = npt.NDArray[np.int32]
+
+_EMPTY = read_only(b"")
+
+
+class TextColumn(NamedTuple):
+    """The buffers of one column; see the module."""
+
+    offsets: _Offsets
+    data: Bytes
+    valid: Bytes
+    first_bit: int
+
+
+def text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> TextColumn:
+    """Return the buffers of a column of messages.
+
+    Raises:
+        SinkRejected: A text is null in a column where none may be.
+    """
+    if column.null_count and not nullable:
+        raise SinkRejected(f"{column.null_count} of {len(column)} messages have no {name}")
+    bitmap, ends, text = column.buffers()
+    first = column.offset
+    ints = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
+    ints = ints[first : first + len(column) + 1]
+    ints.flags.writeable = False
+    return TextColumn(ints, _view(text), _view(bitmap if column.null_count else None), first)
+
+
+def _view(buffer: pa.Buffer | None) -> Bytes:
+    return _EMPTY if buffer is None or buffer.size == 0 else read_only(memoryview(buffer))
+
+
+@kernel
+def is_null(valid: Bytes, bit: int) -> bool:
+    """Say whether a row is null."""
+    return len(valid) > 0 and (valid[bit >> 3] >> (bit & 7)) & 1 == 0
+
+
+@kernel
+def digits_of(number: int) -> int:
+    """Return how many decimal digits a number has that is not negative."""
+    digits = 1
+    while number >= 10:
+        number //= 10
+        digits += 1
+    return digits
+
+
+@kernel
+def put_number(out: Bytes, at: int, number: int) -> int:
+    """Write a number in decimal, and return the place after it."""
+    digits = digits_of(number)
+    for place in range(at + digits - 1, at - 1, -1):
+        out[place] = 48 + number % 10
+        number //= 10
+    return at + digits

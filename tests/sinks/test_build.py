@@ -1,0 +1,50 @@
+"""What sinks are called on servers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks.kafka import KafkaSink
+from deltaforge_dagster.sinks.redis import RedisSink
+
+NAMES = ("a", "a-b", "a_b", "a.b", "b", "b-c", "c", "b.c", "a-b-c")
+
+FILE = """\
+metadata: {{name: {pipeline}, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: s, dsn: "postgres://u@h/d", slot: s, publication: p, tables: [public.t]}}
+  sinks:
+    - type: kafka
+      config: {{id: {sink}, brokers: "h:9092", topic: t, exactly_once: true}}
+    - type: redis
+      config: {{id: {sink}-r, uri: "redis://h", stream: t, exactly_once: true}}
+"""
+
+
+def spec(folder: Path, pipeline: str, sink: str) -> PipelineSpec:
+    """Return a pipeline with a sink of each kind that keeps a position under a name of its own."""
+    path = folder / "pipeline.yaml"
+    path.write_text(FILE.format(pipeline=pipeline, sink=sink))
+    return load_pipeline(path).spec
+
+
+def test_no_two_sinks_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sink `c` of `a-b` and sink `b-c` of `a` are two: neither fences the other, nor reads its position."""
+    made: list[object] = []
+    monkeypatch.setattr(KafkaSink, "__init__", lambda _, *__, **names: made.append(names))
+    monkeypatch.setattr(RedisSink, "__init__", lambda _, *__, **names: made.append(names))
+
+    for pipeline, sink in itertools.product(NAMES, NAMES):
+        for declared in spec(tmp_path, pipeline, sink).spec.sinks:
+            make_sink(declared, pipeline)
+
+    kept = [one.get("transactional_id") or one["position_key"] for one in made]  # type: ignore[attr-defined, index]
+    assert len(kept) == len(set(kept)) == 2 * len(NAMES) ** 2
