@@ -1,0 +1,33 @@
+"""Columns as their different entries: what is the same for many rows is worked out once."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.sensing.scan import unescaped
+from deltaforge_dagster.sources.kernel import Longs
+
+
+def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
+    """Return a column as the numbers of entries, and these entries; null is the last one."""
+    column = batch.column(name)
+    if not isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_encode()
+    known: list[str | None] = [*column.dictionary.to_pylist(), None]
+    indices = column.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
+    return indices.astype(np.int64), known
+
+
+def counted(texts: pa.StringArray) -> dict[str, int]:
+    """Return how often each of some JSON strings occurs, given as they are written without quotes."""
+    found: dict[str, int] = {}
+    pairs = pc.value_counts(texts)
+    values = cast("list[str]", pairs.field(0).to_pylist())
+    for text, count in zip(values, cast("list[int]", pairs.field(1).to_pylist()), strict=True):
+        value = unescaped(text)
+        found[value] = found.get(value, 0) + count
+    return found

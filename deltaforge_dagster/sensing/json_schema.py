@@ -1,0 +1,79 @@
+"""A schema that was learned, as JSON Schema (draft 2020-12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deltaforge_dagster.sensing.fields import children, name_of, optional
+from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
+from deltaforge_dagster.sensing.scan import ARRAY, INTEGER, NULL, NUMBER, OBJECT, STRING, TYPES
+from deltaforge_dagster.sensing.schema import DocumentSchema
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DEPTH_LIMIT = "(depth limit reached)"
+
+_SAME_LENGTH = 10
+"""So many strings of one length have a fixed length."""
+
+
+def json_schema(title: str, schema: DocumentSchema) -> dict[str, Any]:
+    """Return the JSON Schema that every document fits from which the schema was learned.
+
+    A field is required when it never was missing and never null. What has several types is one of them; whole
+    numbers are numbers where both were seen.
+    """
+    return {"$schema": DIALECT, "title": title, **_node(schema, ())}
+
+
+def _node(schema: DocumentSchema, path: Path) -> dict[str, Any]:
+    counts = schema.fields[path].counts
+    kinds = [kind for kind, count in enumerate(counts) if count]
+    if counts[NUMBER]:
+        kinds = [kind for kind in kinds if kind != INTEGER]
+    forms = [_form(schema, path, kind) for kind in kinds]
+    return forms[0] if len(forms) == 1 else {"oneOf": forms}
+
+
+def _form(schema: DocumentSchema, path: Path, kind: int) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": TYPES[kind]}
+    if kind in {OBJECT, ARRAY} and len(path) >= schema.depth:
+        return form | {"description": DEPTH_LIMIT}
+    if kind == OBJECT:
+        return form | _object(schema, path)
+    if kind == ARRAY and (*path, ELEMENT) in schema.fields:
+        return form | {"items": _node(schema, (*path, ELEMENT))}
+    if kind == STRING:
+        return form | _string(schema, path)
+    return form
+
+
+def _object(schema: DocumentSchema, path: Path) -> dict[str, Any]:
+    inside = [one for one in children(schema.fields, path) if one[-1] not in {ANY, ELEMENT}]
+    form: dict[str, Any] = {
+        "properties": {name_of(one): _node(schema, one) for one in inside},
+        "required": [
+            name_of(one)
+            for one in inside
+            if not optional(schema.fields, one) and not schema.fields[one].counts[NULL]
+        ],
+    }
+    if path in schema.maps and (*path, ANY) in schema.fields:
+        form["additionalProperties"] = _node(schema, (*path, ANY))
+    return form
+
+
+def _string(schema: DocumentSchema, path: Path) -> dict[str, Any]:
+    field = schema.fields[path]
+    values = field.values
+    form: dict[str, Any] = {}
+    if values.format is not None:
+        form["format"] = values.format
+    if values.enumeration is not None:
+        form["enum"] = values.enumeration
+    elif (
+        values.format is None
+        and values.strings >= _SAME_LENGTH
+        and values.shortest == values.longest
+    ):
+        form["description"] = f"always {values.longest} characters"
+    return form

@@ -1,0 +1,127 @@
+"""Maps: objects whose names are values, such as ids, and what is known of those names.
+
+An object is a map when it has names that most objects at its place lack, and enough of them. The names
+that most have stay fields; all others count as one field, so that the schema has an end and
+documents with other names have the same structure. How many names there are is estimated by HyperLogLog,
+which are the most frequent by a sketch of frequent items: both need the same little memory for any number.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datasketches import (  # type: ignore[import-untyped]
+    frequent_items_error_type,
+    frequent_strings_sketch,
+    hll_sketch,
+    hll_union,
+    tgt_hll_type,
+)
+
+from deltaforge_dagster.config.sensing import HighCardinality
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether objects at a path are maps.
+
+    Attributes:
+        stable: The names that most of them have.
+        dynamic: How many others there are.
+        confidence: How sure it is that the others are values; 0 when they are too few.
+        is_map: Whether that is sure enough.
+    """
+
+    stable: frozenset[str]
+    dynamic: int
+    confidence: float
+    is_map: bool
+
+
+def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> Verdict:
+    """Say whether objects are maps.
+
+    Args:
+        options: The rules.
+        objects: How many objects there were.
+        names: How many of them had each name.
+    """
+    share = {name: count / objects for name, count in names.items()}
+    stable = frozenset(name for name, one in share.items() if one >= options.stable_threshold)
+    dynamic = len(share) - len(stable)
+    if not dynamic or dynamic < options.min_dynamic_fields:
+        return Verdict(stable, dynamic, 0.0, False)
+    # Exact sums: the same names in another order must not give another verdict.
+    usual = math.fsum(share[one] for one in stable) / len(stable) if stable else 1.0
+    unusual = math.fsum(share[one] for one in share.keys() - stable) / dynamic
+    seen = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
+    confidence = 0.5 * seen + 0.5 * max(0.0, usual - unusual)
+    return Verdict(stable, dynamic, confidence, confidence >= options.confidence_threshold)
+
+
+class MapNames:
+    """The names of a map that are not fields.
+
+    Args:
+        options: How precise the sketches are.
+        stable: The names that are fields.
+    """
+
+    def __init__(self, options: HighCardinality, stable: Iterable[str]) -> None:
+        self._options = options
+        self.stable = set(stable)
+        self._distinct = hll_sketch(options.hll_precision)
+        self._frequent = frequent_strings_sketch(_size(options.heavy_hitter_capacity))
+
+    def add(self, names: Mapping[str, int]) -> None:
+        """Count names."""
+        for name, count in sorted(names.items()):
+            self._distinct.update(name)
+            self._frequent.update(name, count)
+
+    def merge(self, other: MapNames) -> None:
+        """Add the names of another map."""
+        self.stable |= other.stable
+        union = hll_union(self._options.hll_precision)
+        union.update(self._distinct)
+        union.update(other._distinct)
+        self._distinct = union.get_result(tgt_hll_type.HLL_4)
+        self._frequent.merge(other._frequent)
+
+    @property
+    def unique(self) -> int:
+        """How many different names there are, about."""
+        estimate: int = round(self._distinct.get_estimate())
+        return estimate
+
+    @property
+    def frequent(self) -> list[str]:
+        """The most frequent names, the first most, as many as are kept as samples."""
+        found = self._frequent.get_frequent_items(frequent_items_error_type.NO_FALSE_NEGATIVES)
+        most = sorted(found, key=lambda one: (-one[1], one[0]))
+        return [name for name, *_ in most[: self._options.sample_size]]
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restored` reads, as JSON values."""
+        return {
+            "stable": sorted(self.stable),
+            "distinct": b64encode(self._distinct.serialize_compact()).decode(),
+            "frequent": b64encode(self._frequent.serialize()).decode(),
+        }
+
+    @classmethod
+    def restored(cls, options: HighCardinality, state: Mapping[str, Any]) -> MapNames:
+        """Return the names that `state` is of."""
+        names = cls(options, state["stable"])
+        names._distinct = hll_sketch.deserialize(b64decode(state["distinct"]))
+        names._frequent = frequent_strings_sketch.deserialize(b64decode(state["frequent"]))
+        return names
+
+
+def _size(capacity: int) -> int:
+    """Return the binary logarithm of a table that holds so many names, three quarters full."""
+    return max(3, math.ceil(math.log2(max(capacity, 1) / 0.75)))

@@ -1,0 +1,410 @@
+"""The structure of JSON documents as arrays: a cell for each value, found without parsing.
+
+A cell says in which document a value stands, at which path, of which type it is, and where its text
+lies. What sensing wants to know of a batch is then a matter of sorting and counting arrays.
+
+A path is a number (`paths`). Below a map, an object whose names are values, documents with different names
+have the same paths.
+
+The text is taken as valid JSON. Kernels here call no kernels of other files but `sources.kernel`, so
+that Numba notices by itself when they change.
+"""
+
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.sensing.paths import (
+    ANY,
+    ANY_SYMBOL,
+    BITS,
+    ELEMENT,
+    ELEMENT_SYMBOL,
+    FIRST_BASE,
+    KEY_SYMBOL,
+    MASK,
+    ROOT,
+    SECOND_BASE,
+    Step,
+    child,
+)
+from deltaforge_dagster.sources.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    DOT,
+    LOWER_E,
+    LOWER_F,
+    LOWER_N,
+    LOWER_T,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    UPPER_E,
+)
+from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel, read_only
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+NULL, BOOLEAN, INTEGER, NUMBER, STRING, ARRAY, OBJECT = range(len(TYPES))
+
+_Flags: TypeAlias = npt.NDArray[np.bool_]
+_Kinds: TypeAlias = npt.NDArray[np.uint8]
+
+_DIGITS = 4_000
+"""Python reads no longer whole numbers."""
+
+NO_KEY = -1
+"""Where the name of a cell begins that has none: a root, or an element of an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The values of documents, each before those inside it; arrays of the same length.
+
+    Attributes:
+        documents: How many documents there are.
+        data: The text that the places below are of.
+        document: Number of the document.
+        path: Its number (`paths`).
+        parent: Path of the object or array around it; that of a root is its own.
+        type: Index into `TYPES`.
+        start: Where its text begins.
+        stop: Where it ends.
+        key_start: Where its name begins, without quotes.
+        key_stop: Where that ends.
+    """
+
+    documents: int
+    data: Bytes
+    document: Longs
+    path: Longs
+    parent: Longs
+    type: _Kinds
+    start: Longs
+    stop: Longs
+    key_start: Longs
+    key_stop: Longs
+
+    def text(self, cell: int) -> str:
+        """Return the JSON text of a cell."""
+        return self.data[self.start[cell] : self.stop[cell]].tobytes().decode()
+
+    def texts(self, cells: Longs, *, inside: int = 0) -> pa.StringArray:
+        """Return the JSON texts of cells; without so many bytes at both ends (1: quotes)."""
+        return slices(self.data, self.start[cells] + inside, self.stop[cells] - inside)
+
+    def names(self, cells: Longs) -> pa.StringArray:
+        """Return the names of cells that have one, as they are written."""
+        return slices(self.data, self.key_start[cells], self.key_stop[cells])
+
+    def step(self, cell: int) -> Step:
+        """Return the last step of the path of a cell that is no root."""
+        parent, path = int(self.parent[cell]), int(self.path[cell])
+        if self.key_start[cell] == NO_KEY:
+            return ELEMENT
+        if path == child(parent, ANY):
+            return ANY
+        name = self.data[self.key_start[cell] : self.key_stop[cell]].tobytes().decode()
+        return "." + unescaped(name)
+
+
+def unescaped(text: str) -> str:
+    """Return what stands between the quotes of a JSON string; as written if that is no text."""
+    if "\\" not in text:
+        return text
+    value = cast("str", json.loads(f'"{text}"', strict=False))
+    return value if _is_text(value) else text
+
+
+def _is_text(value: str) -> bool:
+    """Say whether a string has no half of a character beyond the first 65,536."""
+    return not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def scan(
+    documents: pa.StringArray,
+    depth: int,
+    maps: Collection[int] = (),
+    stable: Collection[int] = (),
+) -> Cells:
+    """Return the values of documents down to a depth.
+
+    Args:
+        documents: JSON texts, none null.
+        depth: Values inside so many others are not looked into; 1 shows the fields of an object.
+        maps: Paths of objects whose names are values.
+        stable: Paths right below them that are told apart all the same.
+    """
+    cells, odd = _scanned(documents, depth, maps, stable)
+    rows = np.flatnonzero(odd)
+    if not len(rows):
+        return cells
+    # Names with escapes can be written in several ways; now they are all written in one.
+    texts = cast("list[str]", documents.to_pylist())
+    for row in rows.tolist():
+        texts[row] = _rewritten(texts[row])
+    return _scanned(pa.array(texts, pa.string()), depth, maps, stable)[0]
+
+
+def warm() -> None:
+    """Compile the kernels."""
+    cells = scan(pa.array(['{"a":[1]}'], pa.string()), 2)
+    cells.texts(np.zeros(1, np.int64))
+
+
+def _rewritten(document: str) -> str:
+    """Return a document with its names written in the one way that `child` knows."""
+    try:
+        value = json.loads(document, parse_int=_number, parse_float=_number)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
+        return document
+    return text if _is_text(text) else document
+
+
+def _number(text: str) -> int | float:
+    """Return a number of the same type as the text, whatever its size."""
+    if not any(one in text for one in ".eE"):
+        return int(text[:_DIGITS])
+    value = float(text)
+    return value if math.isfinite(value) else 0.5
+
+
+def _scanned(
+    documents: pa.StringArray, depth: int, maps: Collection[int], stable: Collection[int]
+) -> tuple[Cells, _Flags]:
+    count = len(documents)
+    data, bounds = _text(documents)
+    inner = data[bounds[0] : bounds[-1]]
+    openings = np.count_nonzero(inner == OPEN_BRACE) + np.count_nonzero(inner == OPEN_BRACKET)
+    room = count + int(openings) + int(np.count_nonzero(inner == COMMA))
+    document, path, parent = (np.empty(room, np.int64) for _ in range(3))
+    start, stop, key_start, key_stop = (np.empty(room, np.int64) for _ in range(4))
+    kinds = np.empty(room, np.uint8)
+    odd = np.zeros(count, np.bool_)
+    found = _scan(
+        data, bounds, depth, _longs(maps), _longs(stable),
+        document, path, parent, kinds, start, stop, key_start, key_stop, odd,
+        np.empty(depth + 1, np.int64), np.empty(depth + 1, np.int64),
+    )  # fmt: skip
+    cells = Cells(
+        count, data,
+        document[:found], path[:found], parent[:found], kinds[:found],
+        start[:found], stop[:found], key_start[:found], key_stop[:found],
+    )  # fmt: skip
+    return cells, odd
+
+
+def slices(data: Bytes, starts: Longs, stops: Longs) -> pa.StringArray:
+    """Return pieces of a text as an array."""
+    ends = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(stops - starts, out=ends[1:])
+    out = np.empty(int(ends[-1]), np.uint8)
+    _gather(data, starts, ends, out)
+    return pa.StringArray.from_buffers(len(starts), pa.py_buffer(ends.data), pa.py_buffer(out.data))
+
+
+def _text(documents: pa.StringArray) -> tuple[Bytes, Longs]:
+    """Return the bytes of documents, and where each begins and the last one ends."""
+    _, ends, data = documents.buffers()
+    if not len(documents) or data is None or ends is None:
+        return read_only(b"\0"), np.zeros(len(documents) + 1, np.int64)
+    bounds = np.frombuffer(memoryview(ends), np.int32)[documents.offset :][: len(documents) + 1]
+    return read_only(memoryview(data)), bounds.astype(np.int64)
+
+
+def _longs(numbers: Collection[int] | Sequence[int]) -> Longs:
+    return np.array(sorted(numbers), np.int64)
+
+
+@kernel
+def _blanks(source: Bytes, at: int, end: int) -> int:
+    """Return where the next token begins."""
+    while at < end and (
+        source[at] == 32 or source[at] == 10 or source[at] == 13 or source[at] == 9
+    ):
+        at += 1
+    return at
+
+
+@kernel
+def _string_stop(source: Bytes, at: int, end: int) -> int:
+    """Return the place after the string whose opening quote stands at `at`."""
+    at += 1
+    while at < end and source[at] != QUOTE:
+        at += 2 if source[at] == BACKSLASH else 1
+    return min(at + 1, end)
+
+
+@kernel
+def _value_stop(source: Bytes, at: int, end: int) -> int:
+    """Return the place after the value at `at`, whatever is inside it."""
+    depth = 0
+    while at < end:
+        byte = source[at]
+        if byte == QUOTE:
+            at = _string_stop(source, at, end)
+            if depth == 0:
+                return at
+            continue
+        if byte == OPEN_BRACE or byte == OPEN_BRACKET:
+            depth += 1
+        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
+            if depth <= 1:
+                return at + depth
+            depth -= 1
+        elif depth == 0 and (byte == COMMA or byte == 32 or byte == 10 or byte == 13 or byte == 9):
+            return at
+        at += 1
+    return at
+
+
+@kernel
+def _kind(source: Bytes, at: int) -> int:
+    """Return the type of the value that begins at `at`; a number counts as an integer so far."""
+    byte = source[at]
+    if byte == QUOTE:
+        return STRING
+    if byte == OPEN_BRACE:
+        return OBJECT
+    if byte == OPEN_BRACKET:
+        return ARRAY
+    if byte == LOWER_N:
+        return NULL
+    if byte == LOWER_T or byte == LOWER_F:
+        return BOOLEAN
+    return INTEGER
+
+
+@kernel
+def _fraction(source: Bytes, at: int, stop: int) -> bool:
+    """Say whether a number is written with a fraction or an exponent."""
+    for place in range(at, stop):
+        byte = source[place]
+        if byte == DOT or byte == LOWER_E or byte == UPPER_E:
+            return True
+    return False
+
+
+@kernel
+def _hashed(path: int, symbol: int) -> int:
+    """Return a path with one symbol more."""
+    first = ((path >> BITS) * FIRST_BASE + symbol) & MASK
+    second = ((path & MASK) * SECOND_BASE + symbol) & MASK
+    return first << BITS | second
+
+
+@kernel
+def _among(numbers: Longs, wanted: int) -> bool:
+    """Say whether a number is one of some, which are sorted."""
+    low, high = 0, len(numbers)
+    while low < high:
+        middle = (low + high) >> 1
+        if numbers[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(numbers) and numbers[low] == wanted
+
+
+@kernel
+def _scan(
+    source: Bytes,
+    bounds: Longs,
+    depth_limit: int,
+    maps: Longs,
+    stable: Longs,
+    document: Longs,
+    path: Longs,
+    parent: Longs,
+    kinds: Bytes,
+    start: Longs,
+    stop: Longs,
+    key_start: Longs,
+    key_stop: Longs,
+    odd: _Flags,
+    open_paths: Longs,
+    open_cells: Longs,
+) -> int:
+    """Write the cells of each document, and return how many there are."""
+    count = 0
+    room = len(document)
+    for row in range(len(bounds) - 1):
+        at, end = int(bounds[row]), int(bounds[row + 1])
+        depth = 0
+        here, around = ROOT, ROOT
+        name_start, name_stop = NO_KEY, NO_KEY
+        while True:
+            at = _blanks(source, at, end)
+            if at >= end or count >= room:
+                break
+            kind = _kind(source, at)
+            cell = count
+            count += 1
+            document[cell], path[cell], parent[cell] = row, here, around
+            start[cell], key_start[cell], key_stop[cell] = at, name_start, name_stop
+            if (kind == OBJECT or kind == ARRAY) and depth < depth_limit:
+                open_paths[depth], open_cells[depth] = here, cell
+                depth += 1
+                at += 1
+                stop[cell] = end
+            else:
+                after = _value_stop(source, at, end)
+                if kind == INTEGER and _fraction(source, at, after):
+                    kind = NUMBER
+                stop[cell] = after
+                at = after
+            kinds[cell] = kind
+            while depth > 0:  # past a comma, and out of what ends here
+                at = _blanks(source, at, end)
+                if at >= end:
+                    depth = 0
+                elif source[at] == CLOSE_BRACE or source[at] == CLOSE_BRACKET:
+                    at += 1
+                    depth -= 1
+                    stop[open_cells[depth]] = at
+                elif source[at] == COMMA:
+                    at += 1
+                else:
+                    break
+            if depth == 0:
+                break
+            around = int(open_paths[depth - 1])
+            if kinds[open_cells[depth - 1]] == ARRAY:
+                here = _hashed(around, ELEMENT_SYMBOL)
+                name_start, name_stop = NO_KEY, NO_KEY
+                continue
+            after = _string_stop(source, at, end)
+            name_start, name_stop = at + 1, after - 1
+            here = _hashed(around, KEY_SYMBOL)
+            for place in range(name_start, name_stop):
+                if source[place] == BACKSLASH:
+                    odd[row] = True
+                here = _hashed(here, int(source[place]))
+            if _among(maps, around) and not _among(stable, here):
+                here = _hashed(around, ANY_SYMBOL)
+            at = _blanks(source, after, end)
+            if at < end and source[at] == COLON:
+                at += 1
+    return count
+
+
+@kernel
+def _gather(source: Bytes, starts: Longs, ends: npt.NDArray[np.int32], out: Bytes) -> None:
+    for row in range(len(starts)):
+        place = starts[row]
+        for at in range(ends[row], ends[row + 1]):
+            out[at] = source[place]
+            place += 1

@@ -1,0 +1,352 @@
+"""The schema of documents: learned from the first ones that are looked at, then compared with.
+
+A `DocumentSchema` takes documents in their order, any number at a time, and is afterwards the same
+whatever the numbers were: what depends on a count (maps, and the end of learning) is decided after exactly
+so many documents, whatever came together with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+from deltaforge_dagster.config.sensing import SchemaSensing
+from deltaforge_dagster.sensing.coded import counted
+from deltaforge_dagster.sensing.fields import Field, Fields, displayed
+from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups
+from deltaforge_dagster.sensing.maps import MapNames, judged
+from deltaforge_dagster.sensing.paths import ANY, ROOT, Path, child, path_number
+from deltaforge_dagster.sensing.scan import INTEGER, NUMBER, OBJECT, STRING, TYPES, Cells, scan
+from deltaforge_dagster.sensing.values import Values
+
+MOST_FIELDS = 5_000
+"""A schema with more fields learns no more; looked at every `LOOK` documents."""
+LOOK = 1_000
+
+_SHOWN = 20
+"""Of what an evolution added, so much is noted."""
+
+_Pairs: TypeAlias = dict[int, tuple[Path, int]]
+
+_MANY = 1 << 40
+
+
+class DocumentSchema:
+    """The schema of one stream of documents.
+
+    Args:
+        options: The pipeline's `schema_sensing`.
+
+    Attributes:
+        fields: What documents have, by path; see `Fields`.
+        maps: The names of maps, by their paths.
+        sampled: How many documents were looked at.
+        sequence: Number of the schema: 1 for the first, one more with each evolution.
+        stabilized: Whether it learns no more.
+        hits: How many documents had a structure that was remembered.
+        misses: How many had another.
+        evolutions: What changed since `state` was taken; each old and new fingerprint, and what was added.
+        first_us: Event time of the first document that was looked at.
+        last_us: Of the last one.
+    """
+
+    def __init__(self, options: SchemaSensing) -> None:
+        self._options = options
+        self.fields: Fields = {}
+        self.maps: dict[Path, MapNames] = {}
+        self.sampled = 0
+        self.sequence = 0
+        self.stabilized = False
+        self.hits = self.misses = 0
+        self.evolutions: list[dict[str, Any]] = []
+        self.first_us = self.last_us = 0
+        self._structures: set[int] = set()
+        self._pairs: _Pairs = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """The first 16 hexadecimal digits of the SHA-256 of every path and its types, in order."""
+        known = sorted([*path, *field.types] for path, field in self.fields.items())
+        return hashlib.sha256(orjson.dumps(known)).hexdigest()[:16]
+
+    @property
+    def depth(self) -> int:
+        """Values inside so many others are not looked into."""
+        inspection = self._options.deep_inspect
+        return inspection.max_depth if inspection.enabled else 1
+
+    @property
+    def structures(self) -> int:
+        """How many structures are remembered."""
+        return len(self._structures)
+
+    def observe(self, documents: pa.StringArray, times_us: npt.NDArray[np.int64]) -> Flags:
+        """Take the next documents, and say which differ from what was learned before them.
+
+        Args:
+            documents: JSON texts, none null.
+            times_us: The event time of each.
+        """
+        strange = np.zeros(len(documents), np.bool_)
+        at = 0
+        while at < len(documents):
+            size = min(self._until_next_turn(), len(documents) - at)
+            strange[at : at + size] = self._observe(documents.slice(at, size), times_us[at])
+            at += size
+            self.last_us = max(self.last_us, int(times_us[at - 1]))
+            self._turn()
+        return strange
+
+    def _until_next_turn(self) -> int:
+        high, most = self._options.high_cardinality, self._options.deep_inspect.max_sample_size
+        turns = [] if self.stabilized else [LOOK - self.sampled % LOOK]
+        if self.sampled < high.min_events:
+            turns.append(high.min_events - self.sampled)
+        if high.reevaluate_interval:
+            turns.append(high.reevaluate_interval - self.sampled % high.reevaluate_interval)
+        if self.sampled < most:
+            turns.append(most - self.sampled)
+        return min(turns, default=_MANY)
+
+    def _turn(self) -> None:
+        """Decide what is decided after this many documents."""
+        high, most = self._options.high_cardinality, self._options.deep_inspect.max_sample_size
+        again = high.reevaluate_interval
+        full = not self.stabilized and (
+            0 < most <= self.sampled
+            or (self.sampled % LOOK == 0 and len(self.fields) > MOST_FIELDS)
+        )
+        due = self.sampled == high.min_events or (again > 0 and self.sampled % again == 0)
+        if high.enabled and self.sampled >= high.min_events and (full or due):
+            self._find_maps()
+        self.stabilized = self.stabilized or full
+
+    def _observe(self, documents: pa.StringArray, first_us: int) -> Flags:
+        if not self.sampled:
+            self.first_us = int(first_us)
+        self.sampled += len(documents)
+        maps = {path_number(path): path for path in self.maps}
+        stable = {
+            child(number, "." + name)
+            for number, path in maps.items()
+            for name in self.maps[path].stable
+        }
+        cells = scan(documents, self.depth, maps, stable)
+        groups = Groups(cells)
+        structures = groups.structures().tolist()
+        known = self._options.sampling.structure_cache and self._structures.issuperset(structures)
+        strange = np.zeros(len(documents), np.bool_)
+        evolved: set[int] = set()
+        if self.stabilized:
+            strange = groups.lacking(self._pairs)
+        elif not known:
+            evolved = self._grow(cells, groups)
+        self._count(groups)
+        if self.maps:
+            self._count_names(cells, maps)
+        if not self.stabilized:
+            self._take_values(cells, groups)
+        self._remember(structures, evolved)
+        return strange
+
+    def _grow(self, cells: Cells, groups: Groups) -> set[int]:
+        """Add what documents have and the schema has not; return which documents had it first."""
+        places: dict[int, Path] = {ROOT: ()} | {
+            pair >> KIND_BITS: path for pair, (path, _) in self._pairs.items()
+        }
+        added: dict[int, list[str]] = {}
+        fresh = [n for n, pair in enumerate(groups.pairs.tolist()) if pair not in self._pairs]
+        before = self.fingerprint if self.sequence else None
+        for index in sorted(fresh, key=lambda one: int(groups.first[one])):
+            cell = int(groups.first[index])
+            document = int(cells.document[cell])
+            if added and document not in added:
+                before = self._evolved(before, added[max(added)])
+            pair = int(groups.pairs[index])
+            number, kind = pair >> KIND_BITS, pair & ((1 << KIND_BITS) - 1)
+            if number not in places:
+                places[number] = (*places[int(cells.parent[cell])], cells.step(cell))
+            path = places[number]
+            if path not in self.fields:
+                self.fields[path] = Field(Values(self._options.tracking))
+            # Counted at the end of the batch; until then 1 stands for "this type is known".
+            self.fields[path].counts[kind] = 1
+            self._pairs[pair] = (path, kind)
+            added.setdefault(document, []).append(f"{displayed(path)}: {TYPES[kind]}")
+        if added:
+            self._evolved(before, added[max(added)])
+        for index in fresh:
+            path, kind = self._pairs[int(groups.pairs[index])]
+            self.fields[path].counts[kind] = 0
+        return set(added)
+
+    def _evolved(self, before: str | None, added: list[str]) -> str:
+        """Note that the schema is another one now; return its fingerprint."""
+        self.sequence += 1
+        now = self.fingerprint
+        if before is not None:
+            self.evolutions.append(
+                {
+                    "sequence": self.sequence,
+                    "old": before,
+                    "new": now,
+                    "added": added[:_SHOWN],
+                    "more": max(0, len(added) - _SHOWN),
+                }
+            )
+        return now
+
+    def _count(self, groups: Groups) -> None:
+        for pair, count in zip(groups.pairs.tolist(), groups.counts.tolist(), strict=True):
+            if pair in self._pairs:
+                path, kind = self._pairs[pair]
+                self.fields[path].counts[kind] += count
+
+    def _count_names(self, cells: Cells, maps: Mapping[int, Path]) -> None:
+        for number, path in maps.items():
+            inside = np.flatnonzero(cells.path == child(number, ANY))
+            if len(inside):
+                self.maps[path].add(counted(cells.names(inside)))
+
+    def _take_values(self, cells: Cells, groups: Groups) -> None:
+        tracking = self._options.tracking
+        for index, pair in enumerate(groups.pairs.tolist()):
+            path, kind = self._pairs[pair]
+            values = self.fields[path].values
+            if kind == STRING:
+                values.add_strings(cells.texts(groups.cells(index), inside=1))
+            elif kind in {INTEGER, NUMBER} and tracking.field_statistics:
+                values.add_numbers(cells.texts(groups.cells(index)))
+
+    def _remember(self, structures: list[int], evolved: set[int]) -> None:
+        """Look each document's structure up among those that are remembered."""
+        sampling = self._options.sampling
+        if not sampling.structure_cache:
+            return
+        for document, structure in enumerate(structures):
+            if document in evolved:
+                self._structures.clear()
+            if structure in self._structures:
+                self.hits += 1
+                continue
+            self.misses += 1
+            if len(self._structures) < sampling.structure_cache_size:
+                self._structures.add(structure)
+
+    def _find_maps(self) -> None:
+        """Make maps of the objects that are, the outermost first."""
+        looked_at: set[Path] = set()
+        while True:
+            objects = [
+                path for path, field in self.fields.items()
+                if field.counts[OBJECT] and path not in self.maps and path not in looked_at
+            ]  # fmt: skip
+            if not objects:
+                return
+            path = min(objects, key=lambda one: (len(one), one))
+            looked_at.add(path)
+            names = {
+                one[-1][1:]: field.total
+                for one, field in self.fields.items()
+                if len(one) == len(path) + 1 and one[:-1] == path and one[-1][0] == "."
+            }
+            high = self._options.high_cardinality
+            verdict = judged(high, self.fields[path].counts[OBJECT], names)
+            if verdict.is_map:
+                self._fold(path, verdict.stable, names)
+
+    def _fold(self, path: Path, stable: Iterable[str], names: Mapping[str, int]) -> None:
+        """Make one field of all fields of an object whose names are values."""
+        before = self.fingerprint
+        kept = set(stable)
+        self.maps[path] = MapNames(self._options.high_cardinality, kept)
+        self.maps[path].add({name: count for name, count in names.items() if name not in kept})
+        depth = len(path)
+
+        def folded(one: Path) -> Path:
+            inside = len(one) > depth and one[:depth] == path and one[depth][0] == "."
+            if inside and one[depth][1:] not in kept:
+                return (*path, ANY, *one[depth + 1 :])
+            return one
+
+        fields: Fields = {}
+        for one, field in self.fields.items():
+            place = folded(one)
+            if place in fields:
+                fields[place].merge(field)
+            else:
+                fields[place] = field
+        maps: dict[Path, MapNames] = {}
+        for one, inner in self.maps.items():
+            place = folded(one)
+            if place in maps:
+                maps[place].merge(inner)
+            else:
+                maps[place] = inner
+        self.fields, self.maps = fields, maps
+        self._fold_into_maps()
+        self._structures.clear()
+        self._index()
+        self._evolved(before, [f"{displayed((*path, ANY))}: names are values"])
+
+    def _fold_into_maps(self) -> None:
+        """Fold what maps that have become one told apart: names that were fields of neither."""
+        for path, inner in list(self.maps.items()):
+            loose = [
+                one for one in self.fields
+                if len(one) == len(path) + 1 and one[:-1] == path
+                and one[-1][0] == "." and one[-1][1:] not in inner.stable
+            ]  # fmt: skip
+            for one in sorted(loose):
+                inner.add({one[-1][1:]: self.fields[one].total})
+                for below in [other for other in self.fields if other[: len(one)] == one]:
+                    place = (*path, ANY, *below[len(one) :])
+                    field = self.fields.pop(below)
+                    if place in self.fields:
+                        self.fields[place].merge(field)
+                    else:
+                        self.fields[place] = field
+
+    def _index(self) -> None:
+        self._pairs = {
+            path_number(path) << KIND_BITS | kind: (path, kind)
+            for path, field in self.fields.items()
+            for kind, count in enumerate(field.counts)
+            if count
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restored` reads, as JSON values."""
+        return {
+            "sampled": self.sampled,
+            "sequence": self.sequence,
+            "stabilized": self.stabilized,
+            "structures": sorted(self._structures),
+            "cache": [self.hits, self.misses],
+            "times": [self.first_us, self.last_us],
+            "fields": [[path, field.state()] for path, field in self.fields.items()],
+            "maps": [[path, names.state()] for path, names in self.maps.items()],
+        }
+
+    @classmethod
+    def restored(cls, options: SchemaSensing, state: Mapping[str, Any]) -> DocumentSchema:
+        """Return the schema that `state` is of."""
+        schema = cls(options)
+        schema.sampled = state["sampled"]
+        schema.sequence = state["sequence"]
+        schema.stabilized = state["stabilized"]
+        schema._structures = set(state["structures"])
+        schema.hits, schema.misses = state["cache"]
+        schema.first_us, schema.last_us = state["times"]
+        for path, field in state["fields"]:
+            schema.fields[tuple(path)] = Field.restored(options.tracking, field)
+        for path, names in state["maps"]:
+            schema.maps[tuple(path)] = MapNames.restored(options.high_cardinality, names)
+        schema._index()
+        return schema

@@ -1,0 +1,230 @@
+"""What is known of one table: the schemas of its documents, and its drift.
+
+A row of a table version that is registered is compared with its columns, and of its columns those that may hold
+JSON documents have a schema each. Any other row, which a processor or a message of the log has made, is a
+document itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.config.sensing import SchemaSensing, Selection
+from deltaforge_dagster.sensing.coded import coded
+from deltaforge_dagster.sensing.declared import Declared
+from deltaforge_dagster.sensing.drift import Drift
+from deltaforge_dagster.sensing.groups import Flags
+from deltaforge_dagster.sensing.paths import ROOT, child
+from deltaforge_dagster.sensing.sampling import chosen
+from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
+from deltaforge_dagster.sensing.schema import DocumentSchema
+from deltaforge_dagster.sources.characters import OPEN_BRACE, OPEN_BRACKET
+from deltaforge_dagster.sources.kernel import Longs
+
+UNCHANGED = '{"_unchanged":true}'
+"""A value that the log does not have."""
+
+_READ = ("after", "ts_us", "schema_version", "headers")
+
+Versions = Mapping[str, Sequence[Declared]]
+"""The columns of the versions of a table, by their fingerprints."""
+
+_DOCUMENT, _UNKNOWN = -1, -2
+
+_OF_OUTBOX = '"df-source-kind":"outbox"'
+"""In the headers of what was made of a row of an outbox: that is no row of the table any more."""
+
+
+class TableSense:
+    """What is known of one table.
+
+    Args:
+        options: The pipeline's `schema_sensing`.
+
+    Attributes:
+        events: How many inserts, updates and snapshot rows there were.
+        whole: The schema of rows that are documents; None before the first.
+        columns: The schemas of columns that hold documents.
+        drift: What was compared with the table's columns.
+    """
+
+    def __init__(self, options: SchemaSensing) -> None:
+        self._options = options
+        self.events = 0
+        self.whole: DocumentSchema | None = None
+        self.columns: dict[str, DocumentSchema] = {}
+        self.drift = Drift()
+
+    @property
+    def schemas(self) -> list[DocumentSchema]:
+        """All schemas."""
+        return [*([self.whole] if self.whole else []), *self.columns.values()]
+
+    def take(self, batch: pa.RecordBatch, rows: Longs, versions: Versions) -> None:
+        """Take the table's next inserts, updates and snapshot rows, in log order.
+
+        Args:
+            batch: Has the columns `after`, `ts_us`, `schema_version` and `headers`.
+            rows: Which of its rows they are.
+            versions: The versions of the table; empty for what is not registered.
+        """
+        picked = rows[chosen(self._options.sampling, self.events, len(rows))]
+        self.events += len(rows)
+        looked_at = batch.select(list(_READ)).take(picked)
+        looked_at = looked_at.filter(looked_at.column("after").is_valid())
+        if not looked_at.num_rows:
+            return
+        numbers, fingerprints = _versions(looked_at, versions)
+        self._take_whole(looked_at.filter(pa.array(numbers == _DOCUMENT)))
+        ours = looked_at.filter(pa.array(numbers >= 0))
+        numbers = numbers[numbers >= 0]
+        starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise([0, *starts.tolist(), len(numbers)]):
+            if start < stop:
+                version = fingerprints[int(numbers[start])]
+                self._take_rows(ours.slice(start, stop - start), version, versions[version])
+
+    def _take_whole(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self.whole = self.whole or DocumentSchema(self._options)
+            self.whole.observe(_images(rows), rows.column("ts_us").to_numpy())
+
+    def _take_rows(self, rows: pa.RecordBatch, version: str, columns: Sequence[Declared]) -> None:
+        times = rows.column("ts_us").to_numpy()
+        cells = scan(_images(rows), 1)
+        differing = self.drift.compare(cells, columns, version, times)
+        if self._options.deep_inspect.enabled:
+            chosen_columns = self._options.deep_inspect.columns
+            for column in columns:
+                if column.document and selected(chosen_columns, column.name):
+                    differing |= self._take_column(column, cells, times)
+        self.drift.analyzed += rows.num_rows
+        self.drift.drifted += int(differing.sum())
+
+    def _take_column(self, column: Declared, cells: Cells, times: Longs) -> Flags:
+        """Take the documents of a column; say which rows have one unlike what was learned."""
+        differing = np.zeros(cells.documents, np.bool_)
+        found, documents = _documents(column, cells)
+        if not len(found):
+            return differing
+        schema = self.columns.get(column.name)
+        if schema is None:
+            schema = self.columns[column.name] = DocumentSchema(self._options)
+        rows = cells.document[found]
+        strange = schema.observe(documents, times[rows])
+        if strange.any():
+            differing[rows[strange]] = True
+            self.drift.note(
+                column.name,
+                "json_structure_change",
+                observed="object",
+                count=int(strange.sum()),
+                last_us=int(times[rows[strange]].max()),
+            )
+        return differing
+
+    def state(self) -> bytes:
+        """Return what `restored` reads."""
+        return orjson.dumps(
+            {
+                "events": self.events,
+                "whole": None if self.whole is None else self.whole.state(),
+                "columns": {name: one.state() for name, one in self.columns.items()},
+                "drift": self.drift.state(),
+            }
+        )
+
+    @classmethod
+    def restored(cls, options: SchemaSensing, state: bytes) -> TableSense:
+        """Return what `state` is of."""
+        fields: dict[str, Any] = orjson.loads(state)
+        table = cls(options)
+        table.events = fields["events"]
+        if fields["whole"] is not None:
+            table.whole = DocumentSchema.restored(options, fields["whole"])
+        for name, one in fields["columns"].items():
+            table.columns[name] = DocumentSchema.restored(options, one)
+        table.drift = Drift.restored(fields["drift"])
+        return table
+
+
+def selected(selection: Selection, name: str) -> bool:
+    """Say whether a selection by patterns has a name; one without patterns has all."""
+    included = not selection.include or Globs(selection.include).match([name])
+    return included and not Globs(selection.exclude).match([name])
+
+
+def _images(rows: pa.RecordBatch) -> pa.StringArray:
+    return cast("pa.StringArray", rows.column("after"))
+
+
+def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str]]:
+    """Return for each row the number of the version that it is compared with, and their fingerprints.
+
+    `_DOCUMENT` stands for a row that is none of the table's, `_UNKNOWN` for one of a version that is not
+    registered, of which nothing can be said.
+    """
+    codes, known = coded(rows, "schema_version")
+    if not versions:
+        return np.full(rows.num_rows, _DOCUMENT), []
+    fingerprints = list(versions)
+    numbers = np.array(
+        [
+            _DOCUMENT if one is None else fingerprints.index(one) if one in versions else _UNKNOWN
+            for one in known
+        ],
+        np.int64,
+    )[codes]
+    headers = rows.column("headers")
+    if headers.null_count < len(headers):
+        made = pc.match_substring(cast("pa.StringArray", headers), _OF_OUTBOX).fill_null(False)
+        numbers[made.to_numpy(zero_copy_only=False)] = _DOCUMENT
+    return numbers, fingerprints
+
+
+def _documents(column: Declared, cells: Cells) -> tuple[Longs, pa.StringArray]:
+    """Return the values of a column that are documents, and their texts.
+
+    In a column of documents that is every value but null; in one of text, and of strings in any, what
+    is an object or an array written as text.
+    """
+    found = np.flatnonzero(cells.path == child(ROOT, "." + column.name))
+    kinds, starts = cells.type[found], cells.start[found]
+    strings = kinds == STRING
+    within = cells.data[np.minimum(starts + 1, len(cells.data) - 1)]
+    holding = strings & ((within == OPEN_BRACE) | (within == OPEN_BRACKET))
+    if OBJECT in column.kinds:
+        kept = kinds != NULL
+        for index in np.flatnonzero(
+            (kinds == OBJECT) & (cells.stop[found] - starts == len(UNCHANGED))
+        ).tolist():
+            kept[index] = cells.text(int(found[index])) != UNCHANGED
+    else:
+        kept = holding.copy()
+    documents = cells.texts(found[kept])
+    if not (holding & kept).any():
+        return found[kept], documents
+    texts: list[str | None] = documents.to_pylist()
+    for index in np.flatnonzero(holding[kept]).tolist():
+        written = _inner(str(texts[index]))
+        if written is not None or OBJECT not in column.kinds:
+            texts[index] = written
+    valid = np.array([one is not None for one in texts], np.bool_)
+    return found[kept][valid], pa.array([one for one in texts if one is not None], pa.string())
+
+
+def _inner(text: str) -> str | None:
+    """Return the object or array that a JSON string holds as text, None for any other string."""
+    try:
+        inner: str = orjson.loads(text)
+        return inner if isinstance(orjson.loads(inner), dict | list) else None
+    except ValueError:
+        return None

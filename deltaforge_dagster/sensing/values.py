@@ -1,0 +1,168 @@
+"""What the values of one field have in common: few different ones, a format, least and greatest."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any, cast
+
+import pyarrow as pa
+from datasketches import (  # type: ignore[import-untyped]
+    hll_sketch,
+    hll_union,
+    tgt_hll_type,
+)
+
+from deltaforge_dagster.config.sensing import Tracking
+from deltaforge_dagster.sensing.coded import counted
+from deltaforge_dagster.sensing.formats import FORMATS, formats_of
+
+ENUM_REPEATS = 10
+"""Few values are an enumeration when there were so many strings for each of them."""
+
+_LONGEST = 100
+"""Of a value that is kept, so many characters."""
+
+_PRECISION = 12
+_DIGITS = 18
+
+
+class Values:
+    """The strings and numbers of one field, of one document after the other.
+
+    Args:
+        tracking: What is to be found out.
+
+    Attributes:
+        strings: How many strings there were.
+        shortest: Characters of the shortest, 0 without any.
+        longest: Characters of the longest.
+    """
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+        self.strings = 0
+        self.shortest = self.longest = 0
+        self._formats = frozenset(FORMATS)
+        self._few: dict[str, int] | None = {} if tracking.enum_detection else None
+        self._least: int | float | str | None = None
+        self._greatest: int | float | str | None = None
+        self._distinct = hll_sketch(_PRECISION) if tracking.field_statistics else None
+
+    def add_strings(self, texts: pa.StringArray) -> None:
+        """Add strings as they are written in JSON, without their quotes."""
+        found = counted(texts)
+        lengths = [len(one) for one in found]
+        self.shortest = min(lengths) if not self.strings else min(self.shortest, *lengths)
+        self.longest = max(self.longest, *lengths)
+        self.strings += len(texts)
+        for value in found:
+            if not self._formats:
+                break
+            self._formats = formats_of(value, self._formats)
+        self._count_few(found)
+        if self._distinct is not None:
+            for value in found:
+                self._distinct.update(value)
+            self._bound(min(found)[:_LONGEST], max(found)[:_LONGEST])
+
+    def add_numbers(self, texts: pa.StringArray) -> None:
+        """Add numbers as they are written in JSON; nothing is kept of them without statistics."""
+        if self._distinct is None:
+            return
+        found = [_number(one) for one in counted(texts)]
+        for value in found:
+            self._distinct.update(repr(value))
+        self._bound(min(found), max(found))
+
+    def merge(self, other: Values) -> None:
+        """Add what is known of another field's values."""
+        if other.strings:
+            both = (self.shortest, other.shortest) if self.strings else (other.shortest,)
+            self.shortest = min(both)
+            self.longest = max(self.longest, other.longest)
+            self.strings += other.strings
+            self._formats &= other._formats
+        if other._few is None:
+            self._few = None
+        else:
+            self._count_few(other._few)
+        if self._distinct is not None and other._distinct is not None:
+            union = hll_union(_PRECISION)
+            union.update(self._distinct)
+            union.update(other._distinct)
+            self._distinct = union.get_result(tgt_hll_type.HLL_4)
+            if other._least is not None and other._greatest is not None:
+                self._bound(other._least, other._greatest)
+
+    @property
+    def format(self) -> str | None:
+        """The format that all strings have."""
+        return min(self._formats, default=None) if self.strings else None
+
+    @property
+    def enumeration(self) -> list[str] | None:
+        """The values, in order, of a field that has few of them; None when it has not."""
+        if not self._few or self.strings < ENUM_REPEATS * len(self._few):
+            return None
+        return sorted(self._few)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return least and greatest value and how many different ones; nothing if not tracked."""
+        if self._distinct is None or self._distinct.is_empty():
+            return {}
+        return {
+            "min": self._least,
+            "max": self._greatest,
+            "cardinality": round(self._distinct.get_estimate()),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restored` reads, as JSON values."""
+        sketch = None if self._distinct is None else self._distinct.serialize_compact()
+        return {
+            "strings": self.strings,
+            "lengths": [self.shortest, self.longest],
+            "formats": sorted(self._formats),
+            "few": self._few,
+            "bounds": [self._least, self._greatest],
+            "distinct": None if sketch is None else b64encode(sketch).decode(),
+        }
+
+    @classmethod
+    def restored(cls, tracking: Tracking, state: dict[str, Any]) -> Values:
+        """Return the values that `state` is of; what is tracked only since now begins empty."""
+        values = cls(tracking)
+        values.strings = state["strings"]
+        values.shortest, values.longest = state["lengths"]
+        values._formats = frozenset(state["formats"]) & FORMATS.keys()
+        if values.strings or state["few"] is not None:
+            values._few = state["few"] if tracking.enum_detection else None
+        values._least, values._greatest = state["bounds"]
+        if state["distinct"] is not None and tracking.field_statistics:
+            values._distinct = hll_sketch.deserialize(b64decode(state["distinct"]))
+        return values
+
+    def _count_few(self, found: dict[str, int]) -> None:
+        if self._few is None:
+            return
+        for value, count in found.items():
+            self._few[value] = self._few.get(value, 0) + count
+        most = self._tracking.enum_max_cardinality
+        if len(self._few) > most or any(len(one) > _LONGEST for one in found):
+            self._few = None
+
+    def _bound(self, least: Any, greatest: Any) -> None:
+        # Numbers before strings: a field may have both, and they cannot be compared.
+        def order(value: Any) -> tuple[bool, Any]:
+            return isinstance(value, str), value
+
+        known = [one for one in (self._least, least) if one is not None]
+        self._least = min(known, key=order)
+        known = [one for one in (self._greatest, greatest) if one is not None]
+        self._greatest = max(known, key=order)
+
+
+def _number(text: str) -> int | float:
+    """Return a number; as one that computers count with, when it has more digits than these do."""
+    return cast("int | float", json.loads(text)) if len(text) <= _DIGITS else float(text)
