@@ -1,0 +1,25 @@
+"""The sinks as data sources for anyone's Spark job: `df.write.format("deltaforge_redis")`.
+
+::
+
+    from deltaforge_dagster.spark import register
+
+    register(spark, secrets={"REDIS_PASSWORD": password})
+    (
+        df.selectExpr("id AS key", "to_json(struct(*)) AS value")
+        .write.format("deltaforge_redis")
+        .option("uri", "redis://:${REDIS_PASSWORD}@redis.example:6379/0")
+        .option("stream", "orders")
+        .mode("append")
+        .save()
+    )
+
+A task opens the same sink that pipelines use and sends its partition's rows in their order. See
+`options` for the options, `rows` for the columns, and `writer` for what is promised when tasks are
+tried again. Sessions on Spark Connect and classic ones work alike; this package must be installed
+where the tasks run.
+"""
+
+from deltaforge_dagster.spark.writer import register
+
+__all__ = ["register"]

@@ -1,0 +1,115 @@
+"""Rows of a DataFrame into messages.
+
+=============  ========================  ================================================================
+column         type                      meaning
+=============  ========================  ================================================================
+`value`        string                    The message. Null only for Kafka: a tombstone.
+`key`          string                    The message's key; without it or null: none.
+`destination`  string                    Stream, topic or subject; without it or null: the option's.
+`headers`      map of strings, or JSON   Without it or null: none.
+`event_id`     string                    Id by which consumers tell repeated messages; without it the
+                                         job's name, the partition and the row's number in it.
+=============  ========================  ================================================================
+
+Other columns are refused. Names do not tell upper from lower case, as in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import MapType, StringType, StructType
+
+from deltaforge_dagster.errors import SinkRejected, SpecError
+from deltaforge_dagster.sinks.base import MESSAGES
+from deltaforge_dagster.spark.options import Kind
+
+_COLUMNS = ("value", "key", "destination", "headers", "event_id")
+
+
+def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
+    """Check a DataFrame's columns.
+
+    Raises:
+        SpecError: A column is missing, unknown or of another type.
+    """
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    problems = [
+        f"column {name!r} is unknown; there are {', '.join(_COLUMNS)}"
+        for name in types
+        if name not in _COLUMNS
+    ]
+    for name, found in types.items():
+        texts = isinstance(found, MapType) and found.simpleString() == "map<string,string>"
+        if not (isinstance(found, StringType) or (name == "headers" and texts)):
+            wanted = "map<string,string> or string" if name == "headers" else "string"
+            problems.append(f"column {name!r} is {found.simpleString()}; it must be {wanted}")
+    if "value" not in types:
+        problems.append("there is no column 'value', the message")
+    if kind.destination not in options and kind.always_named:
+        problems.append(f"option {kind.destination!r} is needed")
+    elif kind.destination not in options and "destination" not in types:
+        problems.append(f"option {kind.destination!r} or a column 'destination' is needed")
+    if problems:
+        raise SpecError(*(f"{kind.format}: {problem}" for problem in problems))
+
+
+def messages(
+    kind: Kind, rows: pa.RecordBatch, default: str | None, ids: str, first: int
+) -> pa.RecordBatch:
+    """Return rows as `MESSAGES`; their ordinals count from `first`.
+
+    Args:
+        kind: Of the sink.
+        rows: Of the DataFrame, checked.
+        default: Destination where a row names none; None when there is none.
+        ids: What a row's number is appended to, where it has no id.
+        first: Number of the first row in its partition.
+
+    Raises:
+        SinkRejected: A row lacks what it must have.
+    """
+    count = rows.num_rows
+    given = dict(zip((name.lower() for name in rows.schema.names), rows.columns, strict=True))
+    ordinals = pa.array(range(first, first + count), pa.int64())
+    nothing = pa.nulls(count, pa.string())
+
+    def text(name: str) -> Any:
+        return given[name].cast(pa.string()) if name in given else nothing
+
+    destination = text("destination")
+    if default is not None:
+        destination = pc.fill_null(destination, default)
+    numbered = pc.binary_join_element_wise(ids, cast("Any", ordinals.cast(pa.string())), "")
+    event_id = pc.coalesce(text("event_id"), numbered)
+    columns = {
+        "ordinal": ordinals,
+        "destination": _whole(kind, "destination", destination, first),
+        "key": text("key"),
+        "value": text("value") if kind.null_values else _whole(kind, "value", text("value"), first),
+        "event_id": event_id,
+        "idempotency_key": event_id,
+        "headers": _headers(given["headers"]) if "headers" in given else nothing,
+        "change_id": nothing,
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in MESSAGES.names], schema=MESSAGES)
+
+
+def _whole(kind: Kind, name: str, column: Any, first: int) -> Any:
+    if column.null_count:
+        row = first + pc.index(pc.is_null(column), True).as_py()
+        raise SinkRejected(f"{kind.format}: row {row} of the partition has no {name}")
+    return column
+
+
+def _headers(column: Any) -> Any:
+    if not pa.types.is_map(column.type):
+        return column.cast(pa.string())
+    texts = [
+        None if one is None else orjson.dumps(dict(one)).decode() for one in column.to_pylist()
+    ]
+    return pa.array(texts, pa.string())
