@@ -25,7 +25,7 @@ from deltaforge_dagster.state.store import StateStore
 from tests.e2e.deployment import eventually
 from tests.kills import child
 from tests.kills.checker import Life, Verdict, check_delivery, check_repeats
-from tests.kills.ends import Database, Destination
+from tests.kills.ends import Database, Destination, parse
 from tests.kills.workload import Workload
 
 PIPELINE = """\
@@ -96,6 +96,9 @@ class Campaign:
         spark_remote: The Spark server; None for one of the campaign's own.
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         state_url: Where the state is; None for SQLite in the folder.
+        moves: Whether rows get other keys.
+        body: The most characters that a row's text has.
+        chunk_rows: How many rows a snapshot's chunk has.
         lives: The runs that have ended.
         observed: What a watcher saw of the source's confirmed position.
         name: The pipeline's; no other campaign's, whose position a shared sink still holds.
@@ -109,6 +112,9 @@ class Campaign:
     seed: int
     lease_seconds: int = 2
     state_url: str | None = None
+    moves: bool = False
+    body: int = 300
+    chunk_rows: int = 10_000
     lives: list[Life] = field(default_factory=list)
     observed: list[Observed] = field(default_factory=list)
     name: str = field(default_factory=lambda: f"kills_{uuid.uuid4().hex[:8]}")
@@ -118,7 +124,7 @@ class Campaign:
         self.file.write_text(
             PIPELINE.format(
                 name=self.name,
-                source=self.database.source(self.name),
+                source=self.database.source(self.name, chunk_rows=self.chunk_rows),
                 sink=self.destination.sink(exactly_once=self.exactly_once),
                 lease_seconds=self.lease_seconds,
             )
@@ -132,8 +138,17 @@ class Campaign:
         self.store = StateStore.open(self.settings.state_url)
         self.journal = Journal(self.settings.journal_url)
         self.rng = random.Random(self.seed)
-        self.workload = Workload([self.database.connect() for _ in range(2)], self.seed)
+        connections = [self.database.connect() for _ in range(2)]
+        self.workload = Workload(connections, self.seed, moves=self.moves, body=self.body)
         self._runs: list[Run] = []
+        self._readers: list[ForkServerProcess] = []
+
+    def fill(self, changes: int) -> None:
+        """Let the writers write so much before the pipeline begins."""
+        self.workload.start()
+        self.workload.room.set()
+        eventually(lambda: self.workload.rows >= changes, what="rows")
+        self.workload.room.clear()
 
     @contextmanager
     def under_load(self) -> Iterator[None]:
@@ -159,6 +174,14 @@ class Campaign:
         process = child.start(self.file, environment, run_id, until_caught_up=until_caught_up)
         self._runs.append(Run(process, self.lives[-1], self.file.with_name(f"{run_id}.json")))
         return self._runs[-1]
+
+    def begin_reader(self, step: str | None = None) -> ForkServerProcess:
+        """Start a run that reads the unfinished snapshot, which dies at a failpoint if `step` names one."""
+        environment = self.environment | ({} if step is None else {VARIABLE: step})
+        run_id = f"reader-{len(self._readers) + 1}"
+        process = child.start_reader(self.file, environment, run_id)
+        self._readers.append(process)
+        return process
 
     def kill_at(self, step: str) -> None:
         """Let runs begin until one has died at a failpoint."""
@@ -259,7 +282,7 @@ class Campaign:
     def check(self) -> Verdict:
         """Prove what must hold of everything that arrived, once nothing is behind."""
         self.destination.settle()
-        partitions = self.destination.arrived()
+        partitions = [[parse(one) for one in each] for each in self.destination.values()]
         try:
             verdict = check_delivery(partitions, self.workload.expected())
             if self.exactly_once:
@@ -302,10 +325,10 @@ class Campaign:
 
     def close(self) -> None:
         """End every run, also a stopped one."""
-        for run in self._runs:
-            run.process.kill()
-            run.process.join()
-            run.process.close()
+        for process in [*(run.process for run in self._runs), *self._readers]:
+            process.kill()
+            process.join()
+            process.close()
         self.store.close()
 
     def _watch(self, over: threading.Event) -> None:

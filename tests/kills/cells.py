@@ -7,6 +7,9 @@ _ENDS = [
         "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
     ),
     pytest.param("mysql-kafka", marks=[pytest.mark.mysql, pytest.mark.kafka], id="mysql-kafka"),
+    pytest.param(
+        "postgres-nats", marks=[pytest.mark.postgres, pytest.mark.nats], id="postgres-nats"
+    ),
 ]
 
 EVERY_CELL = [

@@ -24,6 +24,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore
@@ -64,6 +65,21 @@ def start(
     )
     process.start()
     return process
+
+
+def start_reader(pipeline: Path, environment: Mapping[str, str], run_id: str) -> ForkServerProcess:
+    """Start a run that reads the pipeline's unfinished snapshot; what ends it is its exit code."""
+    process = CONTEXT.Process(target=_read, args=(pipeline, dict(environment)), name=run_id)
+    process.start()
+    return process
+
+
+def _read(pipeline: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    loaded = load_pipeline(pipeline)
+    with Platform(Settings.from_env()).open() as opened:
+        tools = build_tools(opened, loaded)
+        SnapshotRun(loaded, tools, warn=lambda _: None, progress=lambda _: None).execute()
 
 
 def _execute(

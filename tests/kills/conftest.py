@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_dagster.servers.nats import NatsServer
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import Campaign
 from tests.kills.databases import MysqlDatabase, PostgresDatabase
-from tests.kills.destinations import KafkaDestination, RedisDestination
+from tests.kills.destinations import KafkaDestination, NatsDestination, RedisDestination
 from tests.kills.ends import Database, Destination
 
 Ends = tuple[Database, Destination]
@@ -60,6 +61,22 @@ def redis_end(start_redis: StartRedis) -> Iterator[RedisDestination]:
 def kafka_end(kafka_server: KafkaServer) -> Iterator[KafkaDestination]:
     """A topic of the session's broker."""
     destination = KafkaDestination(kafka_server)
+    yield destination
+    destination.close()
+
+
+@pytest.fixture
+def compacted_end(kafka_server: KafkaServer) -> Iterator[KafkaDestination]:
+    """A topic of the session's broker that gets tombstones, and updates of keys in two halves."""
+    destination = KafkaDestination(kafka_server, compacted=True)
+    yield destination
+    destination.close()
+
+
+@pytest.fixture
+def nats_end(nats_server: NatsServer) -> Iterator[NatsDestination]:
+    """A stream of the session's server."""
+    destination = NatsDestination(nats_server.url)
     yield destination
     destination.close()
 

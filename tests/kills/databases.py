@@ -9,8 +9,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
+from psycopg.rows import dict_row
+from pymysql.cursors import DictCursor
 
 from deltaforge_dagster.servers import mysql
+from tests.kills.ends import Row
 from tests.kills.workload import LEDGER, TABLE
 
 
@@ -73,12 +76,17 @@ class PostgresDatabase:
         """Return a connection for a writer."""
         return PostgresConnection(self.dsn)
 
-    def source(self, name: str) -> str:
+    def source(self, name: str, *, chunk_rows: int) -> str:
         """Return the pipeline's source."""
         return (
             f'{{type: postgres, config: {{id: {name}-source, dsn: "{self.dsn}", slot: {self.slot}, '
-            f"publication: {self.slot}, tables: [public.items]}}}}"
+            f"publication: {self.slot}, tables: [public.items], {_snapshot(chunk_rows)}}}}}"
         )
+
+    def rows(self) -> dict[int, Row]:
+        """Return the rows of the table, by their keys."""
+        with psycopg.connect(self.dsn, row_factory=dict_row) as connection:
+            return {row["id"]: row for row in connection.execute("SELECT * FROM items")}
 
     def confirmed(self) -> int | None:
         """Return the slot's confirmed position; None while the server is not there."""
@@ -159,12 +167,22 @@ class MysqlDatabase:
         """Return a connection for a writer."""
         return MysqlConnection(self.dsn)
 
-    def source(self, name: str) -> str:
+    def source(self, name: str, *, chunk_rows: int) -> str:
         """Return the pipeline's source."""
         table = f"{urlsplit(self.dsn).path.strip('/')}.items"
-        config = f'{{id: {name}-source, dsn: "{self.dsn}", tables: [{table}]}}'
-        return f"{{type: mysql, config: {config}}}"
+        config = f'id: {name}-source, dsn: "{self.dsn}", tables: [{table}], {_snapshot(chunk_rows)}'
+        return f"{{type: mysql, config: {{{config}}}}}"
+
+    def rows(self) -> dict[int, Row]:
+        """Return the rows of the table, by their keys."""
+        with mysql.connect(self.dsn) as connection, connection.cursor(DictCursor) as cursor:
+            cursor.execute("SELECT * FROM items")
+            return {row["id"]: row for row in cursor.fetchall()}
 
     def confirmed(self) -> int | None:
         """Return None: the server keeps its log whatever the pipeline does."""
         return None
+
+
+def _snapshot(chunk_rows: int) -> str:
+    return f"snapshot: {{mode: never, chunk_size: {chunk_rows}, intra_table_parallel: true}}"

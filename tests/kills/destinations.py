@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import cast
 
@@ -10,8 +11,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from deltaforge_dagster.servers.kafka import KafkaServer
 from tests.fix_kafka import read_topic
-from tests.kills.checker import Arrived
-from tests.kills.ends import parse, wait_until_still
+from tests.fix_nats import Admin
+from tests.kills.ends import wait_until_still
 
 
 class RedisDestination:
@@ -37,22 +38,60 @@ class RedisDestination:
         """Return the length of the stream."""
         return (int(self._client.xlen(self.stream)),)
 
-    def arrived(self) -> list[list[Arrived]]:
+    def values(self) -> list[list[str | bytes]]:
         """Return the stream's entries."""
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._client.xrange(self.stream))
-        return [[parse(fields[b"df-event"]) for _, fields in entries]]
+        return [[fields[b"df-event"] for _, fields in entries]]
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
 
+class NatsDestination:
+    """A stream of its own, which forgets ids at once: what is sent twice shows."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.stream = f"kills_{uuid.uuid4().hex[:12]}"
+        with Admin(url) as admin:
+            admin.make(self.stream, f"{self.stream}.>", duplicate_window=100_000_000)
+
+    def sink(self, *, exactly_once: bool) -> str:
+        """Return the sink of the pipeline."""
+        return (
+            f'{{type: nats, config: {{id: sink, url: "{self._url}", stream: {self.stream}, '
+            f'subject: "{self.stream}.${{source.table}}", '
+            f"exactly_once: {str(exactly_once).lower()}}}}}"
+        )
+
+    def settle(self) -> None:
+        """Wait until the server has handled what it was sent."""
+        wait_until_still(self.lengths, seconds=0.3)
+
+    def lengths(self) -> tuple[int, ...]:
+        """Return the length of the stream."""
+        with Admin(self._url) as admin:
+            return (int(admin.state(self.stream)["messages"]),)
+
+    def values(self) -> list[list[str | bytes]]:
+        """Return the stream's messages."""
+        with Admin(self._url) as admin:
+            return [[one.value for one in admin.read(self.stream)]]
+
+    def close(self) -> None:
+        """Remove the stream."""
+        with Admin(self._url) as admin:
+            admin.delete(self.stream)
+
+
 class KafkaDestination:
-    """A topic of three partitions."""
+    """A topic of three partitions; for one that shall be compacted, deletes come with tombstones."""
 
     PARTITIONS = 3
 
-    def __init__(self, server: KafkaServer) -> None:
+    def __init__(self, server: KafkaServer, *, compacted: bool = False) -> None:
+        self._compacted = compacted
         self.topic = f"kills_{uuid.uuid4().hex[:12]}"
         server.create_topic(self.topic, self.PARTITIONS)
         self._brokers = server.brokers
@@ -60,9 +99,10 @@ class KafkaDestination:
 
     def sink(self, *, exactly_once: bool) -> str:
         """Return the sink of the pipeline."""
+        more = ", tombstones: true, key_updates: delete_insert" if self._compacted else ""
         return (
             f'{{type: kafka, config: {{id: sink, brokers: "{self._brokers}", topic: {self.topic}, '
-            f"exactly_once: {str(exactly_once).lower()}}}}}"
+            f"exactly_once: {str(exactly_once).lower()}{more}}}}}"
         )
 
     def settle(self) -> None:
@@ -78,12 +118,22 @@ class KafkaDestination:
             ends.append(end)
         return tuple(ends)
 
-    def arrived(self) -> list[list[Arrived]]:
-        """Return what a consumer with `read_committed` gets."""
-        found: list[list[Arrived]] = [[] for _ in range(self.PARTITIONS)]
+    def values(self) -> list[list[str | bytes]]:
+        """Return what a consumer with `read_committed` gets.
+
+        Of a compacted topic without the tombstones: each delete has one, right behind it.
+        """
+        found: list[list[str | bytes]] = [[] for _ in range(self.PARTITIONS)]
+        due: dict[int, bytes | None] = {}
         for record in read_topic(self._brokers, self.topic):
-            assert record.value is not None
-            found[record.partition].append(parse(record.value))
+            if record.partition in due:
+                assert (record.key, record.value) == (due.pop(record.partition), None)
+                continue
+            assert record.value is not None, "a tombstone without its delete"
+            found[record.partition].append(record.value)
+            if self._compacted and json.loads(record.value)["op"] == "d":
+                due[record.partition] = record.key
+        assert not due, "a delete without its tombstone"
         return found
 
     def close(self) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tests.kills.checker import Arrived
 from tests.kills.workload import Change, Connection
+
+Row = dict[str, Any]
 
 
 class Database(Protocol):
@@ -18,8 +20,12 @@ class Database(Protocol):
         """Return a connection for a writer."""
         ...
 
-    def source(self, name: str) -> str:
+    def source(self, name: str, *, chunk_rows: int) -> str:
         """Return the `source` of a pipeline file, as YAML in braces."""
+        ...
+
+    def rows(self) -> dict[int, Row]:
+        """Return the rows of the table, by their keys."""
         ...
 
     def confirmed(self) -> int | None:
@@ -42,7 +48,7 @@ class Destination(Protocol):
         """Return how many messages each partition has."""
         ...
 
-    def arrived(self) -> list[list[Arrived]]:
+    def values(self) -> list[list[str | bytes]]:
         """Return every message of every partition, in order."""
         ...
 

@@ -1,7 +1,8 @@
 """Inserts, updates and deletes on a real database, and what must arrive because of them.
 
 Every row has a version, which its key counts up for ever, also through deletes; so a change is
-known by its key, op and version. A delete has the version of the row that it removed. Each writer
+known by its key, op and version. A delete has the version of the row that it removed. A row that gets
+another key is a delete of the old and an insert of the new one. Each writer
 has keys of its own, and its transactions range from one row to all of its rows at once.
 """
 
@@ -72,20 +73,29 @@ class Workload:
     """Writers at work, each in a thread of its own.
 
     Attributes:
+        moves: Rows get other keys, too.
+        body: The most characters that a row's text has.
         room: They write while it is set: a slow machine shall not be left with a mountain.
     """
 
     connections: Sequence[Connection]
     seed: int
     pause: float = 0.03
+    moves: bool = False
+    body: int = 300
     room: threading.Event = field(default_factory=threading.Event)
     _writers: list[_Writer] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin writing."""
+        """Begin writing, unless they have begun."""
+        if self._writers:
+            return
         for number, connection in enumerate(self.connections):
             rng = random.Random(f"{self.seed}/{number}")
-            self._writers.append(_Writer(number, connection, rng, self.pause, self.room))
+            writer = _Writer(
+                number, connection, rng, self.pause, self.room, moves=self.moves, body=self.body
+            )
+            self._writers.append(writer)
         for writer in self._writers:
             writer.thread.start()
 
@@ -105,6 +115,11 @@ class Workload:
     def rows(self) -> int:
         """How many changes are committed so far."""
         return sum(writer.rows for writer in self._writers)
+
+    @property
+    def moved(self) -> int:
+        """How many rows have got another key so far."""
+        return sum(writer.moved for writer in self._writers)
 
     def committed(self) -> list[Committed]:
         """Return every transaction, those of one writer in order."""
@@ -127,10 +142,14 @@ class _Writer:
         rng: random.Random,
         pause: float,
         room: threading.Event,
+        *,
+        moves: bool,
+        body: int,
     ) -> None:
         self.connection = connection
         self.committed: list[Committed] = []
         self.rows = 0
+        self.moved = 0
         self.error: BaseException | None = None
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"writer {number}", daemon=True)
@@ -138,6 +157,8 @@ class _Writer:
         self._rng = rng
         self._pause = pause
         self._room = room
+        self._moves = moves
+        self._body = body
         self._first = number * KEYS
         self._versions = dict.fromkeys(range(self._first, self._first + KEYS), 0)
         self._live: set[int] = set()
@@ -186,7 +207,7 @@ class _Writer:
         statements, changes = [], []
         for _ in range(self._rng.choice((1, 1, 3, 10, 30))):
             key = self._rng.randrange(self._first, self._first + KEYS)
-            body = f"repeat('x', {self._rng.randrange(300)})"
+            body = f"repeat('x', {self._rng.randrange(self._body)})"
             if key not in self._live:
                 change = self._next(key, "c")
                 self._live.add(key)
@@ -195,6 +216,16 @@ class _Writer:
                 change = Change(key, self._versions[key], "d")
                 self._live.remove(key)
                 statements.append(f"DELETE FROM items WHERE id = {key}")
+            elif self._moves and self._rng.random() < 0.2 and len(self._live) < KEYS:
+                old = Change(key, self._versions[key], "d")
+                to = self._rng.choice(sorted(self._versions.keys() - self._live))
+                change = self._next(to, "c")
+                self._live ^= {key, to}
+                changes.append(old)
+                self.moved += 1
+                statements.append(
+                    f"UPDATE items SET id = {to}, version = {change.version} WHERE id = {key}"
+                )
             else:
                 change = self._next(key, "u")
                 statements.append(

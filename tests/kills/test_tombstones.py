@@ -1,0 +1,32 @@
+"""Runs killed while one change becomes several messages: none of them is missing, divided or repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kills.conftest import MakeCampaign
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.mysql,
+    pytest.mark.kafka,
+    pytest.mark.parametrize("ends", ["mysql-compacted"], indirect=True),
+    pytest.mark.parametrize("exactly_once", [True], ids=["exactly-once"], indirect=True),
+]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.timeout(1800)
+def test_deletes_and_moves_arrive_whole(make_campaign: MakeCampaign, kills: int) -> None:
+    """Each delete once with its tombstone right behind it, each update of a key as both its halves."""
+    campaign = make_campaign(moves=True)
+    with campaign.under_load():
+        campaign.kill_at(f"sink-sent:{campaign.rng.randint(1, 4)}")
+        for _ in range(kills - 1):
+            campaign.kill_at_random()
+    campaign.catch_up()
+
+    verdict = campaign.check()
+
+    assert campaign.workload.moved > 0
+    print(f"{verdict}\n{campaign.report()}")  # noqa: T201 - what pytest -s and a failure show

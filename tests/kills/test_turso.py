@@ -1,0 +1,102 @@
+"""A SQLite file as source: a run that is killed while it reads, delivers or tidies up loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import uuid
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.failpoints import VARIABLE
+from deltaforge_dagster.pipeline.work import ensure_start, register
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.tools import build_tools
+from tests.fix_spark import SparkAddress
+from tests.kills import child
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+PIPELINE = """\
+metadata: {{name: {name}, tenant: acme}}
+spec:
+  source:
+    type: turso
+    config:
+      {{id: shop, url: "{folder}/shop.db", tables: [items], auto_create_triggers: true, poll_interval_ms: 20, batch_size: 7}}
+  sinks:
+    - {{type: file, config: {{id: files, path: "{folder}/out.jsonl"}}}}
+  engine:
+    segment: {{max_events: 20}}
+    run: {{lease_seconds: 2, renew_seconds: 0.5}}
+"""
+STEPS = ("segment-file-written:2", "segment-row-written", "sink-sent", "source-confirmed", None)
+
+
+def test_nothing_is_lost(tmp_path: Path, spark_server: SparkAddress) -> None:
+    """The file has every version of every row, first seen in order; what was captured is deleted."""
+    path = tmp_path / "p.yaml"
+    path.write_text(PIPELINE.format(name=f"k-{uuid.uuid4().hex[:8]}", folder=tmp_path))
+    environment = {
+        "DELTAFORGE_HOME": str(tmp_path / "home"),
+        "DELTAFORGE_SPARK_REMOTE": spark_server.remote,
+    }
+    execute(
+        tmp_path,
+        "PRAGMA journal_mode = WAL",
+        "CREATE TABLE items (id INTEGER PRIMARY KEY, version)",
+    )
+    begin(path, environment)
+    ended = []
+    for version, step in enumerate(STEPS):
+        write(tmp_path, version)
+        process = child.start(
+            path,
+            {**environment, **({} if step is None else {VARIABLE: step})},
+            f"run-{version}",
+            until_caught_up=True,
+        )
+        process.join(300)
+        ended.append(process.exitcode)
+
+    seen: dict[int, list[int]] = defaultdict(list)
+    for line in (tmp_path / "out.jsonl").read_text().splitlines():
+        row = json.loads(line)["after"]
+        if row["version"] not in seen[row["id"]]:
+            seen[row["id"]].append(row["version"])
+    assert ended == [-9] * (len(STEPS) - 1) + [0]
+    assert seen == {id_: list(range(len(STEPS))) for id_ in range(50)}
+
+
+def write(folder: Path, version: int) -> None:
+    """Give every row its next version."""
+    if version == 0:
+        execute(folder, *(f"INSERT INTO items VALUES ({id_}, 0)" for id_ in range(50)))
+    else:
+        execute(folder, f"UPDATE items SET version = {version}")
+
+
+def execute(folder: Path, *statements: str) -> None:
+    """Run statements, each for itself."""
+    with closing(
+        sqlite3.connect(folder / "shop.db", isolation_level=None, timeout=60)
+    ) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def begin(path: Path, environment: dict[str, str]) -> None:
+    """Fix where the pipeline begins: now."""
+    loaded = load_pipeline(path)
+    with Platform(Settings.from_env({**os.environ, **environment})).open() as opened:
+        source = build_tools(opened, loaded).build_source()
+        try:
+            ensure_start(opened.store, loaded, register(opened.store, loaded), source)
+        finally:
+            source.close()

@@ -1,0 +1,21 @@
+"""Runs of one world in processes of their own, which may die at a failpoint."""
+
+from __future__ import annotations
+
+from deltaforge_dagster.pipeline.failpoints import VARIABLE
+from tests.kills import child
+from tests.pipeline.test_exactly_once import World
+
+
+def run(world: World, step: str | None = None) -> int | None:
+    """Let a run deliver everything, in a process that dies at a failpoint; return its exit code."""
+    environment = {
+        "DELTAFORGE_HOME": str(world.home),
+        "DELTAFORGE_SPARK_REMOTE": world.remote,
+        "DELTAFORGE_SINK_FAULTS": str(world.folder / "faults"),
+    }
+    if step is not None:
+        environment[VARIABLE] = step
+    process = child.start(world.feed.path, environment, "run", until_caught_up=True)
+    process.join(150)
+    return process.exitcode
