@@ -6,9 +6,10 @@ Each of these only when the one before it was not enough:
    go at once, whatever `retention_hours` says.
 2. Sinks that the commit policy can do without are *detached* at their checkpoint, the hindmost
    first, if it is they who hold the journal: what they lack may go, and they get nothing more
-   until somebody attaches them again.
+   until somebody attaches them again. A paused one is no exception: what nobody has to wait for
+   cannot stop the others.
 3. Otherwise sinks that the source has to wait for hold it, and capture pauses. It goes on once
-   the journal is below four fifths of its limit.
+   the journal is below four fifths of its limit; with a paused sink that is after its resumption.
 
 The limit is looked at whenever a segment was added, so the journal may exceed it by what is
 captured meanwhile; a single transaction larger than the limit is taken whole. While a sink waits
@@ -22,7 +23,7 @@ from collections.abc import Callable
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.committed import detachable_sinks
+from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.retention import drop_delivered
 from deltaforge_dagster.state.records import CheckpointRow
@@ -140,6 +141,9 @@ class BackPressure:
             (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
         )
         holder = f"; sink {behind[0].sink} is the hindmost" if behind else ""
+        if behind and behind[0].paused:
+            command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
+            holder += f", and paused ({command})"
         why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
         self._lease.write(lambda writer: writer.set_capture_pause(why))
         self.paused = why

@@ -6,22 +6,43 @@ order in which a segment becomes durable: file, then row.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
-from deltaforge_dagster.config.model import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
+from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
-from deltaforge_dagster.journal.files import Journal, SegmentWriter
+from deltaforge_dagster.journal.files import Journal, SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ReadLimits, Source, SourceNotes
-from deltaforge_dagster.state.records import HeldPart, HoldRow
+from deltaforge_dagster.sources.base import (
+    ChangeBatch,
+    DivisibleSource,
+    ReadLimits,
+    Source,
+    SourceNotes,
+)
+from deltaforge_dagster.state.metrics import Tally, panic
+from deltaforge_dagster.state.records import HeldPart, HoldRow, Trigger
+from deltaforge_dagster.state.snapshots import ChunkRow
+
+if TYPE_CHECKING:  # Spark takes a second to import
+    from deltaforge_dagster.pipeline.backlog import Backlog
+    from deltaforge_dagster.pipeline.splice import Splicer
+
+logger = logging.getLogger(__name__)
 
 _PAUSE_POLL_SECONDS = 0.05
 
@@ -61,7 +82,11 @@ class Capture:
         someone_waits: Callable[[], bool],
         captured: Callable[[int], None],
         find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
+        backlog: Backlog | None = None,
+        splicer: Splicer | None = None,
+        gate: Gate | None = None,
         paused: bool = False,
+        source_id: str = "source",
     ) -> None:
         self.error: DeltaforgeError | None = None
         self.failed = False
@@ -86,12 +111,21 @@ class Capture:
         self._someone_waits = someone_waits
         self._captured = captured
         self._find_start = find_start
+        self._backlog = backlog
+        self._splicer = splicer
+        self._gate = gate or Gate()
+        self._source_id = source_id
+        self._read_before = False
+        self._met: Versions = set()
+        self._attempt = 0
         self._stop = threading.Event()
         self._paused = threading.Event()
         self.pause(paused)
         self._source: Source | None = None
         self._source_lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"capture {pipeline}", daemon=True)
+        self._thread = threading.Thread(
+            target=in_context(self._run), name=f"capture {pipeline}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -103,6 +137,16 @@ class Capture:
     def alive(self) -> bool:
         """Whether the thread still reads or tries to."""
         return self._thread.is_alive()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it could read anything of the source's log yet."""
+        return self.segments > 0 or self.passed is not None
+
+    @property
+    def splices(self) -> bool:
+        """Whether chunks of a snapshot wait for the journal to reach them."""
+        return self._splicer is not None and self._splicer.waits
 
     def confirm(self, position: Position) -> None:
         """Pass a committed position on to the source, if it is being read."""
@@ -125,6 +169,8 @@ class Capture:
         """End the thread: whole transactions read so far become a last segment."""
         self._stop.set()
         self._thread.join()
+        if self._backlog is not None:
+            self._backlog.close()
 
     def _run(self) -> None:
         backoff = Backoff()
@@ -139,16 +185,32 @@ class Capture:
                 return
             except Retryable as error:
                 self.error = error
-                self._stop.wait(backoff.next_delay())
+                self._count(read_failed(self._source_id, error))
+                delay = backoff.next_delay()
+                self._attempt += 1
+                self._warn("the source cannot be read now", error, sleep_seconds=round(delay, 1))
+                self._stop.wait(delay)
             except DeltaforgeError as error:
                 self.error = error
                 self.failed = True
+                self._count(read_failed(self._source_id, error))
+                self._warn("the source cannot be read until a person acts", error)
                 return
-            except Exception as error:  # noqa: BLE001 - a defect must end capture visibly, not hang the run
+            except Exception as error:
                 self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")
                 self.error.__cause__ = error
                 self.failed = True
+                self._count(panic())
+                logger.exception("capture broke")
                 return
+
+    def _warn(self, message: str, error: DeltaforgeError, **more: Any) -> None:
+        fields = {"source_id": self._source_id, "reason": str(error), "kind": error.kind, **more}
+        logger.warning(message, extra={"fields": {**fields, "attempt": self._attempt or None}})
+
+    def _count(self, tally: Tally) -> None:
+        with contextlib.suppress(DeltaforgeError):  # the loop meets it again
+            self._lease.write(lambda writer: writer.count(tally))
 
     def _read(self, backoff: Backoff) -> None:
         source = self._build_source()
@@ -156,47 +218,92 @@ class Capture:
             self._source = source
             # Idle progress may be confirmed beyond the journal's end: the source has let go of it.
             start = max(self._position, self._confirmed)
-        cutter = Cutter(
-            self._limits,
-            self._open_writer,
-            self._seal,
-            self._someone_waits,
-            open_hold=self._holds.open,
-            start=start,
-        )
         try:
             self._release_holds(source, start)
             self.reading = True
             found = self._find_start(source, start)
             if found != start:
                 start = self._position = found
-            # As many changes a batch as fit a segment; small waits keep the cut prompt.
-            reading = ReadLimits(
-                max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
-            )
-            for batch in source.read(start, reading, self._registry):
+                if self._splicer is not None:
+                    self._splicer.lose_positions()
+            if self._read_before:
+                self._count(read_again(self._source_id))
+            self._read_before = True
+            while True:
+                start = self._follow(source, start, backoff)
                 if self._stop.is_set():
-                    break
-                backoff.reset()
-                self.error = None
-                cutter.take(batch)
-                self.passed = cutter.passed
-                self.in_transaction = cutter.in_transaction
-                if self._paused.is_set():
-                    cutter.cut()
-                    self._wait_while_paused()
+                    return
+                start = self._read_backlog(source, start)
+        finally:
+            self.in_transaction = self.reading = False
+            with self._source_lock:
+                self._source = None
+            source.close()
+
+    def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
+        """Cut one stream into segments; return where it was left for a backlog, or when stopped."""
+        cutter = Cutter(
+            self._limits,
+            self._open_writer,
+            lambda writer, holds, end: self._seal(writer, holds, end, cutter),
+            self._someone_waits,
+            open_hold=self._holds.open,
+            start=start,
+        )
+        # As many changes a batch as fit a segment; small waits keep the cut prompt.
+        reading = ReadLimits(
+            max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
+        )
+        try:
+            with closing(source.read(start, reading, self._registry)) as stream:
+                for batch in stream:
+                    if self._stop.is_set():
+                        break
+                    backoff.reset()
+                    self.error = None
+                    self._attempt = 0
+                    for one in self._gate.take(batch):
+                        cutter.take(one)
+                    self._splice(cutter)
+                    self.passed = cutter.passed
+                    self.in_transaction = cutter.in_transaction
+                    if self._paused.is_set():
+                        cutter.cut()
+                        self._wait_while_paused()
+                    elif self._is_backlog(source, batch):
+                        assert batch.end is not None
+                        start = batch.end
+                        break
             cutter.cut()
         except LeaseLost:
             raise
         except DeltaforgeError:
-            cutter.cut()  # the transactions before the error are whole
+            cutter.cut("cancelled")  # the transactions before the error are whole
             raise
         finally:
-            self.in_transaction = self.reading = False
+            self.in_transaction = False
             cutter.abandon()
-            with self._source_lock:
-                self._source = None
-            source.close()
+        return start
+
+    def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
+        """Say whether to read on by several readers behind a batch."""
+        if self._backlog is None or not isinstance(source, DivisibleSource):
+            return False
+        self._backlog.passed(batch.log_bytes)
+        return batch.end is not None and self._backlog.due(source, batch.end)
+
+    def _read_backlog(self, source: Source, start: Position) -> Position:
+        """Journal a backlog by several readers; return where one has to read on."""
+        assert self._backlog is not None
+        assert isinstance(source, DivisibleSource)
+        return self._backlog.read(
+            source,
+            self._gate.beside(self._registry),
+            start,
+            self._next_segment,
+            add=self._add_stretch,
+            going_on=lambda: not (self._stop.is_set() or self._paused.is_set()),
+        )
 
     def _wait_while_paused(self) -> None:
         while self._paused.is_set() and not self._stop.wait(_PAUSE_POLL_SECONDS):
@@ -207,12 +314,18 @@ class Capture:
             self._pipeline, self._uid, self._next_segment, self._lease.epoch
         )
 
-    def _seal(self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position) -> None:
+    def _seal(
+        self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position, cutter: Cutter
+    ) -> None:
+        received_at = time.time() - cutter.age
         held = [hold.close() for hold in holds]
+        if held:
+            failpoint("held-file-written")
         if writer is not None:
-            self._add_segment(writer, end, held)
+            self._add_segment(writer, end, held, received_at=received_at, trigger=cutter.trigger)
             return
         self._holds.keep(held, end)
+        failpoint("held-row-written")
         self._position = end
         self.moved_at = time.monotonic()
 
@@ -221,10 +334,29 @@ class Capture:
         self._holds.release(
             source,
             self._registry,
+            self._gate,
             start,
             open_writer=self._open_writer,
-            seal=lambda writer, hold: self._add_segment(writer, start, released=hold),
+            seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),
         )
+
+    def _splice(self, cutter: Cutter) -> None:
+        """Take over chunks of a snapshot that fit behind everything read so far."""
+        if self._splicer is None or cutter.in_transaction or self._paused.is_set():
+            return
+        if self._splicer.due(cutter.reached):
+            cutter.cut()
+            self._splicer.splice(
+                cutter.reached,
+                open_writer=self._open_writer,
+                seal=lambda writer, chunks: self._add_chunks(writer, cutter.reached, chunks),
+            )
+
+    def _add_chunks(
+        self, writer: SegmentWriter, end: Position, chunks: Sequence[tuple[ChunkRow, int]]
+    ) -> None:
+        self._position = end  # nothing is captured between the last segment and here
+        self._add_written(writer.close(), end, spliced=chunks)
 
     def _add_segment(
         self,
@@ -232,11 +364,49 @@ class Capture:
         end: Position,
         held: Sequence[HeldPart] = (),
         released: HoldRow | None = None,
+        *,
+        received_at: float | None = None,
+        trigger: Trigger = "limits",
     ) -> None:
+        awaited = self._someone_waits()
         written = writer.close()
+        if self._backlog is not None and released is None:
+            self._backlog.sealed(written.rows, writer.bytes, awaited=awaited)
+        self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
+
+    def _add_stretch(self, written: WrittenSegment, end: Position) -> bool:
+        """Add what a task has written; say whether a sink waited for it."""
+        awaited = self._someone_waits()
+        self._add_written(written, end)
+        return awaited
+
+    def _add_written(
+        self,
+        written: WrittenSegment,
+        end: Position,
+        held: Sequence[HeldPart] = (),
+        released: HoldRow | None = None,
+        spliced: Sequence[tuple[ChunkRow, int]] = (),
+        *,
+        received_at: float | None = None,
+        trigger: Trigger = "limits",
+    ) -> None:
         failpoint("segment-file-written")
+        if self._splicer is not None:
+            self._splicer.watch(written)
         number = self._next_segment
-        self._ranges.add(number, written, self._position, end, held=held, released=released)
+        self._ranges.add(
+            number,
+            written,
+            self._position,
+            end,
+            held=held,
+            released=released,
+            spliced=spliced,
+            received_at=received_at,
+            trigger=trigger,
+            tally=captured(self._source_id, written, time.time(), self._met),
+        )
         self._next_segment = number + 1
         self._position = end
         self.segments += 1

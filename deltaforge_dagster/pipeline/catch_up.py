@@ -11,7 +11,7 @@ import time
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed, Retryable
-from deltaforge_dagster.pipeline.committed import attach_command
+from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -36,15 +36,16 @@ def catch_up(
     """Deliver to one sink what it lacks up to the segment `until`; return the messages sent.
 
     Raises:
-        NotAllowed: A run is working on the pipeline, or the sink is detached.
+        NotAllowed: A run is working on the pipeline, or the sink is paused or detached.
         DeltaforgeError: The sink, Spark or the journal failed. What was acknowledged before is
             in the sink's checkpoint.
     """
     store, pipeline = tools.store, loaded.name
-    if not store.checkpoints(pipeline)[sink_id].attached:
+    state = store.checkpoints(pipeline)[sink_id].state
+    if state != "attached":
         raise NotAllowed(
-            f"{pipeline}: sink {sink_id} is detached; attach it first: "
-            f"{attach_command(pipeline, sink_id)}"
+            f"{pipeline}: sink {sink_id} is {state}; to let it go on: "
+            f"{go_on_command(pipeline, sink_id, state)}"
         )
     run = loaded.spec.spec.engine.run
     lease = HeldLease.take(
@@ -62,7 +63,7 @@ def catch_up(
             loaded.spec, tools, lease, warn=observer.warn, only=sink_id, until=until
         )
         try:
-            deliveries.begin()
+            deliveries.look()
             _wait(deliveries, lease)
         finally:
             deliveries.end()

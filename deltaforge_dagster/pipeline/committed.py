@@ -2,7 +2,7 @@
 
 Each sink's checkpoint moves alone. The commit policy only rules which of them the source has to
 wait for: `required` = the slowest required sink, `all` = the slowest sink, `quorum` N = the N-th
-fastest sink. A sink that is detached counts nowhere.
+fastest sink. A sink that is detached counts nowhere, one that is paused like any other.
 
 A hold keeps the position before its first event until the sinks that count have its events.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.state.records import CheckpointRow, HoldRow, PipelineRow
+from deltaforge_dagster.state.records import Attachment, CheckpointRow, HoldRow, PipelineRow
 
 
 def counted_sinks(spec: PipelineSpec) -> list[str]:
@@ -40,9 +40,10 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     return [one.sink for one in attached if one.sink not in counted]
 
 
-def attach_command(pipeline: str, sink: str) -> str:
-    """Return the command that attaches a detached sink again."""
-    return f"deltaforge sink attach {pipeline} {sink}"
+def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
+    """Return the command that lets a paused or detached sink go on."""
+    word = "attach" if state == "detached" else "resume"
+    return f"deltaforge sink {word} {pipeline} {sink}"
 
 
 def committed_position(

@@ -18,11 +18,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.model import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.journal.files import SegmentWriter
+from deltaforge_dagster.pipeline.holds import kind_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
-from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.records import HeldPart, Trigger
 
 SPILL_BYTES = 16 << 20
 """Changes of an open transaction kept in memory before they are written out."""
@@ -36,7 +37,7 @@ class Hold(Protocol):
         """Bytes of the events so far."""
         ...
 
-    def write(self, event: bytes) -> None:
+    def write(self, event: HeldEvent) -> None:
         """Append an event."""
         ...
 
@@ -65,6 +66,8 @@ class Cutter:
     Attributes:
         passed: A position the log has passed without a change for us since the last one that
             was written, or None.
+        trigger: Why the segment ended that was cut last.
+        age: Seconds from the first change of that segment until it was cut.
     """
 
     def __init__(
@@ -78,13 +81,15 @@ class Cutter:
         start: Position,
     ) -> None:
         self.passed: Position | None = None
+        self.trigger: Trigger = "timer"
+        self.age = 0.0
         self._limits = limits
         self._open_writer = open_writer
         self._seal = seal
         self._someone_waits = someone_waits
         self._open_hold = open_hold
         self._reached = start
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[tuple[str, str], Hold] = {}
         self._waiting_held: list[HeldEvent] = []
         self._writer: SegmentWriter | None = None
         self._began = 0.0
@@ -110,10 +115,16 @@ class Cutter:
             else:
                 self._end = batch.end
         elif self._waiting_bytes > SPILL_BYTES:
-            self.cut()
+            self.cut("limits")
             self._write_waiting()
-        if self._due():
-            self.cut()
+        due = self._due()
+        if due is not None:
+            self.cut(due)
+
+    @property
+    def reached(self) -> Position:
+        """Up to where the log was read, between two transactions."""
+        return self._reached
 
     @property
     def in_transaction(self) -> bool:
@@ -121,10 +132,11 @@ class Cutter:
         open_ones = self._writer is not None or bool(self._holds)
         return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
 
-    def cut(self) -> None:
+    def cut(self, trigger: Trigger = "shutdown") -> None:
         """Make a segment of the whole transactions written so far, if there are any."""
         if self._end is None:
             return
+        self.trigger, self.age = trigger, time.monotonic() - self._began
         writer, holds, end = self._writer, list(self._holds.values()), self._end
         self._writer = self._end = None
         self._holds.clear()
@@ -150,24 +162,26 @@ class Cutter:
             assert self._writer is not None
             self._writer.write(rows)
         for event in self._waiting_held:
-            if event.table not in self._holds:
-                self._holds[event.table] = self._open_hold(event, self._reached)
-            self._holds[event.table].write(event.data)
+            hold = kind_of(event), event.table
+            if hold not in self._holds:
+                self._holds[hold] = self._open_hold(event, self._reached)
+            self._holds[hold].write(event)
         self._waiting.clear()
         self._waiting_held.clear()
         self._waiting_bytes = 0
         self._end = None
 
-    def _due(self) -> bool:
+    def _due(self) -> Trigger | None:
         if self._end is None:
-            return False
+            return None
         limits, writer = self._limits, self._writer
         if writer is not None and writer.rows >= limits.max_events:
-            return True
+            return "limits"
         written = 0 if writer is None else writer.bytes
         if written + sum(hold.size for hold in self._holds.values()) >= limits.max_bytes:
-            return True
+            return "limits"
         age_ms = (time.monotonic() - self._began) * 1000
         if age_ms >= limits.max_ms:
-            return True
-        return writer is not None and age_ms >= limits.min_ms and self._someone_waits()
+            return "timer"
+        awaited = writer is not None and age_ms >= limits.min_ms and self._someone_waits()
+        return "timer" if awaited else None

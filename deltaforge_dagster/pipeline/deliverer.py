@@ -4,44 +4,50 @@ Deliverers know nothing of each other: a sink that was down catches up while its
 the tail, and one that hangs slows nobody. A failure is recorded with the time of the next
 attempt, so that the wait survives the run; then the same rows are sent again, in order. A sink
 that keeps its own position is asked for it whenever it was opened, and may have to go on elsewhere
-(`resume`).
+(`resume`). A change that it can never be given is put aside (`dead_letters`), and delivered again
+between two segments once somebody asks for that (`redrive`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow as pa
-
-from deltaforge_dagster.config.model import DeliverLimits
+from deltaforge_dagster.config.engine import DeliverLimits
+from deltaforge_dagster.config.logs import bound, in_context
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     JournalDamaged,
     LeaseLost,
     Retryable,
     StoreUnavailable,
+    Undeliverable,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.dead_letters import DeadLetters, QueueFull
+from deltaforge_dagster.pipeline.deadline import Deadline
+from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepare import Prepared
+from deltaforge_dagster.pipeline.prepared import Prepared
+from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
-from deltaforge_dagster.sinks.base import Sink, SinkBatch
+from deltaforge_dagster.pipeline.units import Units, cut
+from deltaforge_dagster.sinks.base import Sink, SinkBatch, traffic_of
+from deltaforge_dagster.state.checkpoint_writes import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
+logger = logging.getLogger(__name__)
+
 CHECKPOINT_SECONDS = 1.0
 """Within a large segment the checkpoint is written at most this often."""
-
-JOINED_ROWS = 50_000
-JOINED_BYTES = 32 << 20
-"""Up to both, batches are joined for a sink that stores its position with each of them: a commit of
-Kafka takes two round trips, 9 ms, in which nothing is sent."""
 
 
 class _Waits(Retryable):
@@ -56,8 +62,10 @@ class Deliverer:
         checkpoint: How far the sink has acknowledged; its place is as last written to the store.
         error: Why the last attempt failed, None once one succeeded.
         waiting: Idle at the journal's end.
+        redriving: Dead letters are due to be delivered again, or may be.
         moved_at: Monotonic time of the last acknowledgement.
         rows: Messages sent by this run.
+        deadline: Says how often the sink missed it.
     """
 
     def __init__(
@@ -67,9 +75,15 @@ class Deliverer:
         build_sink: Callable[[], Sink],
         store: StateStore,
         pipeline: str,
+        journal: Deliverable,
         lease: HeldLease,
         preparations: Preparations,
         resumption: Resumption,
+        dead_letters: DeadLetters,
+        redrive: Redrive,
+        units: Units,
+        deadline: Deadline,
+        meter: SinkMeter,
         checkpoint: CheckpointRow,
         limits: DeliverLimits,
         until: int | None = None,
@@ -78,23 +92,32 @@ class Deliverer:
         self.checkpoint = checkpoint
         self.error: DeltaforgeError | None = None
         self.waiting = False
+        self.redriving = True
         self.moved_at = time.monotonic()
         self.rows = 0
         self._build_sink = build_sink
         self._store = store
         self._pipeline = pipeline
+        self._journal = journal
         self._lease = lease
         self._preparations = preparations
         self._resumption = resumption
+        self._dead_letters = dead_letters
+        self._redrive = redrive
+        self._units = units
+        self.deadline = deadline
+        self._meter = meter
         self._limits = limits
         self._until = until
         self._sink: Sink | None = None
         self._connected = False
         self._settled = False
+        self._failures = checkpoint.failures
+        self._sent: tuple[int, int] | None = None
         self._stop = threading.Event()
         self._news = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, name=f"deliver {pipeline} {sink_id}", daemon=True
+            target=in_context(self._run), name=f"deliver {pipeline} {sink_id}", daemon=True
         )
         self._thread.start()
 
@@ -102,6 +125,11 @@ class Deliverer:
     def alive(self) -> bool:
         """Whether the thread has not ended."""
         return self._thread.is_alive()
+
+    @property
+    def latencies(self) -> dict[str, float]:
+        """How long its newest deliveries took (`meters`)."""
+        return self._meter.latencies
 
     @property
     def awaits_capture(self) -> bool:
@@ -136,6 +164,10 @@ class Deliverer:
             self.checkpoint.failures,
         )
         self._stop.wait(max(0.0, self.checkpoint.next_attempt_at - self._store.now()))
+        with bound(sink_id=self.sink_id):
+            self._deliver(backoff)
+
+    def _deliver(self, backoff: Backoff) -> None:
         try:
             while not self._stop.is_set():
                 try:
@@ -151,15 +183,19 @@ class Deliverer:
                 except Exception as error:  # noqa: BLE001 - a defect must show as this sink's failure
                     defect = DeltaforgeError(f"sink {self.sink_id}: delivery broke: {error!r}")
                     defect.__cause__ = error
+                    self._meter.panicked()
                     self._failed(defect, backoff)
         finally:
             self._close_sink()
+            with contextlib.suppress(DeltaforgeError):  # whatever it is, nothing more is sent
+                self._count()
 
     def _deliver_until_stopped(self, backoff: Backoff) -> None:
         while not self._stop.is_set():
             self._news.clear()
             segment = self._next_segment()
-            if segment is None:
+            self.redriving = self._redrive.due(self.checkpoint)
+            if segment is None and not self.redriving:
                 self.waiting = True
                 self._news.wait(1.0)
                 continue
@@ -167,6 +203,9 @@ class Deliverer:
             if not self._settled:
                 self._settle()
                 continue  # the checkpoint may be elsewhere now
+            if self.redriving or segment is None:
+                self._deliver_dead_letters(backoff)
+                continue
             ordinal = self.checkpoint.ordinal + 1 if self._inside(segment) else 0
             with self._preparations.covering(self.sink_id, segment.segment, ordinal) as prepared:
                 self._send_prepared(prepared, segment, backoff)
@@ -175,7 +214,7 @@ class Deliverer:
         number = self.checkpoint.whole_segment + 1
         if self._until is not None and number > self._until:
             return None
-        return self._store.segment(self._pipeline, number)
+        return self._journal.segment(number)
 
     def _settle(self) -> None:
         """Open the sink and go on after what it really holds, once that is captured."""
@@ -183,6 +222,7 @@ class Deliverer:
         checkpoint = self._resumption.settle(sink, self.checkpoint)
         if checkpoint is not None:
             self.checkpoint = checkpoint
+            self._sent = None
             self._settled = True
             if self.awaits_capture:
                 self.error = None
@@ -191,38 +231,105 @@ class Deliverer:
                 f"sink {self.sink_id}: waits until what it has already is captured again"
             )
 
+    def _deliver_dead_letters(self, backoff: Backoff) -> None:
+        self.checkpoint, messages = self._redrive.deliver(self._open_sink(), self.checkpoint)
+        self._sent = None
+        self.rows += messages
+        self._meter.redriven(messages)
+        self._count()
+        self.moved_at = time.monotonic()
+        backoff.reset()
+        self.error = None
+
     def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
-        rows = self._store.segments(self._pipeline, first=first.segment, last=prepared.last_segment)
+        rows = self._journal.segments(first=first.segment, last=prepared.last_segment)
         for row in rows:
             if not self._send_segment(prepared, row):
                 return
             backoff.reset()
             self.error = None
+            self._failures = 0
 
     def _send_segment(self, prepared: Prepared, row: SegmentRow) -> bool:
         """Send what is left of a segment, or of its prepared part; False when asked to stop."""
-        first = ordinal = self.checkpoint.ordinal if self._inside(row) else -1
+        if not row.rows:  # processors left nothing of it
+            self._advance(row, -1, complete=True)
+            return True
+        last = prepared.last_ordinal(row.segment)
+        reached = self.checkpoint.ordinal if self._inside(row) else -1
+        while reached < last:
+            try:
+                if not self._send_after(reached, prepared, row):
+                    return False
+                reached = last
+            except (Undeliverable, QueueFull) as error:
+                self._put_aside(row, error)
+                reached = error.ordinal
+            self._advance(row, reached, complete=reached == row.rows - 1)
+        return True
+
+    def _put_aside(self, row: SegmentRow, error: Undeliverable | QueueFull) -> None:
+        """Put a change aside, so that the sink can go on after it; everything before it was sent."""
+        try:
+            self._dead_letters.refuse(row, error)
+        except (Undeliverable, QueueFull):
+            if error.ordinal - 1 > (self.checkpoint.ordinal if self._inside(row) else -1):
+                self._advance(row, error.ordinal - 1, complete=False)
+            raise
+        except StoreUnavailable:
+            self._meter.not_put_aside()
+            raise
+
+    def _send_after(self, ordinal: int, prepared: Prepared, row: SegmentRow) -> bool:
+        """Send what the prepared part of a segment has after an ordinal; False when asked to stop.
+
+        Raises:
+            Undeliverable: A message can never be delivered; everything before it was.
+            QueueFull: A change has to wait for room; everything before it was delivered.
+        """
         sink = self._open_sink()
+        self._dead_letters.look(self.checkpoint)
         origin = self._resumption.origin(row, self.checkpoint) if sink.exactly_once else None
         written_at = time.monotonic()
-        batches = prepared.batches(self.sink_id, row.segment, ordinal)
-        for messages in _joined(batches) if sink.exactly_once else batches:
+        since = 0
+        batches = prepared.batches(
+            self.sink_id, row.segment, ordinal, set_aside=self._dead_letters.enabled
+        )
+        passing = self._dead_letters.passing(row, batches)
+        limits = self._units.limits(commits=sink.commits)
+        if limits is not None:
+            passing = cut(passing, limits, lambda: self._units.transaction_ends(row))
+        for messages in passing:
             if self._stop.is_set():
-                if ordinal != first:
+                if since:
                     self._advance(row, ordinal, complete=False)
                 return False
             batch = replace(messages, origin=origin)
             self._lease.guard()
-            ordinal = sink.send(batch, self._lease.guard)
+            self._meter.sends()
+            try:
+                with self.deadline.over(sink):
+                    ordinal = sink.send(batch, self._lease.guard)
+            except Undeliverable as error:
+                self._note_sent(batch, error.ordinal)
+                raise
+            self._note_sent(batch, ordinal + 1)
             failpoint("sink-sent")
+            since += batch.messages.num_rows
             self.rows += batch.messages.num_rows
             self.moved_at = time.monotonic()
-            if self.moved_at - written_at > CHECKPOINT_SECONDS:
+            if self._units.due(since) or self.moved_at - written_at > CHECKPOINT_SECONDS:
                 self._advance(row, ordinal, complete=False)
-                written_at = self.moved_at
-        ordinal = prepared.last_ordinal(row.segment)
-        self._advance(row, ordinal, complete=ordinal == row.rows - 1)
+                written_at, since = self.moved_at, 0
         return True
+
+    def _note_sent(self, batch: SinkBatch, stop: int) -> None:
+        """Count what has arrived, a batch up to an ordinal; a sink's own position names its end."""
+        ordinals = batch.messages.column("ordinal").to_numpy()
+        count = int(ordinals.searchsorted(stop))
+        self._meter.sent(batch.messages.slice(0, count))
+        if count:
+            self._sent = batch.segment, int(ordinals[count - 1])
 
     def _inside(self, row: SegmentRow) -> bool:
         """Whether the sink has the beginning of this segment, which is not complete."""
@@ -232,6 +339,15 @@ class Deliverer:
         assert self._sink is not None
         exactly_once = self._sink.exactly_once
         position = row.end_position if complete else None
+        sent = (self._sent or self.checkpoint.sent) if exactly_once else None
+        self._meter.did(traffic_of(self._sink))
+        tally = self._meter.acknowledged(row, complete=complete)
+        began, failures = time.monotonic(), 0
+
+        def failed() -> None:
+            nonlocal failures
+            failures += 1
+
         self._lease.write(
             lambda writer: writer.advance(
                 self.sink_id,
@@ -240,15 +356,21 @@ class Deliverer:
                 complete=complete,
                 source_position=position,
                 exactly_once=exactly_once,
-            )
+                sent=sent,
+                tally=tally,
+            ),
+            failed=failed,
         )
+        self._meter.committed(row, time.monotonic() - began, failures)
         self.checkpoint = replace(
             self.checkpoint,
             segment=row.segment,
             ordinal=ordinal,
             complete=complete,
             lineage=self.checkpoint.lineage if exactly_once else None,
-            overrules=not exactly_once,
+            overrules=not exactly_once or sent == NOTHING,
+            sent_segment=None if sent is None else sent[0],
+            sent_ordinal=None if sent is None else sent[1],
         )
         failpoint("checkpoint-written")
 
@@ -259,9 +381,15 @@ class Deliverer:
         if not self._connected:
             self._lease.guard()  # whoever opens may end the sender that was there before
             self._sink.open()
+            self._meter.opened()
             self._resumption.begin(self._sink, self.checkpoint)
             self._connected = True
         return self._sink
+
+    def _count(self) -> None:
+        """Write what was counted and goes with no checkpoint."""
+        if tally := self._meter.take():
+            self._lease.write(lambda writer: writer.count(tally))
 
     def _close_sink(self) -> None:
         self._connected = self._settled = False
@@ -278,41 +406,31 @@ class Deliverer:
                 f"journal rebuild {self._pipeline}"
             )
         self.error = error
+        if self._sink is not None:
+            self._meter.did(traffic_of(self._sink))
+        self._meter.failed(error)
         delay = backoff.next_delay()
         if not isinstance(error, Retryable):
             delay = self._limits.backoff_max_seconds  # nothing changes until a person acts
+        self._failures += 1
+        stands = self.checkpoint
+        logger.warning(
+            "the sink failed",
+            exc_info=error.__cause__ if type(error) is DeltaforgeError else None,
+            extra={
+                "fields": {
+                    "reason": str(error),
+                    "kind": error.kind,
+                    "attempt": self._failures,
+                    "sleep_seconds": round(delay, 1),
+                    "batch_id": stands.whole_segment + 1,
+                }
+            },
+        )
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
             next_attempt_at = self._store.now() + delay
+            tally = self._meter.take()
             self._lease.write(
-                lambda writer: writer.sink_failed(self.sink_id, str(error), next_attempt_at)
+                lambda writer: writer.sink_failed(self.sink_id, str(error), next_attempt_at, tally)
             )
         self._stop.wait(delay)
-
-
-def _joined(batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
-    """Yield batches of one segment in fewer, larger ones; an error comes after all before it."""
-    waiting: list[SinkBatch] = []
-    rows = size = 0
-    try:
-        for batch in batches:
-            rows += batch.messages.num_rows
-            size += batch.messages.nbytes
-            if waiting and (rows > JOINED_ROWS or size > JOINED_BYTES):
-                yield _one(waiting)
-                waiting.clear()
-                rows, size = batch.messages.num_rows, batch.messages.nbytes
-            waiting.append(batch)
-    except DeltaforgeError:
-        if waiting:
-            yield _one(waiting)
-        raise
-    if waiting:
-        yield _one(waiting)
-
-
-def _one(batches: Sequence[SinkBatch]) -> SinkBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches([one.messages for one in batches])
-    (joined,) = table.combine_chunks().to_batches()
-    return replace(batches[0], messages=joined)

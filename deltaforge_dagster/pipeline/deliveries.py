@@ -9,13 +9,21 @@ from dataclasses import replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.dead_letters import DeadLetters
+from deltaforge_dagster.pipeline.deadline import Deadline
+from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.deliverer import Deliverer
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.processing import Processing
+from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
+from deltaforge_dagster.pipeline.sensing import END_SECONDS, Sensing
 from deltaforge_dagster.pipeline.tools import Tools
-from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.pipeline.units import Units
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _GRACE_SECONDS = 10.0
 """How long a sink may finish what it is sending when the run ends."""
@@ -32,6 +40,9 @@ class Deliveries:
         only: Deliver to this sink alone.
         until: Deliver nothing after this segment, for which the wait after a failure is skipped:
             somebody asked for it now.
+
+    Attributes:
+        sessions: The run's Spark session.
     """
 
     def __init__(
@@ -54,49 +65,112 @@ class Deliveries:
         self._warn = warn
         self._until = until
         row = self._store.lease(self._pipeline)
-        sessions = tools.sessions(None if row is None else row.session_id, self._remember_session)
+        session_id = None if row is None else row.session_id
+        self.sessions = tools.sessions(session_id, self._remember_session)
+        self._spec = spec
+        self._journal = Deliverable(tools.store, self._pipeline, chained=bool(spec.spec.processors))
+        self._units = Units(spec.spec, tools.journal)
+        self._preparer = Preparer(spec, tools.journal, self.sessions, lease.run_id, warn)
         self._preparations = Preparations(
-            Preparer(spec, tools.journal, sessions, lease.run_id),
-            self._store,
+            self._preparer,
+            self._journal,
             self._pipeline,
             self._limits.max_bytes,
             len(self._sinks),
             last=until,
         )
+        self._processing: Processing | None = None
+        self._sensing: Sensing | None = None
         self._working: dict[str, Deliverer] = {}
         self._retired: list[Deliverer] = []
 
-    def begin(self) -> None:
-        """Begin a deliverer for each attached sink that has none, also for one attached lately.
+    def look(self) -> None:
+        """Begin a deliverer for each sink that is attached and has none; end those of paused ones.
 
-        The deliverer it had before it was detached must have ended: two would mix their order.
+        The deliverer that a sink had before must have ended: two would mix their order.
         """
+        if self._processing is None and self._spec.spec.processors:
+            self._processing = Processing(
+                self._spec,
+                self._store,
+                self._tools.journal,
+                self.sessions,
+                self._lease,
+                processed=self._wake,
+            )
+        options = self._spec.spec.schema_sensing
+        if (
+            self._sensing is None
+            and self._until is None
+            and options is not None
+            and options.enabled
+        ):
+            self._sensing = Sensing(
+                self._spec,
+                self._store,
+                self._tools.journal,
+                self.sessions,
+                self._lease,
+                segments=self._journal,
+                warn=self._warn,
+            )
+        checkpoints = self._store.checkpoints(self._pipeline)
+        for sink_id, checkpoint in checkpoints.items():
+            if checkpoint.paused and sink_id in self._working:
+                self._retire(sink_id)
         busy = {one.sink_id for one in self._retired if one.alive} | self._working.keys()
-        for sink_id, checkpoint in self._store.checkpoints(self._pipeline).items():
-            if sink_id not in self._sinks - busy or not checkpoint.attached:
+        for sink_id, checkpoint in checkpoints.items():
+            if sink_id not in self._sinks - busy or checkpoint.state != "attached":
                 continue
             if self._until is not None:
                 checkpoint = replace(checkpoint, failures=0, next_attempt_at=0.0)  # noqa: PLW2901
-            self._working[sink_id] = Deliverer(
-                sink_id=sink_id,
-                build_sink=lambda sink_id=sink_id: self._tools.build_sink(sink_id),  # type: ignore[misc]
+            self._working[sink_id] = self._deliverer(sink_id, checkpoint)
+
+    def _deliverer(self, sink_id: str, checkpoint: CheckpointRow) -> Deliverer:
+        resumption = Resumption(
+            sink_id=sink_id,
+            pipeline=self._pipeline,
+            source=self._source,
+            store=self._store,
+            segments=self._journal,
+            journal=self._tools.journal,
+            lease=self._lease,
+            warn=self._warn,
+        )
+        return Deliverer(
+            sink_id=sink_id,
+            build_sink=lambda: self._tools.build_sink(sink_id),
+            store=self._store,
+            pipeline=self._pipeline,
+            journal=self._journal,
+            lease=self._lease,
+            preparations=self._preparations,
+            resumption=resumption,
+            dead_letters=DeadLetters(
+                self._spec,
+                sink_id,
                 store=self._store,
-                pipeline=self._pipeline,
+                journal=self._tools.journal,
                 lease=self._lease,
-                preparations=self._preparations,
-                resumption=Resumption(
-                    sink_id=sink_id,
-                    pipeline=self._pipeline,
-                    source=self._source,
-                    store=self._store,
-                    journal=self._tools.journal,
-                    lease=self._lease,
-                    warn=self._warn,
-                ),
-                checkpoint=checkpoint,
-                limits=self._limits,
-                until=self._until,
-            )
+                warn=self._warn,
+            ),
+            redrive=Redrive(
+                sink_id,
+                self._pipeline,
+                store=self._store,
+                journal=self._tools.journal,
+                lease=self._lease,
+                preparer=self._preparer,
+                resumption=resumption,
+                enabled=self._spec.spec.journal.enabled,
+            ),
+            units=self._units,
+            deadline=Deadline(sink_id, self._spec.spec.sink_batch_deadline_secs),
+            meter=SinkMeter(sink_id),
+            checkpoint=checkpoint,
+            limits=self._limits,
+            until=self._until,
+        )
 
     def detach(self, sink_id: str, why: str) -> None:
         """Stop delivering to a sink, also in the middle of a send.
@@ -105,23 +179,42 @@ class Deliveries:
             LeaseLost: The lease is gone; the sink is as attached as before.
         """
         self._lease.write(lambda writer: writer.detach_sink(sink_id, why))
+        if sink_id in self._working:  # a paused sink has none
+            self._retire(sink_id).join(0)
+
+    def _retire(self, sink_id: str) -> Deliverer:
+        """Ask a deliverer to end after what it is sending."""
         deliverer = self._working.pop(sink_id)
         self._retired.append(deliverer)
         deliverer.request_stop()
-        deliverer.join(0)
+        return deliverer
 
     def segment_added(self) -> None:
-        """Wake everybody: the journal has grown."""
+        """Wake whom it concerns: the journal has grown."""
+        if self._processing is None:
+            self._wake()
+        else:
+            self._processing.segment_added()
+
+    def _wake(self) -> None:
         for one in list(self._working.values()):
             one.segment_added()
         self._preparations.segment_added()
+        if self._sensing is not None:
+            self._sensing.segment_added()
 
     def end(self) -> None:
         """Let the sinks finish what they are sending, and end their threads."""
+        if self._processing is not None:
+            self._processing.end()
+        if self._sensing is not None:
+            self._sensing.end()
         for one in self._working.values():
             one.request_stop()
-        for one in self._working.values():
+        for one in (*self._retired, *self._working.values()):
             one.join(_GRACE_SECONDS)
+        if self._sensing is not None:
+            self._sensing.join(END_SECONDS)
         self._preparations.close()
 
     @property
@@ -135,14 +228,24 @@ class Deliveries:
         return any(one.awaits_capture for one in list(self._working.values()))
 
     @property
+    def redriving(self) -> set[str]:
+        """The sinks with dead letters that are due to be delivered again, or may be."""
+        return {name for name, one in self._working.items() if one.redriving}
+
+    @property
     def moved_at(self) -> float:
         """Monotonic time of the last acknowledgement of any sink, 0 when there is no sink."""
         return max((one.moved_at for one in self._working.values()), default=0.0)
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
-        """The last error of each sink that is failing."""
-        return {name: one.error for name, one in self._working.items() if one.error is not None}
+        """The last error of each sink that is failing, or that waits for processors that do."""
+        broken = None if self._processing is None else self._processing.error
+        errors = {
+            name: one.error or (broken if one.waiting else None)
+            for name, one in self._working.items()
+        }
+        return {name: error for name, error in errors.items() if error is not None}
 
     @property
     def errors(self) -> dict[str, str]:
@@ -162,6 +265,19 @@ class Deliveries:
         for one in (*self._retired, *self._working.values()):
             total[one.sink_id] += one.rows
         return dict(total)
+
+    @property
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """How long deliveries of each sink took lately (`meters`)."""
+        return {name: one.latencies for name, one in list(self._working.items())}
+
+    @property
+    def timeouts(self) -> dict[str, int]:
+        """How often each sink missed its deadline; only those that did."""
+        total: Counter[str] = Counter()
+        for one in (*self._retired, *self._working.values()):
+            total[one.sink_id] += one.deadline.missed
+        return dict(+total)
 
     def behind(self, pipeline: PipelineRow) -> dict[str, int]:
         """Return for each sink that is behind how many segments it lacks."""

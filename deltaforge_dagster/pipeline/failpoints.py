@@ -25,10 +25,19 @@ from deltaforge_dagster.errors import SettingsError
 VARIABLE = "DELTAFORGE_FAILPOINT"
 
 FAILPOINTS = (
+    "chunk-noted",  # a chunk of a snapshot was read, and the pipeline's run may take it over
+    "held-file-written",  # what is kept back of tables is durable, no row names it
+    "held-row-written",  # it is kept, and the captured position has passed it
     "segment-file-written",  # the journal file is durable, its row does not exist
     "segment-row-written",  # the segment's row and the captured position are committed
+    "processed-file-written",  # what processors made of a segment is durable, nobody knows of it
+    "processed-noted",  # it is noted, sinks may have it
     "segment-prepared",  # Spark has written the messages, nothing is sent
     "sink-sent",  # the sink acknowledged, its checkpoint has not moved
+    "dead-letter-file-written",  # a change put aside is durable, it has no entry
+    "dead-letter-written",  # it has its entry, the checkpoint has not passed it
+    "redrive-sent",  # a dead letter was delivered, its entry is still there
+    "redrive-written",  # its entry is gone
     "checkpoint-written",  # the checkpoint moved, the source knows nothing of it
     "source-confirmed",  # the source was told what it may forget
     "range-closed",  # the range is closed, nothing of it is published

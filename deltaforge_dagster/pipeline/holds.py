@@ -8,24 +8,37 @@ stands where the journal ends, so it begins and ends at the captured position: p
 never go back, and what sinks keep as their own position stays in order. Since nothing of a held
 table is captured before that, its held events come first in every sink. What still cannot be decoded
 is held again, with the new reason, and the run goes on.
+
+A table may be held twice: its rows wait for approval (`gate`), and then come events that cannot be
+decoded. So what was approved is released first, and what can be decoded at last goes through the gate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal, SegmentWriter
 from deltaforge_dagster.journal.held import HeldWriter
+from deltaforge_dagster.pipeline.gate import Gate, Waiting, unpacked
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import HeldEvent, Source, SourceNotes
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes
+from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HeldPart, HoldRow
 from deltaforge_dagster.state.store import StateStore
 
 TABLE = "table"
 """Kind of the holds that a source asks for."""
+
+
+def kind_of(event: HeldEvent) -> str:
+    """Return the kind of the hold that an event belongs to."""
+    return SCHEMA if isinstance(event, Waiting) else TABLE
 
 
 @dataclass(slots=True)
@@ -35,15 +48,17 @@ class OpenPart:
     event: HeldEvent
     since: Position
     writer: HeldWriter
+    changes: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of the events so far."""
         return self.writer.bytes
 
-    def write(self, event: bytes) -> None:
+    def write(self, event: HeldEvent) -> None:
         """Append an event."""
-        self.writer.write(event)
+        self.writer.write(event.data)
+        self.changes += event.changes if isinstance(event, Waiting) else 1
 
     def abort(self) -> None:
         """Remove what was written."""
@@ -53,13 +68,13 @@ class OpenPart:
         """Make the file durable, and return its row."""
         checksum, size = self.writer.close()
         return HeldPart(
-            kind=TABLE,
+            kind=kind_of(self.event),
             subject=self.event.table,
             reason=self.event.reason,
             since_position=self.since.to_json(),
             path=self.writer.path,
             checksum=checksum,
-            events=self.writer.events,
+            events=self.changes,
             bytes=size,
         )
 
@@ -92,40 +107,57 @@ class Holds:
         self,
         source: Source,
         registry: SourceNotes,
+        gate: Gate,
         position: Position,
         *,
         open_writer: Callable[[], SegmentWriter],
-        seal: Callable[[SegmentWriter, HoldRow], None],
+        seal: Callable[[SegmentWriter, HoldRow, Sequence[HeldPart]], None],
     ) -> None:
-        """Write a segment for each released hold.
+        """Write a segment for each released hold, and let the gate begin.
 
         Args:
             source: Decodes the events.
             registry: For the source.
+            gate: Keeps back what waits for approval.
             position: Where the journal ends.
             open_writer: Makes the writer of the next segment.
-            seal: Makes it durable, and the hold's events journaled with it.
+            seal: Makes it durable, and the hold's events journaled with it, but for those of it that
+                are kept back again.
         """
-        for hold in self._store.holds(self._lease.pipeline):
-            if hold.state != "released":
-                continue
+        holds = self._store.holds(self._lease.pipeline)
+        gate.begin({one.subject: one.reason for one in holds if _waits(one)})
+        released = [hold for hold in holds if hold.state == "released"]
+        for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
+            again = _KeptAgain(partial(self.open, since=parse_position(hold.since_position)))
             writer = open_writer()
             try:
-                events = self._events(hold)
-                for rows in source.decode_held(events, hold.mend or "{}", position, registry):
-                    writer.write(rows)
+                batches: Iterable[pa.RecordBatch]
+                if hold.kind == SCHEMA:
+                    batches = map(unpacked, self._events(hold))
+                else:
+                    mend = hold.mend or "{}"
+                    batches = source.decode_held(self._events(hold), mend, position, registry)
+                for rows in batches:
+                    again.write(gate.take(ChangeBatch(rows, None)), writer)
+                again.write(gate.take(ChangeBatch(None, position)), writer)
             except (Retryable, LeaseLost):
                 writer.abort()
+                again.abort()
                 raise
             except DeltaforgeError as error:
                 writer.abort()
+                again.abort()
                 self._hold_back(hold, str(error))
                 continue
             if writer.rows:
-                seal(writer, hold)
+                seal(writer, hold, again.close())
+                continue
+            writer.abort()
+            if hold.kind == SCHEMA and again.part is not None:
+                again.abort()
+                self._hold_back(hold, again.part.event.reason)
             else:
-                writer.abort()
-                self._empty(hold)
+                self._empty(hold, again.close())
 
     def _events(self, hold: HoldRow) -> Iterator[bytes]:
         for part in self._store.held_parts(self._lease.pipeline, hold.kind, hold.subject):
@@ -134,6 +166,36 @@ class Holds:
     def _hold_back(self, hold: HoldRow, reason: str) -> None:
         self._lease.write(lambda writer: writer.hold_back(hold, reason))
 
-    def _empty(self, hold: HoldRow) -> None:
-        """There was nothing but statements: what is captured next may follow."""
-        self._lease.write(lambda writer: writer.hold_journaled(hold, 0))
+    def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
+        """There was nothing for the journal: what is captured next may follow."""
+        self._lease.write(lambda writer: writer.keep_again(hold, again))
+
+
+class _KeptAgain:
+    """What of a released hold is kept back again: all of one table."""
+
+    def __init__(self, open_part: Callable[[HeldEvent], OpenPart]) -> None:
+        self.part: OpenPart | None = None
+        self._open = open_part
+
+    def write(self, batches: Iterator[ChangeBatch], writer: SegmentWriter) -> None:
+        """Write what passes into the segment, and keep the rest."""
+        for batch in batches:
+            if batch.rows is not None:
+                writer.write(batch.rows)
+            for event in batch.held:
+                self.part = self.part or self._open(event)
+                self.part.write(event)
+
+    def close(self) -> list[HeldPart]:
+        """Return what is to be kept, durable."""
+        return [] if self.part is None else [self.part.close()]
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        if self.part is not None:
+            self.part.abort()
+
+
+def _waits(hold: HoldRow) -> bool:
+    return hold.kind == SCHEMA and hold.state == "held"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import Lease
@@ -51,7 +52,9 @@ class HeldLease:
         self._deadline = taken_at + seconds
         self._released = threading.Event()
         self._thread = threading.Thread(
-            target=self._renew_until_released, name=f"lease {lease.pipeline}", daemon=True
+            target=in_context(self._renew_until_released),
+            name=f"lease {lease.pipeline}",
+            daemon=True,
         )
         self._thread.start()
 
@@ -97,11 +100,14 @@ class HeldLease:
                 "this run stops, the next one goes on"
             )
 
-    def write(self, block: Callable[[FencedWriter], T]) -> T:
+    def write(
+        self, block: Callable[[FencedWriter], T], *, failed: Callable[[], None] = lambda: None
+    ) -> T:
         """Run `block` in one fenced transaction and return what it returns.
 
         While the store cannot be reached the block is run again, as the writer allows, until the
         lease's deadline: an acknowledged segment or checkpoint is not given up for a hiccup.
+        `failed` is called each time that it could not.
 
         Raises:
             LeaseLost: The lease is gone; nothing was written.
@@ -112,6 +118,7 @@ class HeldLease:
                 with self._store.fenced(self._lease) as writer:
                     return block(writer)
             except StoreUnavailable:
+                failed()
                 time.sleep(_STORE_RETRY_SECONDS)
             except LeaseLost:
                 self.lost.set()

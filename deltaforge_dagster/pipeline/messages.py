@@ -20,13 +20,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from deltaforge_dagster.config.model import KafkaSink, MysqlSource, PipelineSpec, RedisSink, Sink
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sink_config import (
+    CloudEventsEnvelope,
+    DebeziumEnvelope,
+    Envelope,
+    SinkFilter,
+)
+from deltaforge_dagster.config.sinks import KafkaSink, NatsSink, Sink
+from deltaforge_dagster.config.sources import MysqlSource
 from deltaforge_dagster.config.templates import Template, compile_template
+from deltaforge_dagster.config.turso import TursoSource
+from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepared_files
-from deltaforge_dagster.processors import routing
-from deltaforge_dagster.processors.envelope import Origin, native_envelope
+from deltaforge_dagster.processors import envelope as envelopes
+from deltaforge_dagster.processors import expansion, routing
+from deltaforge_dagster.processors.envelope import Origin
+from deltaforge_dagster.processors.expansion import Selection
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 
 MAX_BATCH_ROWS = 10_000
@@ -47,13 +59,19 @@ class Route:
 
     Attributes:
         template: The destination's.
+        key: The key's; None for the default.
         columns: Which column is which column of `MESSAGES`.
         unresolved: Column with the variable that leaves a destination null; None if none can.
+        empty: Column with the variables that are empty text in a key; None if none can be.
+        selected: Column that says which rows the sink gets; None for all.
     """
 
     template: Template
+    key: Template | None
     columns: Mapping[str, str]
     unresolved: str | None
+    empty: str | None
+    selected: str | None
 
 
 @dataclass(slots=True)
@@ -61,10 +79,14 @@ class MessagePlan:
     """The messages of all sinks of one pipeline.
 
     Attributes:
+        splits: Some sink gets updates of keys as deletes and inserts.
+        tombstones: Some sink gets tombstones.
         routes: Where each sink, by its id, finds its messages.
         columns: How each column is made, beside those taken from the frame as they are.
     """
 
+    splits: bool
+    tombstones: bool
     routes: dict[str, Route] = field(default_factory=dict)
     columns: dict[str, _Make] = field(default_factory=dict)
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -72,29 +94,79 @@ class MessagePlan:
     @classmethod
     def of(cls, spec: PipelineSpec) -> MessagePlan:
         """Return the plan of a pipeline."""
-        origin = _origin(spec)
-        plan = cls()
-        plan.columns["idempotency_key"] = functools.partial(routing.idempotency_key, origin)
-        for sink in spec.spec.sinks:
-            plan.routes[sink.config.id] = plan._route(sink, origin)
+        origin = source_origin(spec)
+        selections = [_selection(sink) for sink in spec.spec.sinks]
+        plan = cls(
+            splits=any(one.splits for one in selections),
+            tombstones=any(one.tombstones for one in selections),
+        )
+        plan.columns[_IDEMPOTENCY_KEY] = functools.partial(routing.idempotency_key, origin)
+        for sink, selection in zip(spec.spec.sinks, selections, strict=True):
+            plan.routes[sink.config.id] = plan._route(sink, selection, origin)
         return plan
 
     def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of batches of the change frame, row by row in the same order.
+        """Yield the messages of batches of the change frame, in the order of its rows.
 
-        Raises:
-            UnsupportedEvent: The messages of a row need more than 2 GiB.
+        The messages of one change have its ordinal and are in one batch. `unmade` names the
+        columns of a row that cannot be made, since Arrow's texts end at 2 GiB; null for all others.
         """
         for whole in frame:
             for rows in _cut(whole):
-                taken = [rows.column(one) for one in _TAKEN]
-                made = [make(rows) for make in self.columns.values()]
-                yield pa.RecordBatch.from_arrays([*taken, *made], [*_TAKEN, *self.columns])
+                try:
+                    yield self._made(rows)
+                except UnsupportedEvent:
+                    for row in range(rows.num_rows):
+                        yield self._made_of_one(rows.slice(row, 1))
 
-    def _route(self, sink: Sink, origin: Origin) -> Route:
-        template = compile_template(_destination(sink))
+    @property
+    def _expands(self) -> bool:
+        return self.splits or self.tombstones
+
+    def _made(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self._expands:
+            rows = expansion.expand(rows, splits=self.splits, tombstones=self.tombstones)
+        taken, makers = self._makers(rows)
+        return _table(taken | {name: make() for name, make in makers.items()})
+
+    def _made_of_one(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of one change, and which of their columns cannot be made."""
+        unmade: list[str] = []
+        if self._expands:
+            try:
+                row = expansion.expand(row, splits=self.splits, tombstones=self.tombstones)
+            except UnsupportedEvent:
+                unmade += self.columns
+                row = expansion.unexpanded(row)
+        taken, makers = self._makers(row)
+        made: dict[str, pa.Array[Any]] = {}
+        for name, make in makers.items():
+            try:
+                made[name] = make()
+            except UnsupportedEvent:
+                unmade.append(name)
+                made[name] = pa.nulls(row.num_rows, pa.string())
+        return _table(taken | made, " ".join(unmade) or None)
+
+    def _makers(
+        self, rows: pa.RecordBatch
+    ) -> tuple[dict[str, pa.Array[Any]], dict[str, Callable[[], pa.Array[Any]]]]:
+        """Return the columns that are there already, and how to make the others."""
+        own, extra = rows, {}
+        if self._expands:
+            own, extra["change_id"] = expansion.identified(rows)
+        makers: dict[str, Callable[[], pa.Array[Any]]] = {
+            name: functools.partial(make, own if name == _IDEMPOTENCY_KEY else rows)
+            for name, make in self.columns.items()
+        }
+        return {name: own.column(name) for name in _TAKEN} | extra, makers
+
+    def _route(self, sink: Sink, selection: Selection, origin: Origin) -> Route:
+        template = compile_template(sink.config.destination)
         key = None if sink.config.key is None else compile_template(sink.config.key)
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
+        if self._expands:
+            columns["change_id"] = "change_id"
         columns["destination"] = self._column(
             "destination",
             template.text,
@@ -102,20 +174,31 @@ class MessagePlan:
         )
         if isinstance(sink, KafkaSink) and key is None:
             columns["key"] = self._column("row_key", "", routing.row_key)
+        elif isinstance(sink, NatsSink) and key is None:
+            columns["key"] = self._column("set_key", "", routing.set_key)
         else:
             columns["key"] = self._column(
                 "key",
                 "" if key is None else key.text,
                 functools.partial(routing.message_key, key, origin),
             )
-        columns["value"] = self._column(
-            "value", sink.config.envelope.type, functools.partial(native_envelope, origin)
-        )
-        unresolved = None
+        envelope = sink.config.envelope
+        value: _Make = functools.partial(_maker(envelope), origin)
+        if self._expands:
+            value = functools.partial(expansion.without_tombstones, value)
+        columns["value"] = self._column("value", envelope.model_dump_json(), value)
+        unresolved = empty = None
+        if key is not None and routing.can_be_unresolved(key):
+            look = functools.partial(routing.empty_variables, key, origin)
+            empty = self._column("empty", key.text, look)
         if routing.can_be_unresolved(template):
             make = functools.partial(routing.unresolved, template, origin)
             unresolved = self._column("unresolved", template.text, make)
-        return Route(template, columns, unresolved)
+        selected = None
+        if self._expands or selection != Selection():
+            choose = functools.partial(expansion.selected, selection)
+            selected = self._column("selected", repr(selection), choose)
+        return Route(template, key, columns, unresolved, empty, selected)
 
     def _column(self, kind: str, text: str, make: _Make) -> str:
         """Return the name of the column for (`kind`, `text`), adding it when it is new."""
@@ -125,20 +208,45 @@ class MessagePlan:
 
 
 _TAKEN = ("segment", "ordinal", "event_id", "headers")
+_IDEMPOTENCY_KEY = "idempotency_key"
 
 
-def _origin(spec: PipelineSpec) -> Origin:
+def _table(columns: Mapping[str, pa.Array[Any]], unmade: str | None = None) -> pa.RecordBatch:
+    rows = len(columns["ordinal"])
+    marks = pa.nulls(rows, pa.string()) if unmade is None else pa.array([unmade] * rows)
+    return pa.RecordBatch.from_arrays([*columns.values(), marks], [*columns, "unmade"])
+
+
+def source_origin(spec: PipelineSpec) -> Origin:
+    """Return what every event of a pipeline says about where it comes from."""
     source = spec.spec.source
     name, tenant = source.config.id, spec.metadata.tenant
     if isinstance(source, MysqlSource):
         return Origin("mysql", name, tenant, server_id(name))
+    if isinstance(source, TursoSource):
+        return Origin("turso", name, tenant)
     return Origin("postgresql", name, tenant)
 
 
-def _destination(sink: Sink) -> str:
-    if isinstance(sink, RedisSink):
-        return sink.config.stream
-    return sink.config.topic if isinstance(sink, KafkaSink) else sink.config.path
+def _selection(sink: Sink) -> Selection:
+    config = sink.config
+    chosen = config.filter or SinkFilter()
+    return Selection(
+        splits=config.key_updates == "delete_insert",
+        tombstones=isinstance(sink, KafkaSink) and sink.config.tombstones,
+        skipped=config.skipped_operations,
+        captured=not chosen.synthetic_only,
+        synthetic=not chosen.exclude_synthetic,
+        producers=chosen.producers,
+    )
+
+
+def _maker(envelope: Envelope) -> envelopes.Envelope:
+    if isinstance(envelope, CloudEventsEnvelope):
+        return functools.partial(envelopes.cloudevents_envelope, envelope.type_prefix)
+    if isinstance(envelope, DebeziumEnvelope):
+        return envelopes.debezium_envelope
+    return envelopes.native_envelope
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -240,5 +348,9 @@ def warm() -> None:
     rows = [row, {**row, "after": '{"a":"b"}', "ts_us": 5000, "tx_end": True}]
     (frame,) = pa.Table.from_pylist(rows, FRAME).combine_chunks().to_batches()
     origin = Origin("postgresql", "", "")
-    native_envelope(origin, frame)
+    envelopes.native_envelope(origin, frame)
+    envelopes.cloudevents_envelope("a", origin, frame)
     routing.destination(compile_template("${after.a}"), origin, frame)
+    update = {**row, "op": "u", "before": '{"a":1}', "after": '{"a":2}', "key": '{"a":2}'}
+    (frame,) = pa.Table.from_pylist([update], FRAME).combine_chunks().to_batches()
+    expansion.expand(frame, splits=True, tombstones=True)

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
+from deltaforge_dagster.pipeline.deliverable import Segments
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.state.records import SegmentRow
-from deltaforge_dagster.state.store import StateStore
 
 _SEGMENTS_PER_JOB = 64
 
@@ -45,7 +46,7 @@ class Preparations:
 
     Args:
         preparer: Makes them; called from a thread of ours.
-        store: Where the segments are listed.
+        journal: The segments.
         pipeline: Name of the pipeline.
         max_bytes: Bytes of segment files one Spark job may cover, except a single larger one.
         sinks: How many deliverers ask; at most one unused preparation for each, and one more, is
@@ -56,7 +57,7 @@ class Preparations:
     def __init__(
         self,
         preparer: Preparer,
-        store: StateStore,
+        journal: Segments,
         pipeline: str,
         max_bytes: int,
         sinks: int,
@@ -64,7 +65,7 @@ class Preparations:
         last: int | None = None,
     ) -> None:
         self._preparer = preparer
-        self._store = store
+        self._journal = journal
         self._pipeline = pipeline
         self._max_bytes = max_bytes
         self._last = last
@@ -156,9 +157,7 @@ class Preparations:
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
         """Return what one job covers: segments that fit its bytes, or one taken in parts."""
-        rows = self._store.segments(
-            self._pipeline, first=segment, last=self._last, limit=_SEGMENTS_PER_JOB
-        )
+        rows = self._journal.segments(first=segment, last=self._last, limit=_SEGMENTS_PER_JOB)
         if not rows or rows[0].segment != segment:
             return []
         total = 0

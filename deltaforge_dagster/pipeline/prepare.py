@@ -4,19 +4,21 @@ One Spark job covers consecutive segments and serves every sink of the pipeline:
 segment files, make each distinct envelope, destination and key once (`messages`), and write the
 result as Arrow files into the journal's `prepared` folder. The run maps these files into memory, so
 that neither Spark nor the run ever holds a large result. A handful of rows comes through Spark as
-they are and become messages in the run, which saves the way over a Python worker and the disk.
+they are and become messages in the run, which saves the way over a Python worker and the disk; of
+a journal on object storage the run reads them itself.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql.connect.session import SparkSession
@@ -32,9 +34,7 @@ from pyspark.sql.types import (
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import (
     JournalDamaged,
-    SinkRejected,
     SparkUnavailable,
-    StoreUnavailable,
     Terminal,
 )
 from deltaforge_dagster.frame import FRAME
@@ -44,14 +44,16 @@ from deltaforge_dagster.pipeline.messages import (
     FRAME_COLUMNS,
     Job,
     MessagePlan,
-    Route,
     Share,
     as_frame,
 )
+from deltaforge_dagster.pipeline.outgoing import EmptyKeys
+from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.pipeline.prepared_files import Piece, Spares
 from deltaforge_dagster.pipeline.probe import check_server
-from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
+
+logger = logging.getLogger(__name__)
 
 SMALL_ROWS = 1_000
 SMALL_BYTES = 64 << 10
@@ -72,6 +74,14 @@ TASK_BYTES = 8 << 20
 
 _SPARE_FILES = 8
 """Prepared files kept to be written over, of some 70 MB each in a backlog."""
+
+
+AT_HAND = SegmentRow(
+    segment=0, segment_id="", path="", checksum="", content_hash="", rows=0, bytes=0,
+    start_position="", end_position="", counts={}, schema_versions={}, first_ts_us=0, last_ts_us=0,
+    range=0, epoch=0, created_at=0.0,
+)  # fmt: skip
+"""Stands for the segment of rows that are in none: no segment of a journal has the number 0."""
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -113,10 +123,16 @@ class Preparer:
         journal: Where the segments are, and where prepared files go.
         sessions: Where the Spark session comes from.
         run_id: Part of the files' names, so that those of a dead run can be swept.
+        warn: Told what people should hear of.
     """
 
     def __init__(
-        self, spec: PipelineSpec, journal: Journal, sessions: SessionProvider, run_id: str
+        self,
+        spec: PipelineSpec,
+        journal: Journal,
+        sessions: SessionProvider,
+        run_id: str,
+        warn: Callable[[str], None] = logger.warning,
     ) -> None:
         self._pipeline = spec.metadata.name
         self._journal = journal
@@ -125,6 +141,7 @@ class Preparer:
         self._probed: SparkSession | None = None
         self._spares = Spares(_SPARE_FILES)
         self._plan = MessagePlan.of(spec)
+        self._empty_keys = EmptyKeys(warn)
 
     def parts(self, segment: SegmentRow) -> list[range]:
         """Return the ordinals that may be prepared at once: all, or those of some row groups each.
@@ -181,7 +198,7 @@ class Preparer:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        prepared = Prepared(segments, self._plan.routes, pieces, batches, ordinals)
+        prepared = self._prepared(segments, pieces, batches, ordinals)
         try:
             prepared.check()
         except JournalDamaged:
@@ -189,10 +206,15 @@ class Preparer:
             raise
         return prepared
 
+    def prepare_rows(self, rows: pa.Table) -> Prepared:
+        """Return the messages of rows at hand, numbered from 0 in `AT_HAND`; takes no Spark job."""
+        pieces, batches = self._messages(as_frame(rows))
+        return self._prepared([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
+
     def recycle(self, prepared: Prepared) -> None:
         """Let later jobs write over the files of messages that nobody reads any more."""
         # Elsewhere a task may be tried twice, at the same time; and only local files are overwritten.
-        if self._sessions.elsewhere or "://" in self._journal.spark_path(""):
+        if self._sessions.elsewhere or not self._journal.local:
             prepared.discard()
         else:
             self._spares.give(prepared.release())
@@ -200,6 +222,22 @@ class Preparer:
     def close(self) -> None:
         """Delete the files that were to be written over."""
         self._spares.clear()
+
+    def _prepared(
+        self,
+        segments: Sequence[SegmentRow],
+        pieces: Sequence[Piece],
+        batches: Sequence[pa.RecordBatch],
+        ordinals: range | None,
+    ) -> Prepared:
+        return Prepared(
+            segments,
+            self._plan.routes,
+            pieces,
+            batches,
+            ordinals=ordinals,
+            empty_keys=self._empty_keys,
+        )
 
     def _session(self) -> SparkSession:
         session = self._sessions.session()
@@ -212,9 +250,25 @@ class Preparer:
     def _collect(
         self, session: SparkSession, segments: Sequence[SegmentRow]
     ) -> tuple[list[Piece], list[pa.RecordBatch]]:
-        paths = [self._journal.spark_path(one.path) for one in segments]
-        frame = session.read.schema(_FRAME).parquet(*paths).select(*FRAME_COLUMNS).toArrow()
-        batches = list(self._plan.batches(as_frame(frame)))
+        paths = [one.path for one in segments if one.rows]
+        if not paths:
+            return [], []
+        if not self._journal.local:
+            # Spark would need Hadoop's client of the object storage, and its credentials in Java.
+            shares = (
+                rows
+                for path in paths
+                for rows in self._journal.share(path, FRAME_COLUMNS, ordinals=None, part=0, of=1)
+            )
+            return self._messages(shares)
+        located = [self._journal.spark_path(path) for path in paths]
+        frame = session.read.schema(_FRAME).parquet(*located).select(*FRAME_COLUMNS).toArrow()
+        return self._messages(as_frame(frame))
+
+    def _messages(
+        self, frames: Iterable[pa.RecordBatch]
+    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
+        batches = list(self._plan.batches(frames))
         pieces = [
             piece
             for number, batch in enumerate(batches)
@@ -237,9 +291,9 @@ class Preparer:
             pieces = prepared_files.reported(report)
         except BaseException:
             prepared_files.remove_job(folder, job)
-            _remove(spares)
+            prepared_files.remove(*spares)
             raise
-        _remove(set(spares) - {piece.path for piece in pieces})
+        prepared_files.remove(*(set(spares) - {piece.path for piece in pieces}))
         return pieces
 
 
@@ -257,127 +311,6 @@ def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[
             tasks[-1].append(Share(row.path, ordinals, part, shares))
             room -= size / shares
     return tasks
-
-
-class Prepared:
-    """Messages of consecutive segments, or of a part of one, ready for any sink of the pipeline.
-
-    Attributes:
-        first_segment: Number of the first segment.
-        last_segment: Number of the last one.
-        bytes: Size of the messages, for all sinks together.
-    """
-
-    def __init__(
-        self,
-        segments: Sequence[SegmentRow],
-        routes: Mapping[str, Route],
-        pieces: Sequence[Piece],
-        batches: Sequence[pa.RecordBatch],
-        ordinals: range | None = None,
-    ) -> None:
-        self.first_segment = segments[0].segment
-        self.last_segment = segments[-1].segment
-        self.bytes = sum(one.bytes for one in pieces)
-        self._segments = {one.segment: one for one in segments}
-        self._ordinals = {one.segment: ordinals or range(one.rows) for one in segments}
-        self._routes = routes
-        self._batches = batches
-        self._pieces: dict[int, list[Piece]] = {one.segment: [] for one in segments}
-        for piece in sorted(pieces, key=lambda one: (one.segment, one.ordinal)):
-            self._pieces.setdefault(piece.segment, []).append(piece)
-        self._paths = {one.path for one in pieces if one.path}
-
-    def last_ordinal(self, segment: int) -> int:
-        """Return the last ordinal of a segment that is here: its last one, or that of the part."""
-        return self._ordinals[segment].stop - 1
-
-    def check(self) -> None:
-        """Prove that every row of every segment, or of the part, is here, once.
-
-        Raises:
-            JournalDamaged: A segment's file holds other rows than its row in the store says.
-        """
-        for segment, pieces in self._pieces.items():
-            ordinals = self._ordinals.get(segment, range(0))
-            expected = ordinals.start
-            for piece in pieces:
-                if piece.ordinal != expected:
-                    break
-                expected += piece.rows
-            found = sum(one.rows for one in pieces)
-            if not ordinals or expected != ordinals.stop or found != len(ordinals):
-                raise JournalDamaged(
-                    f"segment {segment}: its journal file does not hold the {len(ordinals)} rows, "
-                    f"numbered from {ordinals.start}, that the state store says"
-                )
-
-    def batches(self, sink_id: str, segment: int, after_ordinal: int) -> Iterator[SinkBatch]:
-        """Yield a segment's messages for a sink from `after_ordinal + 1` on, in order.
-
-        The batches are views of mapped files. May be called again, and from several threads.
-
-        Raises:
-            SinkRejected: An event does not say where it goes; everything before it was yielded.
-            StoreUnavailable: A prepared file is gone; prepare again.
-        """
-        route, row = self._routes[sink_id], self._segments[segment]
-        readers: dict[str, pa.ipc.RecordBatchFileReader] = {}
-        for piece in self._pieces[segment]:
-            skip = max(0, after_ordinal + 1 - piece.ordinal)
-            if skip >= piece.rows:
-                continue
-            if piece.path and piece.path not in readers:
-                readers[piece.path] = _opened(piece)
-            whole = (
-                readers[piece.path].get_batch(piece.batch)
-                if piece.path
-                else self._batches[piece.batch]
-            )
-            rows = whole.slice(piece.offset + skip, piece.rows - skip)
-            known = _resolved_rows(rows, route)
-            chosen = pa.RecordBatch.from_arrays(
-                [rows.column(route.columns[name]) for name in MESSAGES.names], schema=MESSAGES
-            )
-            if known:
-                yield SinkBatch(segment, row.segment_id, chosen.slice(0, known))
-            if known < rows.num_rows:
-                assert route.unresolved is not None
-                variable = rows.column(route.unresolved)[known].as_py()
-                raise SinkRejected(
-                    f"sink {sink_id}: ${{{variable}}} in {route.template.text!r} has no value for "
-                    f"the event at segment {segment}, ordinal {piece.ordinal + skip + known}; "
-                    "use a variable that every event has"
-                )
-
-    def discard(self) -> None:
-        """Delete the files; batches that are in use stay readable. Safe to call twice."""
-        _remove(self.release())
-
-    def release(self) -> set[str]:
-        """Hand the files over, once: they are the caller's then."""
-        paths, self._paths = self._paths, set()
-        return paths
-
-
-def _resolved_rows(rows: pa.RecordBatch, route: Route) -> int:
-    """Return how many rows from the first on have a destination."""
-    destination = rows.column(route.columns["destination"])
-    if not destination.null_count:
-        return rows.num_rows
-    return int(pc.index(pc.is_null(destination), True).as_py())
-
-
-def _remove(paths: Iterable[str]) -> None:
-    for path in paths:
-        prepared_files.remove(path)
-
-
-def _opened(piece: Piece) -> pa.ipc.RecordBatchFileReader:
-    try:
-        return prepared_files.open_batches(piece.path, piece.end)
-    except OSError as error:
-        raise StoreUnavailable(f"the prepared file {piece.path} cannot be read") from error
 
 
 def spark_condition(error: PySparkException) -> str:

@@ -2,7 +2,8 @@
 
 A task may get pieces of several segments, in any order. So nothing is assumed. The writer cuts its
 batches into *pieces*, rows of one segment with consecutive ordinals, and reports where each one
-lies; the run puts them in order and checks that they cover every segment exactly.
+lies; the run puts them in order and checks that they cover every segment exactly. A change may have
+several rows, next to one another in one batch, so that no piece begins or ends between them.
 
 A file is named `<run id>.<job>.<random>.arrow`, so that a run that died leaves orphans that can be
 told apart. It is written over by a later job of the same run rather than deleted (`Spares`): memory
@@ -19,15 +20,13 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 
@@ -37,11 +36,16 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
     UnsupportedEvent,
 )
+from deltaforge_dagster.journal.checksummed import Checksummed
+from deltaforge_dagster.journal.storage import Storage, open_storage, refused
+
+_COPY_BYTES = 16 << 20
+"""Of a remote file, read at a time."""
 
 _REPORTED: Mapping[str, type[DeltaforgeError]] = {
     one.__name__: one for one in (JournalDamaged, StoreUnavailable, UnsupportedEvent)
 }
-_NUMBERS = ("end", "batch", "offset", "segment", "ordinal", "rows", "bytes")
+_NUMBERS = ("end", "batch", "offset", "segment", "ordinal", "ordinals", "rows", "bytes")
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("path", pa.string()),
     *(pa.field(name, pa.int64()) for name in _NUMBERS),
@@ -61,7 +65,8 @@ class Piece:
         offset: First row in the batch.
         segment: The segment.
         ordinal: Ordinal of the first row.
-        rows: How many rows.
+        ordinals: How many ordinals.
+        rows: How many rows, at least one for each ordinal.
         bytes: Bytes of the piece, for accounting.
     """
 
@@ -71,6 +76,7 @@ class Piece:
     offset: int
     segment: int
     ordinal: int
+    ordinals: int
     rows: int
     bytes: int
 
@@ -79,12 +85,14 @@ def pieces_of(batch: pa.RecordBatch, number: int, path: str) -> list[Piece]:
     """Return the pieces of a batch with the columns `segment` and `ordinal`."""
     segments = batch.column("segment").to_numpy()
     ordinals = batch.column("ordinal").to_numpy()
-    breaks = np.flatnonzero((np.diff(segments) != 0) | (np.diff(ordinals) != 1)) + 1
+    steps = np.diff(ordinals)
+    breaks = np.flatnonzero((np.diff(segments) != 0) | (steps < 0) | (steps > 1)) + 1
     starts = [0, *breaks.tolist()]
     ends = [*starts[1:], batch.num_rows]
     return [
         Piece(
-            path, 0, number, start, int(segments[start]), int(ordinals[start]), end - start,
+            path, 0, number, start, int(segments[start]), int(ordinals[start]),
+            int(ordinals[end - 1] - ordinals[start]) + 1, end - start,
             batch.nbytes * (end - start) // batch.num_rows,
         )
         for start, end in zip(starts, ends, strict=True)
@@ -139,13 +147,30 @@ def reported(report: pa.Table) -> list[Piece]:
     return pieces
 
 
-def _writable(path: str, *, new: bool) -> contextlib.AbstractContextManager[BufferedIOBase]:
+@contextlib.contextmanager
+def _writable(path: str, *, new: bool) -> Iterator[BufferedIOBase]:
     if "://" in path:
-        remote: contextlib.AbstractContextManager[BufferedIOBase] = fsspec.open(path, "wb")
-        return remote
+        storage, name = _place(path)
+        remote = Checksummed(storage.create(name))
+        try:
+            yield cast("BufferedIOBase", remote)  # Arrow calls write and tell, nothing else
+            remote.commit()
+        finally:
+            remote.discard()  # unless it is committed
+        return
     # Never truncated: ext4 writes such a file to the disk when it is closed.
     create = os.O_CREAT | os.O_EXCL if new else 0
-    return os.fdopen(os.open(path, os.O_WRONLY | create, 0o600), "wb")
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | create, 0o600), "wb") as file:
+            yield file
+    except OSError as error:
+        raise refused(path, error) from error
+
+
+def _place(path: str) -> tuple[Storage, str]:
+    """Return the storage of a file's or folder's parent, and its name there."""
+    parent, _, name = path.rpartition("/")
+    return open_storage(parent if "://" in parent else Path(parent).absolute().as_uri()), name
 
 
 def write_bytes(path: str, content: bytes) -> None:
@@ -156,8 +181,8 @@ def write_bytes(path: str, content: bytes) -> None:
 
 def exists(path: str) -> bool:
     """Say whether a file is there."""
-    fs, name = fsspec.core.url_to_fs(path, use_listings_cache=False)
-    return bool(fs.exists(name))
+    storage, name = _place(path)
+    return storage.exists(name)
 
 
 def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
@@ -168,25 +193,27 @@ def open_batches(path: str, end: int) -> pa.ipc.RecordBatchFileReader:
         end: Where its content ends; `Piece.end`.
 
     Raises:
-        OSError: The file is gone or cannot be read.
+        StoreUnavailable: The file is gone or cannot be read; prepare again.
     """
-    if "://" not in path:
-        return pa.ipc.open_file(pa.memory_map(path), footer_offset=end)
-    with tempfile.NamedTemporaryFile() as local:
-        with fsspec.open(path, "rb") as remote:
-            shutil.copyfileobj(remote, local, 1 << 20)
-        local.flush()
-        return pa.ipc.open_file(pa.memory_map(local.name), footer_offset=end)
+    try:
+        if "://" not in path:
+            return pa.ipc.open_file(pa.memory_map(path), footer_offset=end)
+        storage, name = _place(path)
+        with tempfile.NamedTemporaryFile() as local:
+            with storage.open(name) as remote:
+                shutil.copyfileobj(remote, local, _COPY_BYTES)
+            local.flush()
+            return pa.ipc.open_file(pa.memory_map(local.name), footer_offset=end)
+    except (OSError, JournalDamaged) as error:
+        raise StoreUnavailable(f"the prepared file {path} cannot be read") from error
 
 
-def remove(path: str) -> None:
-    """Delete a file; one that is gone already is fine. What is mapped stays readable."""
-    with contextlib.suppress(FileNotFoundError):
-        if "://" in path:
-            fs, name = fsspec.core.url_to_fs(path)
-            fs.rm_file(name)
-        else:
-            Path(path).unlink()
+def remove(*paths: str) -> None:
+    """Delete files, as far as that is possible now: the others are swept. What is mapped stays readable."""
+    for path in paths:
+        storage, name = _place(path)
+        with contextlib.suppress(StoreUnavailable):
+            storage.delete(name)
 
 
 class Spares:
@@ -215,13 +242,11 @@ class Spares:
         with self._lock:
             self._paths += paths
             spare, self._paths = self._paths[self._most :], self._paths[: self._most]
-        for path in spare:
-            remove(path)
+        remove(*spare)
 
     def clear(self) -> None:
         """Delete all of them."""
-        for path in self.take(self._most):
-            remove(path)
+        remove(*self.take(self._most))
 
 
 def remove_job(folder: str, prefix: str) -> None:
@@ -250,12 +275,9 @@ def sweep_prepared(folder: str, keep_run_ids: Collection[str], older_than: float
 
 def _listed(folder: str) -> Iterator[tuple[str, float]]:
     """Yield path and age (seconds since the last write) of the prepared files in a folder."""
-    fs, root = fsspec.core.url_to_fs(folder, use_listings_cache=False)
-    names = fs.ls(root, detail=False) if fs.isdir(root) else []
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            if name.endswith(".arrow"):
-                yield (
-                    fs.unstrip_protocol(name) if "://" in folder else name,
-                    time.time() - fs.modified(name).timestamp(),
-                )
+    storage, name = _place(folder)
+    parent = folder.rpartition("/")[0]
+    for path in storage.list(name):
+        if path.endswith(".arrow"):
+            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
+                yield f"{parent}/{path}", storage.age(path)

@@ -6,19 +6,24 @@ nothing arrives; both through one lock, so that a segment never enters a range b
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from deltaforge_dagster.config.model import RangeLimits
+from deltaforge_dagster.config.engine import RangeLimits
 from deltaforge_dagster.journal.files import WrittenSegment
 from deltaforge_dagster.journal.hashing import range_hash
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.fenced import FencedWriter
-from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment
+from deltaforge_dagster.state.metrics import Tally
+from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger
+from deltaforge_dagster.state.snapshots import ChunkRow
 from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
 
 
 class Ranges:
@@ -68,11 +73,16 @@ class Ranges:
         *,
         held: Sequence[HeldPart] = (),
         released: HoldRow | None = None,
+        spliced: Sequence[tuple[ChunkRow, int]] = (),
+        received_at: float | None = None,
+        trigger: Trigger | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """Record a segment whose file is durable; the captured position becomes `end`.
 
-        With it go the files of events before `end` that are kept back, and the hold whose events
-        this segment brings.
+        With it go the files of events before `end` that are kept back, the hold whose events
+        this segment brings, and the chunks of a snapshot with the number of their rows in it; when
+        its first change was received, why it ended, and what is counted with it.
         """
         row = NewSegment(
             segment=number,
@@ -88,15 +98,21 @@ class Ranges:
             schema_versions=segment.schema_versions,
             first_ts_us=segment.first_ts_us,
             last_ts_us=segment.last_ts_us,
+            received_at=received_at,
+            trigger=trigger,
         )
         with self._lock:
             is_new = self._open is None
-            entered = self._lease.write(lambda writer: self._enter(writer, row, held, released))
+            entered = self._lease.write(
+                lambda writer: self._enter(writer, row, held, released, spliced, tally=tally)
+            )
             failpoint("segment-row-written")
             if self._open is None:
                 self._open = _OpenRange(entered)
             self._open.events += row.rows
             self._open.bytes += row.bytes
+            fields = {"range": entered, "batch_id": number, "events": row.rows, "bytes": row.bytes}
+            logger.debug("captured a segment", extra={"fields": fields})
             if is_new:
                 self._opened(entered)
         self.close_if_due()
@@ -122,13 +138,18 @@ class Ranges:
         row: NewSegment,
         held: Sequence[HeldPart],
         released: HoldRow | None,
+        spliced: Sequence[tuple[ChunkRow, int]],
+        *,
+        tally: Tally | None,
     ) -> int:
         """Add a segment to the open range, opening one if need be; return its number."""
         if self._open is None:
             number = writer.open_range(row.start_position, self._spec_hash, row.segment)
         else:
             number = self._open.number
-        writer.add_segment(row, number, held=held, released=released)
+        writer.add_segment(row, number, held=held, released=released, tally=tally)
+        for chunk, rows in spliced:
+            writer.splice_chunk(chunk, segment=row.segment, rows=rows)
         return number
 
     def _close_open(self, reason: str) -> None:
@@ -145,6 +166,8 @@ class Ranges:
         content_hash = range_hash([segment.content_hash for segment in segments])
         self._lease.write(lambda writer: writer.close_range(number, reason, content_hash))
         failpoint("range-closed")
+        fields = {"range": number, "events": row.rows, "batches": len(segments), "reason": reason}
+        logger.info("closed a range", extra={"fields": fields})
         self.closed += 1
 
 

@@ -102,7 +102,10 @@ def recapture(
         row = closed_range(store, pipeline, number)
         found = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
         check_contiguous(row, found)
-        segments += found
+        # What comes of a hold or a snapshot has no length in the log, and is not there to compare.
+        segments += [one for one in found if one.start_position != one.end_position]
+    if not segments:
+        return
     start: Position = parse_position(segments[0].start_position)
     registry = StoredVersions(store, pipeline, tenant)
     waiting = list(segments)

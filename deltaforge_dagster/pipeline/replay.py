@@ -2,20 +2,26 @@
 
 A replay moves nothing: no checkpoint, no position, no lease. It works beside a live run, reads
 the same journal, marks each message with its run id, and leaves the values byte-identical. What a
-sink does not have yet cannot be replayed; it catches up instead (`catch_up`).
+sink does not have yet cannot be replayed; it catches up instead (`catch_up`). A pipeline with dead letters
+leaves out what can never be delivered.
+
+A replay sends what the journal has recorded of the range, or, on request, what today's processors make
+of the rows as they were captured (`reprocessing`); the record stays what it is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.errors import JournalDamaged, NotAllowed
+from deltaforge_dagster.errors import JournalDamaged, NotAllowed, Undeliverable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.deliverable import Chosen, Deliverable
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.reprocessing import Reprocessing
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import RangeRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
@@ -40,37 +46,64 @@ def replay(
     build_sink: Callable[[], Sink],
     run_id: str,
     progress: Callable[[ReplayedRange], None],
+    reprocessing: Reprocessing | None = None,
 ) -> None:
     """Deliver closed ranges, which the sink has, to it again in log order.
+
+    Args:
+        store: The state store.
+        spec: The pipeline.
+        sink_id: Its sink.
+        ranges: The ranges.
+        preparer: Makes the messages.
+        build_sink: Makes the sink.
+        run_id: Marks each message.
+        progress: Told of each range that was sent.
+        reprocessing: Runs today's processors; None to send what the journal has recorded.
 
     Raises:
         NotAllowed: A range does not exist or is open.
         JournalDamaged: Files of a range are gone.
         Retryable: Spark or the sink failed; what was sent stays, marked as a replay.
     """
-    pipeline = spec.metadata.name
+    pipeline, set_aside = spec.metadata.name, spec.spec.journal.enabled
+    max_bytes = spec.spec.engine.deliver.max_bytes
     rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
+    journal = Deliverable(store, pipeline, chained=bool(spec.spec.processors))
     sink = build_sink()
     try:
         sink.open()
         for row in rows:
-            segments = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+            first, last = row.first_segment, row.last_segment
+            if reprocessing is None:
+                segments = journal.segments(first=first, last=last)
+            else:
+                segments = store.segments(pipeline, first=first, last=last)
             check_contiguous(row, segments)
-            preparations = Preparations(
-                preparer,
-                store,
-                pipeline,
-                spec.spec.engine.deliver.max_bytes,
-                sinks=1,
-                last=row.last_segment,
-            )
-            with contextlib.closing(preparations):
-                messages = sum(
-                    _send(preparations, sink, sink_id, segment, run_id) for segment in segments
-                )
+            messages = 0
+            with contextlib.closing(_groups(segments, reprocessing)) as groups:
+                for group in groups:
+                    preparations = Preparations(
+                        preparer, Chosen(group), pipeline, max_bytes, sinks=1
+                    )
+                    with contextlib.closing(preparations):
+                        messages += sum(
+                            _send(preparations, sink, sink_id, one, run_id, set_aside=set_aside)
+                            for one in group
+                        )
             progress(ReplayedRange(row.range, len(segments), messages))
     finally:
         sink.close()
+
+
+def _groups(
+    segments: list[SegmentRow], reprocessing: Reprocessing | None
+) -> Generator[list[SegmentRow]]:
+    """Yield the segments of a range as they are to be sent, some or all at a time."""
+    if reprocessing is None:
+        yield segments
+    else:
+        yield from reprocessing.groups(segments)
 
 
 def split_by_delivery(
@@ -116,6 +149,8 @@ def verify(store: StateStore, journal: Journal, pipeline: str, number: int) -> i
     check_contiguous(row, segments)
     for segment in segments:
         journal.verify(segment)
+        if segment.processed_path:
+            journal.verify(segment.delivered)
     return sum(segment.rows for segment in segments)
 
 
@@ -130,15 +165,29 @@ def check_contiguous(row: RangeRow, segments: Sequence[SegmentRow]) -> None:
 
 
 def _send(
-    preparations: Preparations, sink: Sink, sink_id: str, segment: SegmentRow, run_id: str
+    preparations: Preparations,
+    sink: Sink,
+    sink_id: str,
+    segment: SegmentRow,
+    run_id: str,
+    *,
+    set_aside: bool,
 ) -> int:
+    """Send a segment, with `set_aside` less what can never be delivered; return the messages."""
     messages = ordinal = 0
     while ordinal < segment.rows:
         with preparations.covering(sink_id, segment.segment, ordinal) as prepared:
-            for batch in prepared.batches(sink_id, segment.segment, ordinal - 1):
-                sink.send(replace(batch, replay=run_id), _unguarded)
-                messages += batch.messages.num_rows
-            ordinal = prepared.last_ordinal(segment.segment) + 1
+            batches = prepared.batches(sink_id, segment.segment, ordinal - 1, set_aside=set_aside)
+            try:
+                for batch in batches:
+                    if batch.messages.num_rows:
+                        sink.send(replace(batch, replay=run_id, refused=()), _unguarded)
+                        messages += batch.messages.num_rows
+                ordinal = prepared.last_ordinal(segment.segment) + 1
+            except Undeliverable as error:
+                if not set_aside:
+                    raise
+                ordinal = error.ordinal + 1
     return messages
 
 

@@ -8,6 +8,7 @@ something was restored, reset or made anew:
 the sink's position is                 it goes on
 =====================================  ==========================================================
 absent                                 after the checkpoint
+of this uid and lineage, sent last      after the checkpoint; what lies between was not for it
 of this uid and lineage, newer         after the position; the checkpoint advances
 of this uid and lineage, older         after the position: the sink has lost data, which comes again
                                        from the journal, and is said loudly; *stop* when it is
@@ -154,13 +155,14 @@ def decide(
         return stays if ours or checkpoint.overrules else _by_source(position, journal)
     if not ours:
         return stays if checkpoint.overrules else _after_rebuild(checkpoint, position, journal)
-    if (position.segment, position.ordinal) == (checkpoint.segment, checkpoint.ordinal):
+    sent_segment, _ = sent = checkpoint.sent
+    if (position.segment, position.ordinal) == sent:
         if segment is None or segment.segment_id == position.segment_id:
             return stays
-    elif segment is None and position.segment < min(journal.next_segment, checkpoint.segment + 1):
+    elif segment is None and position.segment < min(journal.next_segment, sent_segment + 1):
         raise PositionLost(
             f"the sink has lost data: it holds what was sent up to segment {position.segment}, "
-            f"checkpointed was segment {checkpoint.segment}, and what lies between is no longer in "
+            f"checkpointed was segment {sent_segment}, and what lies between is no longer in "
             "the journal"
         )
     if segment is None or segment.segment_id != position.segment_id:
@@ -224,7 +226,8 @@ def find_segment(
     place = stays
     for segment in segments:
         end: Position = parse_position(segment.end_position)
-        if not end <= skip.end:
+        # One without length is of a hold or a snapshot: where it stands says nothing of who has it.
+        if not end <= skip.end or segment.start_position == segment.end_position:
             return place
         place = Place(segment.segment, segment.rows - 1, complete=True)
     return place if skip.end <= captured else None

@@ -10,16 +10,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.pipeline import resume
+from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.resume import Place, Skip, SkipSegments, SkipToEvent
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
+from deltaforge_dagster.state.checkpoint_writes import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -31,7 +34,8 @@ class Resumption:
         sink_id: The sink.
         pipeline: The pipeline.
         source: Id of the pipeline's source.
-        store: Where checkpoints and segments are.
+        store: Where checkpoints are.
+        segments: The segments, as sinks get them.
         journal: Where events are looked up.
         lease: What the checkpoint is written under.
         warn: Told what people should hear of.
@@ -44,6 +48,7 @@ class Resumption:
         pipeline: str,
         source: str,
         store: StateStore,
+        segments: Deliverable,
         journal: files.Journal,
         lease: HeldLease,
         warn: Callable[[str], None],
@@ -52,6 +57,7 @@ class Resumption:
         self._pipeline = pipeline
         self._source = source
         self._store = store
+        self._segments = segments
         self._journal = journal
         self._lease = lease
         self._warn = warn
@@ -73,10 +79,12 @@ class Resumption:
         self._searched.clear()
         self._goal = None
         position = _position(sink, checkpoint) if sink.exactly_once else None
+        if position is not None and (token := position.redriven):
+            self._lease.write(lambda writer: writer.redriven_up_to(token))
         kept = checkpoint.lineage is not None and not checkpoint.overrules
         self._vanished = sink.exactly_once and position is None and kept
         if position is not None:
-            segment = self._store.segment(self._pipeline, position.segment)
+            segment = self._segments.segment(position.segment)
             try:
                 goal = resume.decide(checkpoint, position, segment, self._facts(row))
             except PositionLost as error:
@@ -120,7 +128,14 @@ class Resumption:
         if sink.exactly_once and checkpoint.lineage is None:
             lineage = uuid.uuid4().hex
             self._lease.write(lambda writer: writer.set_lineage(self._sink_id, lineage))
-            checkpoint = replace(checkpoint, lineage=lineage, overrules=True)
+            segment, ordinal = NOTHING
+            checkpoint = replace(
+                checkpoint,
+                lineage=lineage,
+                overrules=True,
+                sent_segment=segment,
+                sent_ordinal=ordinal,
+            )
         return checkpoint
 
     def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
@@ -136,13 +151,64 @@ class Resumption:
             rows=row.rows,
         )
 
+    def redrive_origin(self, sink: Sink, checkpoint: CheckpointRow, attempt: str) -> Origin:
+        """Return the origin of dead letters: what such a sink stores with them moves nothing.
+
+        Args:
+            sink: It is settled.
+            checkpoint: Its checkpoint.
+            attempt: How the tokens of these entries begin.
+        """
+        position = sink.position()
+        lineage = (self._uid, checkpoint.lineage)
+        if position is None or (position.uid, position.lineage) != lineage:
+            position = self._position_at(checkpoint)
+        return Origin(
+            pipeline=self._pipeline,
+            uid=self._uid,
+            lineage=position.lineage,
+            source=self._source,
+            start=position.start,
+            end=position.end,
+            rows=0,
+            redrive=replace(position, redriven=f"{attempt}:"),
+        )
+
+    def _position_at(self, checkpoint: CheckpointRow) -> SinkPosition:
+        """Return the position of a sink that has everything up to its checkpoint."""
+        assert checkpoint.lineage is not None
+        row = self._segments.segment(checkpoint.segment)
+        reached = checkpoint.source_position or _reached(self._row())
+        inside = row is not None and not checkpoint.complete
+        return SinkPosition(
+            uid=self._uid,
+            lineage=checkpoint.lineage,
+            segment=checkpoint.segment,
+            segment_id="" if row is None else row.segment_id,
+            ordinal=checkpoint.ordinal,
+            event_id=self._event_id(row, checkpoint.ordinal),
+            start=row.start_position if row is not None and inside else reached,
+            end=row.end_position if row is not None and inside else reached,
+            source=self._source,
+        )
+
+    def _event_id(self, row: SegmentRow | None, ordinal: int) -> str:
+        """Return the event at a place; nothing where the journal does not have it any more."""
+        if row is None or ordinal < 0:
+            return ""
+        for batch in self._journal.batches(row, ["ordinal", "event_id"]):
+            found = pc.index(batch.column("ordinal"), ordinal).as_py()
+            if found >= 0:
+                return cast("str", batch.column("event_id")[found].as_py())
+        return ""
+
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> Place | None:
         row = self._row()
-        captured = parse_position(_reached(row))
+        captured = parse_position(self._segments.reached(_reached(row)))
         if isinstance(skip, SkipSegments):
-            after = self._store.segments(self._pipeline, first=checkpoint.whole_segment + 1)
+            after = self._segments.segments(first=checkpoint.whole_segment + 1)
             return resume.find_segment(skip, Place.of(checkpoint), after, captured)
-        segments = self._store.segments(self._pipeline)
+        segments = self._segments.segments()
         begin = segments[0].segment if segments else row.next_segment
         stays = Place(begin - 1, -1, complete=True)
         return resume.find_event(skip, stays, segments, captured, self._ordinal)

@@ -47,12 +47,18 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     gone = _forget(store, journal, loaded.name, old)
     closed = [one.range for one in store.ranges(loaded.name, state="closed")]
     ranges = store.expire_ranges(loaded.name, closed)
-    known = {segment.path for segment in store.segments(loaded.name)}
+    store.expire_chunks(loaded.name, before=store.now() - hours * 3600)
+    known = {path for segment in store.segments(loaded.name) for path in segment.paths}
     orphans = journal.sweep(
         loaded.name, row.uid, known, epoch=lease.epoch, older_than=ORPHAN_SECONDS
     )
+    if age := loaded.spec.spec.journal.dlq.max_age_secs:
+        store.expire_dead_letters(loaded.name, age)
     kept = {part.path for part in store.held_parts(loaded.name)}
+    kept |= store.dead_letter_files(loaded.name)
     orphans += journal.sweep_held(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
+    staged = store.staged_paths(loaded.name)
+    orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
     orphans += sweep_prepared(
         journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )
@@ -70,7 +76,7 @@ def drop_delivered(store: StateStore, journal: Journal, pipeline: str, *, down_t
         if surplus <= 0:
             break
         oldest.append(segment)
-        surplus -= segment.bytes
+        surplus -= segment.bytes + (segment.processed_bytes or 0)
     _forget(store, journal, pipeline, oldest)
 
 
@@ -81,5 +87,6 @@ def _forget(
         return 0
     gone = store.expire_segments(pipeline, [segment.segment for segment in segments])
     for segment in gone:
-        journal.delete(segment.path)
+        for path in segment.paths:
+            journal.delete(path)
     return len(gone)

@@ -18,25 +18,38 @@ lost. Then the open range is closed, so that the next run begins with a new one.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, SpecError, StoreUnavailable
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.logs import bound
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
+from deltaforge_dagster.pipeline.approvals import approve_everything
+from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.capture_watch import CaptureWatch
+from deltaforge_dagster.pipeline.catalog import reread
 from deltaforge_dagster.pipeline.confirmer import Confirmer
+from deltaforge_dagster.pipeline.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.failover import Failover
+from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.live_schemas import WarmStart
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_summary import RunSummary
+from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.records import HoldRow, PipelineRow, Want
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _PUBLISH_SECONDS = 1.0
@@ -55,9 +68,11 @@ class RunOutcome:
         capture_error: Why capture failed or is failing, None when it is well.
         sink_errors: The last error of each sink that is failing.
         behind: For each sink that is behind, the segments it lacks.
+        sink_timeouts: How often each sink took longer for a batch than it may; only those that did.
         pauses: How often capture was paused because the journal was full.
         paused: Why capture was paused at the end, None when it was not.
         detached: Sinks that get nothing until somebody attaches them again.
+        paused_sinks: Sinks that get nothing until somebody resumes them; all is kept for them.
     """
 
     reason: str
@@ -68,9 +83,11 @@ class RunOutcome:
     capture_error: str | None = None
     sink_errors: Mapping[str, str] = field(default_factory=dict)
     behind: Mapping[str, int] = field(default_factory=dict)
+    sink_timeouts: Mapping[str, int] = field(default_factory=dict)
     pauses: int = 0
     paused: str | None = None
     detached: tuple[str, ...] = ()
+    paused_sinks: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -115,6 +132,7 @@ class LiveRun:
         self._deliveries: Deliveries
         self._pressure: BackPressure
         self._capture: Capture | None = None
+        self._warm_start: WarmStart | None = None
 
     def request_end(self, reason: str = "asked") -> None:
         """Ask the run to close its range and end; safe from any thread or signal handler."""
@@ -126,6 +144,11 @@ class LiveRun:
         Raises:
             DeltaforgeError: The run could not begin: source, store or journal refuse.
         """
+        tenant = self._loaded.spec.metadata.tenant
+        with bound(pipeline=self._loaded.name, tenant=tenant, run=self._run_id):
+            return self._execute()
+
+    def _execute(self) -> RunOutcome:
         pipeline = register(self._store, self._loaded)
         self._want = pipeline.want
         run = self._engine.run
@@ -140,10 +163,14 @@ class LiveRun:
         if lease is None:
             return RunOutcome("held elsewhere")
         self._lease = lease
+        logger.info("run begins", extra={"fields": {"epoch": lease.epoch}})
         try:
-            return self._work(pipeline)
+            outcome = self._work(pipeline)
         finally:
             lease.release()
+        fields = {"reason": outcome.reason, "events": outcome.captured, "sent": outcome.delivered}
+        logger.info("run ended", extra={"fields": fields})
+        return outcome
 
     def _work(self, pipeline: PipelineRow) -> RunOutcome:
         ranges = Ranges(
@@ -173,10 +200,13 @@ class LiveRun:
         )
         ended = "lease lost"
         try:
-            self._deliveries.begin()
+            self._deliveries.look()
             if pipeline.want == "running":
                 self._pressure.look(0)
                 self._capture = self._start_capture(pipeline, ranges)
+                self._warm_start = WarmStart(
+                    self._store, self._loaded.name, self._tools.build_source, self._observer.warn
+                )
             ended = self._supervise(ranges, goal)
         except LeaseLost:
             ended = "lease lost"
@@ -196,7 +226,7 @@ class LiveRun:
             return pipeline, None
         source = self._tools.build_source()
         try:
-            pipeline = ensure_start(self._store, pipeline, source)
+            pipeline = ensure_start(self._store, self._loaded, pipeline, source)
             return pipeline, source.head() if self._until_caught_up else None
         finally:
             source.close()
@@ -205,22 +235,43 @@ class LiveRun:
         position = pipeline.captured_position or pipeline.start_position
         assert position is not None
         source = self._loaded.spec.spec.source.config
+        limits = self._loaded.spec.spec.segment_limits
+        pauses = self._engine.schemas.pauses
+        if not pauses:
+            approve_everything(self._store, self._loaded.name)
+        registry = FencedRegistry(
+            self._store, self._lease, self._loaded.spec.metadata.tenant, pauses=pauses
+        )
+        gate = Gate(registry.pending, pauses=pauses)
         return Capture(
             build_source=self._tools.build_source,
-            registry=FencedRegistry(self._store, self._lease, self._loaded.spec.metadata.tenant),
+            registry=registry,
             journal=self._tools.journal,
             pipeline=self._loaded.name,
             uid=pipeline.uid,
             lease=self._lease,
             ranges=ranges,
             holds=Holds(self._store, self._tools.journal, self._lease),
-            limits=self._engine.segment,
+            limits=limits,
             start=parse_position(position),
             next_segment=pipeline.next_segment,
             someone_waits=lambda: self._deliveries.someone_waits,
             captured=lambda _segment: self._deliveries.segment_added(),
             find_start=Failover(self._store, self._lease, source.id, source.on_schema_drift).start,
+            backlog=Backlog(
+                sessions=self._deliveries.sessions,
+                journal=self._tools.journal,
+                pipeline=self._loaded.name,
+                uid=pipeline.uid,
+                lease=self._lease,
+                limits=self._engine.segment,
+            ),
+            splicer=Splicer(
+                self._store, self._tools.journal, self._lease, registry, limits, gate=gate
+            ),
+            gate=gate,
             paused=self._pressure.paused is not None,
+            source_id=source.id,
         )
 
     def _look_for_wishes(self) -> None:
@@ -233,9 +284,9 @@ class LiveRun:
             reading = self._capture is not None and self._capture.reading
             if reading and any(hold.state == "released" for hold in self._holds()):
                 self.request_end("hold released")
-        # A half-written or broken file shows by its own failing check; this run goes on.
-        with contextlib.suppress(SpecError):
-            if load_pipeline(self._loaded.path).hash != self._loaded.hash:
+            # A half-written or broken file shows by its own failing check; this run goes on.
+            now = reread(self._store, self._loaded)
+            if isinstance(now, LoadedPipeline) and now.hash != self._loaded.hash:
                 self.request_end("pipeline file changed")
 
     def _holds(self) -> list[HoldRow]:
@@ -245,7 +296,10 @@ class LiveRun:
         """Look after everything until the run is over; return why it is."""
         self._began = time.monotonic()
         confirmer = Confirmer(self._loaded, self._store, self._lease)
+        letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
+        failures = CaptureWatch(self._store, self._loaded.name)
         published_at = 0.0
+        summary = RunSummary(self._store, self._loaded.name, self._deliveries)
         while True:
             self._lease.guard()
             with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
@@ -255,11 +309,15 @@ class LiveRun:
                 if self._capture is not None:
                     self._pressure.look(self._capture.segments)
                     self._capture.pause(self._pressure.paused is not None)
+                failures.look(self._capture)
                 if ended is not None:
+                    summary.say(self._capture)
                     return ended
                 if time.monotonic() - published_at >= _PUBLISH_SECONDS:
                     self._observer.publish()
-                    self._deliveries.begin()
+                    self._deliveries.look()
+                    letters.look()
+                    summary.look(self._capture)
                     published_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
 
@@ -279,12 +337,21 @@ class LiveRun:
         """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture is not None and self._capture.failed:
             return "capture failed"
+        if self._splices():
+            return None
         if reached:
             return "caught up"
         if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
             return "journal full"
         quiet = time.monotonic() - self._moved_at() >= self._engine.run.idle_seconds
         return "idle" if quiet and self._source_is_quiet() else None
+
+    def _splices(self) -> bool:
+        """Whether chunks of a snapshot are about to be taken over."""
+        capture = self._capture
+        if capture is None or capture.error is not None or self._pressure.paused is not None:
+            return False
+        return capture.splices
 
     def _source_is_quiet(self) -> bool:
         """Whether the reader has passed the head that the source had when it fell quiet.
@@ -304,7 +371,7 @@ class LiveRun:
         capture = self._capture
         if capture is None or capture.error is not None:
             return True
-        return not capture.in_transaction and (capture.segments > 0 or capture.passed is not None)
+        return not capture.in_transaction and capture.has_read
 
     def _head(self) -> Position | None:
         """Return where the source stands; None when that does not matter or cannot be had."""
@@ -333,11 +400,14 @@ class LiveRun:
     def _all_delivered_or_failing(self) -> bool:
         pipeline = self._store.pipeline(self._loaded.name)
         assert pipeline is not None
-        return self._deliveries.behind(pipeline).keys() <= self._deliveries.errors.keys()
+        waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
+        return waiting <= self._deliveries.errors.keys()
 
     def _end(self, ranges: Ranges, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""
         try:
+            if self._warm_start is not None:
+                self._warm_start.end()
             if self._capture is not None:
                 self._capture.stop()
             if not self._lease.lost.is_set():
@@ -357,6 +427,7 @@ class LiveRun:
         error = None if capture is None else capture.error
         row = self._store.pipeline(self._loaded.name)
         assert row is not None
+        sinks = self._store.checkpoints(self._loaded.name).values()
         return RunOutcome(
             reason=reason,
             captured=0 if capture is None else capture.rows,
@@ -366,11 +437,9 @@ class LiveRun:
             capture_error=None if error is None else str(error),
             sink_errors=self._deliveries.errors,
             behind=self._deliveries.behind(row),
+            sink_timeouts=self._deliveries.timeouts,
             pauses=self._pressure.pauses,
             paused=self._pressure.paused,
-            detached=tuple(
-                sink_id
-                for sink_id, one in self._store.checkpoints(self._loaded.name).items()
-                if not one.attached
-            ),
+            detached=tuple(one.sink for one in sinks if not one.attached),
+            paused_sinks=tuple(one.sink for one in sinks if one.paused),
         )

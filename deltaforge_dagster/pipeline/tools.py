@@ -39,7 +39,7 @@ class Tools:
         journal: The journal.
         sessions: Makes the Spark sessions of a run from the session id stored with the lease
             (None at first) and a function that stores a new one.
-        replay_sessions: Lends Spark sessions of its own to a replay, and ends them.
+        replay_sessions: Lends Spark sessions of its own to a replay or a preview, and ends them.
         build_source: Makes a reader of the pipeline's source.
         build_sink: Makes the sink of the given id.
     """

@@ -3,8 +3,10 @@
 A run is worth starting when, and only when, nobody holds the lease and
 
 - a range is open: a run was killed and left it;
-- a sink is behind and its back-off has passed;
+- a sink is behind, not paused, and its back-off has passed;
+- dead letters are to be delivered again, or wait for nothing any more;
 - a hold was released: what it holds can be put into the journal;
+- chunks of a snapshot were read, and wait to be taken over;
 - the source has changes beyond the captured position, and capture is paused neither by people
   nor by a journal that is full of what a sink has yet to get.
 
@@ -14,20 +16,29 @@ After a run that found nothing the source is left alone for a while, doubling to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.first_start import first_start
+from deltaforge_dagster.pipeline.held_keys import deliverable
+from deltaforge_dagster.pipeline.specs import note_spec
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
+logger = logging.getLogger(__name__)
+
 MAX_PROBE_WAIT = 60.0
 
-Reason = Literal["range open", "sink behind", "hold released", "changes"]
+Reason = Literal[
+    "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +57,44 @@ class NoWork:
 
 
 def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
-    """Make the pipeline, and the checkpoints of its sinks, known to the store."""
-    sinks = [sink.config.id for sink in loaded.spec.spec.sinks]
-    return store.register_pipeline(loaded.name, loaded.hash, sinks)
+    """Make the pipeline, and the checkpoints of its sinks, known to the store.
+
+    Where a sink begins that was added, and which one is gone, is said in the log.
+    """
+    configs = [sink.config for sink in loaded.spec.spec.sinks]
+    before = store.checkpoints(loaded.name)
+    starts = {one.id: one.start for one in configs if one.start is not None}
+    row = store.register_pipeline(
+        loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
+    )
+    note_spec(store, loaded)
+    after = store.checkpoints(loaded.name)
+    for sink in after.keys() - before.keys():
+        if after[sink].began is not None:
+            logger.warning("%s: sink %s: %s", loaded.name, sink, after[sink].began)
+    for sink in before.keys() - after.keys():
+        logger.warning("%s: sink %s is gone, and its checkpoint with it", loaded.name, sink)
+    return row
 
 
-def ensure_start(store: StateStore, pipeline: PipelineRow, source: Source) -> PipelineRow:
+def ensure_start(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
+) -> PipelineRow:
     """Fix where the pipeline starts, once: everything committed afterwards is captured.
 
     The first of several callers wins; the others get its position.
     """
     if pipeline.start_position is not None:
         return pipeline
-    start = source.ensure_start()
-    return store.set_start(pipeline.name, start.to_json(), source.definitions(start))
+    first = first_start(store, loaded)
+    start = source.ensure_start(first.at)
+    return store.set_start(
+        pipeline.name,
+        start.to_json(),
+        source.definitions(start),
+        has=first.has,
+        source_id=loaded.spec.spec.source.config.id,
+    )
 
 
 def find_work(
@@ -77,30 +112,44 @@ def find_work(
         return NoWork(f"run {lease.run_id[:8]} is working on it")
     if pipeline.want == "stopped":
         return NoWork("stopped")
-    work = _left_open(store, loaded.name) or _behind(store, pipeline, now)
+    work = (
+        _left_open(store, loaded.name)
+        or _behind(store, pipeline, now)
+        or _redriven(store, pipeline, now)
+    )
     if work is not None:
         return work
     paused = _paused(store, pipeline)
     if paused is not None:
         return NoWork(f"capture is paused{paused}")
-    return _released(store, loaded.name) or _probe(store, pipeline, now, build_source)
+    return (
+        _released(store, loaded)
+        or _chunks_read(store, loaded.name)
+        or _probe(store, loaded, pipeline, now, build_source)
+    )
 
 
 def _probe(
-    store: StateStore, pipeline: PipelineRow, now: float, build_source: Callable[[], Source]
+    store: StateStore,
+    loaded: LoadedPipeline,
+    pipeline: PipelineRow,
+    now: float,
+    build_source: Callable[[], Source],
 ) -> Work | NoWork:
     if pipeline.start_position is not None and now < pipeline.probe_after:
         return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
     source = build_source()
     try:
-        return _ask(store, pipeline, source)
+        return _ask(store, loaded, pipeline, source)
     finally:
         source.close()
 
 
-def _ask(store: StateStore, pipeline: PipelineRow, source: Source) -> Work | NoWork:
+def _ask(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
+) -> Work | NoWork:
     if pipeline.start_position is None:
-        ensure_start(store, pipeline, source)
+        ensure_start(store, loaded, pipeline, source)
         return NoWork("start position fixed")
     after = parse_position(pipeline.captured_position or pipeline.start_position)
     if source.has_changes(after):
@@ -125,18 +174,44 @@ def _left_open(store: StateStore, pipeline: str) -> Work | None:
     return None
 
 
-def _released(store: StateStore, pipeline: str) -> Work | None:
-    for hold in store.holds(pipeline):
-        if hold.state == "released":
+def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
+    asks = loaded.spec.spec.engine.schemas.pauses
+    for hold in store.holds(loaded.name):
+        # A run approves what waits when nobody is to be asked any more.
+        if hold.state == "released" or (hold.state == "held" and hold.kind == SCHEMA and not asks):
             return Work("hold released", f"what is held of {hold.kind} {hold.subject} was released")
     return None
 
 
+def _chunks_read(store: StateStore, pipeline: str) -> Work | None:
+    snapshot = store.unfinished_snapshot(pipeline)
+    if snapshot is None:
+        return None
+    # Those of a held table wait until nothing is held of it.
+    held = {hold.subject for hold in store.holds(pipeline) if hold.state != "journaled"}
+    read = store.chunks(pipeline, snapshot.snapshot, state="read")
+    if all(chunk.table_name in held for chunk in read):
+        return None
+    return Work("chunks read", f"chunks of snapshot {snapshot.snapshot} are to be taken over")
+
+
 def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
     for checkpoint, behind in _lacking(store, pipeline):
-        if checkpoint.next_attempt_at <= now:
+        if checkpoint.next_attempt_at <= now and not checkpoint.paused:
             lacks = f"sink {checkpoint.sink} lacks {behind} of the journal's segments"
             return Work("sink behind", lacks)
+    return None
+
+
+def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    for checkpoint in store.checkpoints(pipeline.name).values():
+        entries, dead, _ = store.dead_letter_state(pipeline.name, checkpoint.sink)
+        if entries == dead or checkpoint.state != "attached" or checkpoint.next_attempt_at > now:
+            continue
+        letters = store.dead_letter_places(pipeline.name, checkpoint.sink)
+        if due := len(deliverable(letters, (checkpoint.segment, checkpoint.ordinal))):
+            detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
+            return Work("dead letters", detail)
     return None
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from deltaforge_dagster.config.model import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
@@ -37,7 +44,15 @@ class CapturingBench(Protocol):
 
 
 class Stage:
-    """A pipeline over a database: store, journal and capture, without sinks or Spark."""
+    """A pipeline over a database: store, journal and capture, without sinks.
+
+    Attributes:
+        lease_seconds: How long a run that dies keeps the next one waiting.
+        pauses: Whether new forms of tables wait for approval.
+    """
+
+    lease_seconds = 30.0
+    pauses = False
 
     def __init__(
         self, bench: Any, store: StateStore, folder: Path, *, knows_tables: bool = False
@@ -56,10 +71,16 @@ class Stage:
         self,
         until: Callable[[Capture], bool],
         limits: SegmentLimits = LIMITS_OF_SEGMENTS,
-    ) -> None:
-        """Let one run capture until it is enough."""
+        sessions: SessionProvider | None = None,
+    ) -> Backlog | None:
+        """Let one run capture until it is enough; with Spark, backlogs in parallel."""
         lease = HeldLease.take(
-            self.store, "p", "run", seconds=30, renew_seconds=5, on_renewal=lambda: None
+            self.store,
+            "p",
+            str(uuid.uuid4()),
+            seconds=self.lease_seconds,
+            renew_seconds=self.lease_seconds / 6,
+            on_renewal=lambda: None,
         )
         assert lease is not None
         row = self.store.pipeline("p")
@@ -73,9 +94,26 @@ class Stage:
             opened=lambda _: None,
         )
         ranges.close_left_open()
+        backlog = None
+        if sessions is not None:
+            backlog = Backlog(
+                sessions=sessions,
+                journal=self.journal,
+                pipeline="p",
+                uid=row.uid,
+                lease=lease,
+                limits=limits,
+            )
+            with contextlib.suppress(SparkUnavailable):  # or the one reader would be done before
+                backlog.warm_up(self.bench.source()).result()
+        registry = FencedRegistry(self.store, lease, "acme", pauses=self.pauses)
+        gate = Gate(registry.pending, pauses=self.pauses)
         capture = Capture(
+            backlog=backlog,
+            splicer=Splicer(self.store, self.journal, lease, registry, limits, gate=gate),
+            gate=gate,
             build_source=self.bench.source,
-            registry=FencedRegistry(self.store, lease, "acme"),
+            registry=registry,
             journal=self.journal,
             pipeline="p",
             uid=row.uid,
@@ -95,6 +133,7 @@ class Stage:
             ranges.close("test")
             lease.release()
         assert capture.error is None, capture.error
+        return backlog
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every row of the journal, in order."""
@@ -114,7 +153,7 @@ class Stage:
 
     def events(self, table: str) -> list[dict[str, Any]]:
         """Return a table's rows, without what depends on the journal."""
-        places = {"segment", "ordinal", "schema_version", "schema_sequence"}
+        places = {"segment", "ordinal", "synthetic", "schema_version", "schema_sequence"}
         return [
             {name: value for name, value in row.items() if name not in places}
             for row in self.rows()

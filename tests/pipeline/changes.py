@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.tables import TableSchema
 
 
-def eventually(happened: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(happened: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until something has happened, or fail."""
     deadline = time.monotonic() + seconds
     while not happened():
@@ -97,7 +97,7 @@ class PlayedSource:
         ends = [getattr(one, "end", None) for one in self.batches]
         return max((end for end in ends if end is not None), default=LsnPosition(0))
 
-    def ensure_start(self) -> LsnPosition:
+    def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Begin before everything."""
         return LsnPosition(0)
 
@@ -133,7 +133,7 @@ class PlayedSource:
 
     def read(
         self, start: Position, limits: ReadLimits, registry: SchemaRegistry
-    ) -> Iterator[ChangeBatch]:
+    ) -> Generator[ChangeBatch]:
         """Play what lies after `start`."""
         self.closed.clear()
         self.readers.append(start)

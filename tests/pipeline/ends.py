@@ -223,7 +223,7 @@ class KafkaTopic:
     def __init__(self, server: KafkaServer, name: str, data: Path | None = None) -> None:
         self._server = server
         self._topic = name
-        self._group = f"deltaforge-{name}-sink"
+        self._group = f"deltaforge-{name}:sink"
         self.where = f"group '{self._group}' for topic '{name}'"
         self._data = data
         server.create_topic(name)

@@ -57,7 +57,7 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - raised again by `outcome`
             self._error = error
 
-    def outcome(self, seconds: float = 30.0) -> RunOutcome:
+    def outcome(self, seconds: float = 120.0) -> RunOutcome:
         """Return how the run ended, which must be within `seconds`."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), f"the run has not ended in {seconds:.0f} s"

@@ -45,7 +45,7 @@ class Meter:
     def settled(self) -> Usage:
         """Return the usage once it has stayed the same for a second."""
         before, same = self._usage(), 0
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while same < 4 and time.monotonic() < deadline:
             time.sleep(0.25)
             now = self._usage()

@@ -38,9 +38,11 @@ class Limited:
         self._lines = lines
 
     def fault(self, sink: str, what: str | None) -> None:
-        """Let a sink misbehave, or (None) work again."""
+        """Let a sink misbehave, or pause it, or (None) let it work again."""
         if what is None:
-            (self._faults / sink).unlink()
+            (self._faults / sink).unlink(missing_ok=True)
+        elif what == "pause":
+            self.store.pause_sink("feed", sink)
         else:
             (self._faults / sink).write_text(what)
 
@@ -142,7 +144,7 @@ def test_delivered_segments_go_before_their_time(limited: Callable[..., Limited]
     assert {row.close_reason for row in fed.store.ranges("feed")} >= {"journal full"}
 
 
-@pytest.mark.parametrize("fault", ["fail_before", "hang"])
+@pytest.mark.parametrize("fault", ["fail_before", "hang", "pause"])
 def test_an_optional_sink_is_detached(limited: Callable[..., Limited], fault: str) -> None:
     """It keeps its checkpoint and gets nothing more; the other sink has everything."""
     fed = limited(required=False)
@@ -201,6 +203,23 @@ def test_a_required_sink_pauses_capture(limited: Callable[..., Limited]) -> None
     last = fed.feed.catch_up()
     assert (last.reason, last.paused) == ("caught up", None)
     assert fed.paused() is None
+    assert fed.in_redis() == fed.in_lines() == fed.expected
+
+
+def test_a_paused_required_sink_pauses_capture(limited: Callable[..., Limited]) -> None:
+    """It is named as what holds the journal, with the command that lets everything go on."""
+    fed = limited(required=True)
+    fed.fault("lines", "pause")
+    run = fed.feed.begin()
+    fed.insert(12)
+
+    command = "deltaforge sink resume feed lines"
+    assert f"sink lines is the hindmost, and paused ({command})" in str(fed.paused())
+    assert fed.store.checkpoints("feed")["lines"].state == "paused"
+
+    fed.store.resume_sink("feed", "lines")
+    eventually(lambda: len(fed.in_lines()) == fed.inserted, what="everything in the file")
+    run.end()
     assert fed.in_redis() == fed.in_lines() == fed.expected
 
 

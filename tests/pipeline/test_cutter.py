@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.model import SegmentLimits
+from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.journal.files import Journal, SegmentWriter
 from deltaforge_dagster.pipeline import cutter as cutter_module
 from deltaforge_dagster.pipeline.cutter import Cutter, Hold
@@ -34,10 +34,10 @@ class Kept:
         self.size = 0
         self.aborted = False
 
-    def write(self, event: bytes) -> None:
+    def write(self, event: HeldEvent) -> None:
         """Keep an event."""
-        self.events.append(event)
-        self.size += len(event)
+        self.events.append(event.data)
+        self.size += len(event.data)
 
     def close(self) -> HeldPart:
         """Return no row: nothing is durable."""

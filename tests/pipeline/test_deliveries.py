@@ -10,7 +10,8 @@ import pytest
 
 from deltaforge_dagster.journal import files as journal_files
 from deltaforge_dagster.pipeline import deliverer, prepare
-from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.state.records import SegmentRow
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually

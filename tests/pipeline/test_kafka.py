@@ -192,3 +192,30 @@ def test_a_replay_beside_a_live_run(
     outcome = run.end()
     assert outcome.delivered == {"redis": 24, "least": 24, "once": 24}
     assert outcome.sink_errors == {}
+
+
+def test_units_are_transactions(make_feed: MakeFeed, kafka_server: KafkaServer) -> None:
+    """What `batch` says is one transaction, also when one of the source is larger; none is divided.
+
+    The marker of a commit takes an offset of its own, between the messages of two transactions.
+    """
+    feed = make_feed(kafka_server)
+    feed.path.write_text(
+        feed.path.read_text().replace("  engine:\n", "  batch: {max_events: 40}\n  engine:\n")
+    )
+    first = 1
+    for count in (30, 30, 100, 5, 35):
+        last = first + count - 1
+        feed.shop.execute(
+            f"INSERT INTO customers SELECT n, 'x' FROM generate_series({first}, {last}) n"
+        )
+        first = last + 1
+
+    assert feed.catch_up().segments == 1
+
+    found = records(feed, kafka_server, "once", "customers")
+    assert ids(found) == [*range(1, 201)]
+    offsets = [one.offset for one in found]
+    gaps = [index for index in range(1, 200) if offsets[index] != offsets[index - 1] + 1]
+    assert gaps == [30, 60, 160]
+    assert ids(records(feed, kafka_server, "least", "customers")) == [*range(1, 201)]

@@ -12,9 +12,12 @@ import pytest
 import redis
 
 from deltaforge_dagster.positions import BinlogPosition, parse_position
+from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.state import legacy
+from deltaforge_dagster.state.primitives import Kv
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 from tests.pipeline.ends import MysqlShop
@@ -112,3 +115,36 @@ def test_a_live_run_follows(feed: Feed) -> None:
     eventually(lambda: len(feed.delivered("orders")) == 2)
 
     assert run.end().captured == 2
+
+
+def test_moving_from_deltaforge(feed: Feed) -> None:
+    """Its checkpoint stands inside a transaction and claims all of it: the rest arrives all the same."""
+    feed.shop.execute("INSERT INTO orders VALUES (1, 'a')")
+    before = position_of(feed)
+    feed.shop.execute(*(f"INSERT INTO orders VALUES ({n}, 'b')" for n in (2, 3, 4)))
+    claimed = position_of(feed)
+    inside = BinlogPosition(before.file, (before.pos + claimed.pos) // 2, claimed.gtid_set)
+    feed.shop.execute("DELETE FROM orders WHERE id = 1")
+    feed.store.reset_all("feed")
+    checkpoints = Kv(feed.store.database, legacy.NAMESPACE)
+    checkpoints.put(legacy.sink_key("shop-db", "redis"), inside.to_json().encode())
+
+    feed.catch_up()
+
+    assert [(one["op"], (one["after"] or one["before"])["id"]) for one in events(feed, "orders")] == [
+        ("c", 2), ("c", 3), ("c", 4), ("d", 1),
+    ]  # fmt: skip
+    row = feed.store.pipeline("feed")
+    assert row is not None
+    assert row.start_position == before.to_json()
+
+
+def position_of(feed: Feed) -> BinlogPosition:
+    """Return where the server's log ends now."""
+    source = build_tools(feed.opened, feed.loaded).build_source()
+    try:
+        position = source.ensure_start()
+    finally:
+        source.close()
+    assert isinstance(position, BinlogPosition)
+    return position

@@ -8,19 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.errors import JournalDamaged, SinkRejected, SparkUnavailable
+from deltaforge_dagster.errors import (
+    JournalDamaged,
+    SparkUnavailable,
+    StoreUnavailable,
+    Undeliverable,
+)
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepare
-from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
-from deltaforge_dagster.pipeline.prepared_files import Piece
+from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 from tests.processors.rows import Row, row
@@ -165,6 +170,7 @@ def test_messages_of_a_sink(
             "event_id": event_id,
             "idempotency_key": f"acme|shop.orders|731|{event_id}",
             "headers": '{"a":"b"}',
+            "change_id": None,
         },
         {
             "ordinal": 1,
@@ -173,6 +179,7 @@ def test_messages_of_a_sink(
             "event_id": event_id,
             "idempotency_key": f"acme|shop.orders|731|{event_id}",
             "headers": None,
+            "change_id": None,
         },
     ]
     (other,) = prepared.batches("by-id", 7, -1)
@@ -273,6 +280,53 @@ def test_a_large_segment_in_parts(
 
 
 @pytest.mark.usefixtures("through_files")
+def test_changes_with_several_messages(
+    journal: Journal, sessions: OneSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through files and several tasks: every change once, with all of its messages, for each sink."""
+    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 256 << 10)
+    monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
+    kafka = 'type: kafka, config: {brokers: "localhost:9092", topic: all'
+    sinks = (
+        f"    - {{{kafka}, id: many, tombstones: true, key_updates: delete_insert}}}}\n"
+        f"    - {{{kafka}, id: deletes, skipped_operations: u}}}}\n"
+    )
+    file = tmp_path / "several.yaml"
+    file.write_text(PIPELINE.replace("name: shop", "name: several") + sinks)
+    preparer = Preparer(load_pipeline(file).spec, journal, sessions, "run-1")
+    update = {"op": "u", "before": '{"id":1}'}
+    rows = [
+        row(**update, after=f'{{"id":{n}}}', key=f'{{"id":{n}}}', pos=n) if n % 3
+        else row(op="d", before=f'{{"id":{n}}}', after=None, pos=n)
+        for n in range(2, 12_002)
+    ]  # fmt: skip
+    one = segment(journal, 1, rows)
+
+    prepared = preparer.prepare([one])
+
+    shapes = {"u": "dtc", "d": "dt"}
+    batches = list(prepared.batches("many", 1, -1))
+    found: list[list[str]] = [[] for _ in rows]
+    for each in batches:
+        messages = each.messages.select(["ordinal", "value"]).to_pylist()
+        assert len(messages) > 0
+        for message in messages:
+            event = message["value"] and json.loads(message["value"])
+            found[message["ordinal"]].append(event["op"] if event else "t")
+    assert ["".join(one) for one in found] == [shapes[str(one["op"])] for one in rows]
+    ends = [each.messages.column("ordinal")[-1].as_py() for each in batches]
+    starts = [each.messages.column("ordinal")[0].as_py() for each in batches]
+    assert (len(batches) > 2, starts[1:]) == (True, [end + 1 for end in ends[:-1]])
+    rest = next(prepared.batches("many", 1, 7000)).messages
+    assert rest.column("ordinal")[0].as_py() == 7001
+    deletes = [
+        n for b in prepared.batches("deletes", 1, -1) for n in b.messages["ordinal"].to_pylist()
+    ]
+    assert deletes == [n for n, one in enumerate(rows) if one["op"] == "d"]
+    prepared.discard()
+
+
+@pytest.mark.usefixtures("through_files")
 def test_batches_are_cut_by_bytes(preparer: Preparer, journal: Journal) -> None:
     """Large rows make batches of few rows: memory is bounded by bytes, not by a row count."""
     text = "x" * 1_000_000
@@ -296,9 +350,10 @@ def test_unresolved_destination_stops_that_sink(
 
     batches = prepared.batches("by-id", 2, 0)
     assert ids([next(batches)]) == [1, 2]
-    with pytest.raises(SinkRejected) as caught:
+    with pytest.raises(Undeliverable) as caught:
         next(batches)
 
+    assert (caught.value.ordinal, caught.value.cause) == (3, "routing")
     assert str(caught.value) == (
         "sink by-id: ${after.id} in 'id-${after.id}' has no value for the event at segment 2, "
         "ordinal 3; use a variable that every event has"
@@ -333,15 +388,25 @@ def test_journal_file_with_other_rows(preparer: Preparer, journal: Journal) -> N
 
 
 @pytest.mark.usefixtures("through_files")
+def test_a_folder_that_cannot_be_written(
+    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, and what cannot be written now can be tried again."""
+    one = segment(journal, 4, inserts(0, 3))
+    monkeypatch.setattr(journal, "prepared_dir", lambda _: "/nowhere/prepared")
+
+    with pytest.raises(StoreUnavailable, match=r"/nowhere/prepared/.*No such file or directory"):
+        preparer.prepare([one])
+
+
+@pytest.mark.usefixtures("through_files")
 def test_failed_job(
-    preparer: Preparer,
-    journal: Journal,
-    sessions: OneSession,
-    monkeypatch: pytest.MonkeyPatch,
+    preparer: Preparer, journal: Journal, sessions: OneSession, tmp_path: Path
 ) -> None:
     """A job that fails can be tried again; its error shows no row and its files are gone."""
     one = segment(journal, 4, inserts(0, 3))
-    monkeypatch.setattr(journal, "prepared_dir", lambda _: "/nowhere/secret-4711")
+    (file,) = tmp_path.rglob(Path(one.path).name)
+    pq.write_table(pa.table({"secret-4711": [1, 2, 3]}), file)
 
     with pytest.raises(SparkUnavailable) as caught:
         preparer.prepare([one])
@@ -351,25 +416,3 @@ def test_failed_job(
     assert caught.value.__cause__ is None
     (error,) = sessions.errors
     assert isinstance(error, PySparkException)
-
-
-def test_check_finds_every_gap() -> None:
-    """A missing piece, a doubled one, and one of an unknown segment are all refused."""
-    unset = dict.fromkeys(field.name for field in dataclasses.fields(SegmentRow))
-    one = SegmentRow(**{**unset, "segment": 1, "rows": 4})  # type: ignore[arg-type]
-
-    def piece(ordinal: int, rows: int, number: int = 1) -> Piece:
-        return Piece("", 0, 0, 0, number, ordinal, rows, 10)
-
-    Prepared([one], {}, [piece(2, 2), piece(0, 2)], []).check()
-    for pieces in (
-        [],
-        [piece(0, 2)],
-        [piece(0, 2), piece(3, 1)],
-        [piece(0, 2), piece(0, 2)],
-        [piece(0, 4), piece(4, 1)],
-        [piece(0, 4), piece(0, 4)],
-        [piece(0, 4), piece(0, 1, 2)],
-    ):
-        with pytest.raises(JournalDamaged):
-            Prepared([one], {}, pieces, []).check()

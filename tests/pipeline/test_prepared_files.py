@@ -47,13 +47,20 @@ def written(folder: Path | str, prefix: str, batches: Sequence[pa.RecordBatch]) 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), min_size=1))
 def test_pieces_cover_a_batch(places: list[tuple[int, int]]) -> None:
-    """Pieces are runs of consecutive ordinals of one segment, and together the whole batch."""
+    """Pieces are runs of consecutive ordinals of one segment, and together the whole batch.
+
+    Rows of one change are in one piece.
+    """
     pieces = pieces_of(batch(places), 4, "file")
 
+    changes = [place for number, place in enumerate(places) if place not in places[:number][-1:]]
     covered = [
-        (piece.segment, piece.ordinal + index) for piece in pieces for index in range(piece.rows)
+        (piece.segment, piece.ordinal + index)
+        for piece in pieces
+        for index in range(piece.ordinals)
     ]
-    assert covered == places
+    assert covered == changes
+    assert sum(piece.rows for piece in pieces) == len(places)
     assert [piece.offset for piece in pieces] == [
         sum(one.rows for one in pieces[:number]) for number in range(len(pieces))
     ]

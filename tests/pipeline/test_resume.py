@@ -286,6 +286,16 @@ def test_whole_segments_only() -> None:
     assert find_segment(skip, stays, [], LsnPosition(50)) == stays
 
 
+def test_what_has_no_length_is_not_skipped() -> None:
+    """A snapshot's or a hold's segment: where it stands in the log says nothing of who has it."""
+    rows = [Row(8, 40, 50, ("a",)), Row(9, 50, 50, ("r",)), Row(10, 50, 60, ("b",))]
+    skip = SkipSegments(LsnPosition(60))
+
+    place = find_segment(skip, Place(7, -1, complete=True), rows, LsnPosition(60))
+
+    assert place == Place(8, 0, complete=True)
+
+
 def test_an_event_that_is_not_there() -> None:
     """The journal has passed the place, and the event was not there: stop."""
     rows = [Row(1, 40, 50, ("a", "b"))]

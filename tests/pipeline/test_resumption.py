@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
+from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.positions import LsnPosition
@@ -38,6 +39,7 @@ class Teller:
 
     held: SinkPosition | SinkRejected | None = None
     exactly_once: bool = True
+    commits: bool = True
 
     def open(self) -> None:
         """Do nothing."""
@@ -78,11 +80,12 @@ class Scene:
         for one in range(first, last + 1, 3):
             writer.write(frame([*range(one, min(one + 3, last + 1))]))
         written = writer.close()
+        known = {one.name for one in fields(NewSegment)}
         segment = NewSegment(
             segment=number,
             start_position=lsn(first - 1),
             end_position=lsn(last),
-            **{name: getattr(written, name) for name in written.__slots__},
+            **{name: getattr(written, name) for name in written.__slots__ if name in known},
         )
 
         def add(writer: FencedWriter) -> None:
@@ -99,6 +102,7 @@ class Scene:
             pipeline=NAME,
             source="db",
             store=self.store,
+            segments=Deliverable(self.store, NAME, chained=False),
             journal=self.journal,
             lease=self.lease,
             warn=self.warnings.append,

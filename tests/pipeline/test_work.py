@@ -10,8 +10,10 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.work import MAX_PROBE_WAIT, NoWork, Work, find_work, next_probe
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
+from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource, transaction
+from tests.state.make import dead_letter
 
 PIPELINE = """\
 metadata: {name: p, tenant: acme}
@@ -231,3 +233,56 @@ def test_a_released_hold_is_work(store: StateStore, loaded: LoadedPipeline) -> N
     assert found.reason == "hold released"
     store.set_want("p", "paused")
     assert isinstance(find_work(store, loaded, lambda: source), NoWork)
+
+
+def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """They wait for a run that takes them over; those of a held table for the end of the hold."""
+    source = PlayedSource([])
+    find_work(sqlite_store, loaded, lambda: source)
+    number = sqlite_store.want_snapshot("p", cause="command").snapshot
+    chunk = PlannedChunk("public.t", 1, "{}")
+    sqlite_store.plan_snapshot("p", number, [chunk])
+    assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
+    end = LsnPosition(0).to_json()
+    staged = StagedChunk("path", "sum", 1, 1, "sight", end, "{}", 1, 0.1)
+    sqlite_store.stage_chunk("p", number, chunk, staged)
+    found = find_work(sqlite_store, loaded, lambda: source)
+    assert isinstance(found, Work)
+    assert found.reason == "chunks read"
+
+    with sqlite_store.fenced(held(sqlite_store)) as writer:
+        writer.keep([HeldPart("table", "public.t", "why", end, "path", "sum", 1, 1)], end)
+        writer.release()
+    assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)
+
+
+def test_dead_letters_that_are_due(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Asked for, or behind nothing any more: once the checkpoint has passed them, and not before."""
+    store = sqlite_store
+    find_work(store, loaded, lambda: PlayedSource([]))
+    lease = store.acquire_lease("p", "r", 60)
+    assert lease is not None
+    capture_one(store, lease, close=True)
+    with store.fenced(lease) as writer:
+        writer.advance("two", 1, 0, True, LsnPosition(1).to_json())
+        letter = dead_letter(0, holds=True)
+        writer.add_dead_letters("one", [letter], max_entries=9, overflow="block")
+        writer.add_dead_letters("two", [letter], max_entries=9, overflow="block")
+        writer.release()
+    store.redrive_dead_letters("p")
+
+    def found() -> str:
+        work = find_work(store, loaded, lambda: PlayedSource([]))
+        return work.reason if isinstance(work, Work) else "none"
+
+    assert found() == "sink behind"
+    lease = store.acquire_lease("p", "r", 60)
+    assert lease is not None
+    with store.fenced(lease) as writer:
+        writer.advance("one", 1, 0, True, LsnPosition(1).to_json())
+        writer.release()
+    assert found() == "dead letters"
+    store.remove_dead_letters("p", sink="one")
+    assert found() == "dead letters"
+    store.remove_dead_letters("p")
+    assert found() != "dead letters"

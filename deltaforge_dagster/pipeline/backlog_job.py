@@ -1,0 +1,121 @@
+"""What a Spark task does with a stretch of the log: read it, decode it, write its journal file.
+
+The file is as one that the run writes itself, with the number that the run gave it; nobody knows of it
+until the run has added its row, in the log's order. A task that outlives its run leaves an orphan.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.sources.base import DivisibleSource, ReadLimits, Stretch
+
+REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.string())])
+"""What a task reports: the segment as JSON text, or else why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A stretch in the journal: its durable file, and the Arrow memory of its rows."""
+
+    segment: WrittenSegment
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StretchJob:
+    """One Spark job of one task: a stretch, and where its rows go.
+
+    It is handed to Spark whole, with the source's credentials inside: never as text.
+
+    Attributes:
+        source: Reads the log.
+        stretch: The part of it.
+        lane: Tells the source's readers apart that read at the same time.
+        max_events: Rows of one batch, at most.
+        journal_url: Where the file goes.
+        pipeline: Name of the pipeline.
+        uid: Its uid.
+        segment: Number of the segment.
+        epoch: Epoch of the run's lease.
+    """
+
+    source: DivisibleSource
+    stretch: Stretch
+    lane: int
+    max_events: int
+    journal_url: str
+    pipeline: str
+    uid: str
+    segment: int
+    epoch: int
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the segment; what Spark maps over the one number of the one task.
+
+        Yields:
+            One row of `REPORT`.
+        """
+        for _ in numbers:
+            report: dict[str, str | None] = dict.fromkeys(REPORT.names)
+            try:
+                written = self._write()
+                report["written"] = json.dumps(asdict(written))
+            except DeltaforgeError as error:
+                report["problem"] = str(error)
+            yield pa.RecordBatch.from_pylist([report], REPORT)
+
+    def _write(self) -> Written:
+        writer = Journal(self.journal_url).writer(self.pipeline, self.uid, self.segment, self.epoch)
+        limits = ReadLimits(max_events=self.max_events)
+        try:
+            for batch in self.source.read_stretch(self.stretch, limits, self.lane):
+                if batch.rows is not None:
+                    writer.write(batch.rows)
+        except BaseException:
+            writer.abort()
+            raise
+        finally:
+            self.source.close()
+        if not writer.rows:
+            writer.abort()
+            raise DeltaforgeError("nothing of it is captured")
+        return Written(writer.close(), writer.bytes)
+
+
+def written_by(report: pa.Table) -> Written:
+    """Return what a task wrote.
+
+    Raises:
+        DeltaforgeError: It wrote nothing, for the reason that it gives.
+    """
+    (row,) = report.to_pylist()
+    if row["written"] is None:
+        raise DeltaforgeError(row["problem"])
+    fields = json.loads(row["written"])
+    return Written(WrittenSegment(**fields["segment"]), fields["bytes"])
+
+
+@dataclass(frozen=True, slots=True)
+class WarmJob:
+    """Has every worker load what reading takes, before the first stretch waits for it."""
+
+    source: DivisibleSource
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Load it, and yield one row for each task."""
+        for _ in numbers:
+            pass
+        self.source.warm()
+        yield pa.RecordBatch.from_pydict({"task": [1]}, _TASK)
+
+
+_TASK = pa.schema([pa.field("task", pa.int32())])

@@ -1,0 +1,86 @@
+"""Code versions: what in a pipeline file decides about the data, as short hashes.
+
+Three parts, so that a person sees which one differs: `capture` (the source, and how its values look),
+`chain` (the processors, and the source of Python functions), and one for each sink (where it writes, and in which form). What decides only
+when or how fast something happens is in none of them: limits, timeouts, policies, labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.processors.code import chain_hash, code_of
+
+NO_CHAIN = "none"
+
+_LENGTH = 12
+
+_OF_SOURCE = {"config": {"start_position", "snapshot", "on_schema_drift"}}
+_OF_SINK = {
+    "config": {
+        "required",
+        "start",
+        "send_timeout_secs",
+        "batch_timeout_secs",
+        "connect_timeout_secs",
+    }
+}
+"""Fields that decide nothing about the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeParts:
+    """The parts of the code versions of a pipeline's assets.
+
+    Attributes:
+        capture: Of what is captured.
+        chain: Of the processors.
+        sinks: Of each sink, by its id.
+    """
+
+    capture: str
+    chain: str
+    sinks: Mapping[str, str]
+
+    def version(self, sink: str | None = None) -> str:
+        """Return the code version of `changes`, or of a sink: what is sent depends on both."""
+        parts = [self.capture, self.chain]
+        return ".".join(parts if sink is None else [*parts, self.sinks[sink]])
+
+
+def chain_part(hashes: Collection[str]) -> str:
+    """Return the part of chains with these hashes, which processed one range; none has an empty one."""
+    return "+".join(sorted(one[:_LENGTH] or NO_CHAIN for one in hashes))
+
+
+def code_parts(spec: PipelineSpec) -> CodeParts:
+    """Return the parts of the code versions of a pipeline's assets; secrets do not count."""
+    content = spec.spec
+    capture = {
+        "name": spec.metadata.name,
+        "tenant": spec.metadata.tenant,
+        "source": content.source.model_dump(mode="json", exclude=_OF_SOURCE),
+        "values": content.engine.values.model_dump(mode="json"),
+        "columns": content.engine.columns.model_dump(mode="json"),
+        "salt": content.engine.columns.salt_digest(),
+    }
+    return CodeParts(
+        _hash(capture),
+        chain_part({chain_hash(content.processors, code_of(content.processors))})
+        if content.processors
+        else NO_CHAIN,
+        {
+            sink.config.id: _hash(sink.model_dump(mode="json", exclude=_OF_SINK))
+            for sink in content.sinks
+        },
+    )
+
+
+def _hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

@@ -1,0 +1,73 @@
+"""How full the queue of dead letters is: what a run says about it, and what has become too old."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.state.records import DeadLetterDepth
+from deltaforge_dagster.state.store import StateStore
+
+_FIRST_SECONDS = 5.0
+_EVERY_SECONDS = 60.0
+
+_WARNING, _ERROR = 0.8, 0.95
+"""Shares of `max_entries` from which a queue is nearly full, and as good as full."""
+
+Level = Literal["warning", "error"]
+
+
+def saturation(depth: DeadLetterDepth, max_entries: int) -> tuple[Level, str] | None:
+    """Return how serious it is that a queue is so full, and a sentence; None when there is room."""
+    share = depth.entries / max_entries
+    if share < _WARNING:
+        return None
+    level: Level = "error" if share >= _ERROR else "warning"
+    return level, f"the dead letters are {share:.0%} full, {depth.entries} of {max_entries} entries"
+
+
+class DeadLetterWatch:
+    """Looks after the queue of one pipeline while a run works on it.
+
+    Args:
+        spec: The pipeline.
+        store: Where the entries are.
+        lease: What old ones are dropped under.
+        warn: Told when it gets full, and what its limits have cost.
+    """
+
+    def __init__(
+        self, spec: PipelineSpec, store: StateStore, lease: HeldLease, warn: Callable[[str], None]
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._options = spec.spec.journal
+        self._store = store
+        self._lease = lease
+        self._warn = warn
+        self._next_look = time.monotonic() + _FIRST_SECONDS
+        self._said: Level | None = None
+        self._lost: int | None = None
+
+    def look(self) -> None:
+        """Drop what is too old, and say how full the queue is; once a minute."""
+        if not self._options.enabled or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _EVERY_SECONDS
+        if age := self._options.dlq.max_age_secs:
+            self._lease.write(lambda writer: writer.expire_dead_letters(age))
+        depth = self._store.dead_letter_depth(self._pipeline)
+        full = saturation(depth, self._options.dlq.max_entries)
+        if full is not None and full[0] != self._said:
+            self._warn(f"{self._pipeline}: {full[1]} ({full[0]})")
+        self._said = None if full is None else full[0]
+        lost = depth.evicted + depth.rejected + depth.expired
+        if self._lost is not None and lost > self._lost:
+            self._warn(
+                f"{self._pipeline}: {lost - self._lost} dead letters were lost to the queue's limits "
+                f"lately; so far {depth.evicted} were dropped for newer ones, {depth.rejected} "
+                f"rejected, {depth.expired} dropped for their age"
+            )
+        self._lost = lost

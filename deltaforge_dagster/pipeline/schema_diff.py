@@ -1,0 +1,71 @@
+"""What is different between two versions of a table, for people: one line for each difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+from deltaforge_dagster.tables import Column, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference: a column, or the key; `before` and `after` describe it, None where it is not."""
+
+    kind: Literal["added", "dropped", "changed", "moved", "key"]
+    name: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "added":
+                return f"+ {self.name} {self.after}"
+            case "dropped":
+                return f"- {self.name} {self.before}"
+            case "moved":
+                return f"~ {self.name}: column {self.before} -> {self.after}"
+            case "changed":
+                return f"~ {self.name}: {self.before} -> {self.after}"
+        return f"~ key: {self.before} -> {self.after}"
+
+
+def differences(before: TableSchema, after: TableSchema) -> list[Difference]:
+    """Return what is different, columns in the order that they have now, those that are gone first."""
+    old = {column.name: column for column in before.columns}
+    new = {column.name: column for column in after.columns}
+    found = [
+        Difference("dropped", name, _described(column), None)
+        for name, column in old.items()
+        if name not in new
+    ]
+    for name, column in new.items():
+        was = old.get(name)
+        if was is None:
+            found.append(Difference("added", name, None, _described(column)))
+        elif _described(was) != _described(column) or was.type_oid != column.type_oid:
+            found.append(Difference("changed", name, _described(was), _described(column)))
+    kept = [name for name in old if name in new]
+    now = [name for name in new if name in old]
+    for name in kept:
+        if kept.index(name) != now.index(name):
+            places = (str(one[name].ordinal_position) for one in (old, new))
+            found.append(Difference("moved", name, *places))
+    if before.primary_key != after.primary_key:
+        found.append(Difference("key", "", _key(before), _key(after)))
+    return found
+
+
+def changes_of(history: TableHistory, version: SchemaVersion) -> list[Difference]:
+    """Return what a version made different from the one before it; nothing for the first."""
+    before = history.before(version)
+    return [] if before is None else differences(before.table, version.table)
+
+
+def _described(column: Column) -> str:
+    return column.data_type + ("" if column.nullable else " not null")
+
+
+def _key(table: TableSchema) -> str:
+    return ", ".join(table.primary_key) or "none"

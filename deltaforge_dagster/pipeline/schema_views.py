@@ -1,0 +1,170 @@
+"""Table versions as others see them: commands, the API and Dagster read the same JSON-ready shapes.
+
+A table is named in full: `schema.table`, or `db.table` where the source has no schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from deltaforge_dagster.errors import CorruptLog, NotAllowed
+from deltaforge_dagster.pipeline.schema_diff import Difference, changes_of, differences
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import Column, TableSchema
+
+View = dict[str, Any]
+
+
+def tables(store: StateStore, pipeline: str) -> list[View]:
+    """Return every table that was captured with the version that it has now, by name."""
+    return [
+        _head(history, history.current) | {"pending": sorted(_pending(history))}
+        for history in sorted(store.table_histories(pipeline), key=lambda one: one.name)
+    ]
+
+
+def table(
+    store: StateStore,
+    pipeline: str,
+    name: str,
+    *,
+    version: int | None = None,
+    sequence: int | None = None,
+    position: str | None = None,
+) -> View:
+    """Return one version of a table with its columns: the one it has now, or the one asked for.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        name: Full name of the table.
+        version: Its number.
+        sequence: The newest that had been registered at a sequence of the pipeline.
+        position: The one in force at a position of the log, JSON text.
+
+    Raises:
+        NotAllowed: There is no such table or version, or the position is none.
+    """
+    history = store.table_history(pipeline, name)
+    found = find(history, version=version, sequence=sequence, position=position)
+    made = changes_of(history, found)
+    return _head(history, found) | {
+        "sequence": found.stamp.sequence,
+        "registered_at": found.registered_at,
+        "position": orjson.loads(found.position),
+        "pending": found.stamp.sequence in history.pending,
+        "versions": len(history.versions),
+        "columns": columns(found.table),
+        "changes": [str(one) for one in made],
+    }
+
+
+def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
+    """Return every version of a table, the oldest first.
+
+    Raises:
+        NotAllowed: There is no such table.
+    """
+    history = store.table_history(pipeline, name)
+    return [
+        {
+            "version": one.stamp.version,
+            "sequence": one.stamp.sequence,
+            "fingerprint": one.stamp.fingerprint,
+            "column_count": len(one.table.columns),
+            "registered_at": one.registered_at,
+            "position": orjson.loads(one.position),
+            "pending": one.stamp.sequence in history.pending,
+            "changes": [str(change) for change in changes_of(history, one)],
+        }
+        for one in history.versions
+    ]
+
+
+def difference(
+    store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
+) -> tuple[int, int, list[Difference]]:
+    """Return two versions of a table and what is different; by default the one it has now and the one before.
+
+    Raises:
+        NotAllowed: There is no such table or version.
+    """
+    history = store.table_history(pipeline, name)
+    new = find(history, version=after)
+    old = history.before(new) or new if before is None else find(history, version=before)
+    return old.stamp.version, new.stamp.version, differences(old.table, new.table)
+
+
+def find(
+    history: TableHistory,
+    *,
+    version: int | None = None,
+    sequence: int | None = None,
+    position: str | None = None,
+) -> SchemaVersion:
+    """Return the version that is asked for, by default the one that the table has now.
+
+    Raises:
+        NotAllowed: There is none, or the position is no position of this source.
+    """
+    if version is not None:
+        found, asked = history.version(version), f"version {version}"
+    elif sequence is not None:
+        found, asked = history.at_sequence(sequence), f"version at sequence {sequence}"
+    elif position is not None:
+        found, asked = _at(history, position), "version at that position"
+    else:
+        return history.current
+    if found is None:
+        raise NotAllowed(f"table {history.name!r} has no {asked}")
+    return found
+
+
+def columns(of: TableSchema) -> list[View]:
+    """Return the columns of a version in its order."""
+    return [_column(of, column) for column in of.columns]
+
+
+def _at(history: TableHistory, text: str) -> SchemaVersion | None:
+    begin: Position = parse_position(history.versions[0].position)
+    try:
+        position: Position = parse_position(text)
+    except CorruptLog as error:
+        raise NotAllowed(f"not a position: {error}") from error
+    if type(position) is not type(begin):
+        raise NotAllowed(f"not a position of this source, which writes them as {begin.to_json()}")
+    return history.at_position(position)
+
+
+def _head(history: TableHistory, version: SchemaVersion) -> View:
+    of = version.table
+    return {
+        "database": of.db,
+        "schema": of.schema,
+        "table": of.table,
+        "name": history.name,
+        "column_count": len(of.columns),
+        "primary_key": list(of.primary_key),
+        "fingerprint": version.stamp.fingerprint,
+        "registry_version": version.stamp.version,
+    }
+
+
+def _pending(history: TableHistory) -> Iterable[int]:
+    return (one.stamp.version for one in history.versions if one.stamp.sequence in history.pending)
+
+
+def _column(of: TableSchema, column: Column) -> View:
+    return {
+        "name": column.name,
+        "data_type": column.data_type,
+        "type_oid": column.type_oid,
+        "nullable": column.nullable,
+        "ordinal_position": column.ordinal_position,
+        "is_primary_key": column.name in of.primary_key,
+    }

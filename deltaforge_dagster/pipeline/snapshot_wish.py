@@ -1,0 +1,42 @@
+"""Whether the pipeline file asks for a snapshot now: `snapshot.mode` of its source.
+
+`initial` asks once, when the pipeline has begun, unless it began where DeltaForge or another reader stood:
+then whoever read before has brought what was there. `always` asks once for every version of the file.
+A new run of the pipeline asks for nothing. What was cancelled is not asked for again.
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.pipeline.first_start import first_start
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.snapshots import SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+
+def wish(store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow) -> SnapshotRow | None:
+    """Return the snapshot that is not finished, wanting one if the file asks for it.
+
+    Args:
+        store: Where snapshots are.
+        loaded: The pipeline file.
+        pipeline: The pipeline, registered with that file.
+    """
+    newest = store.snapshots(loaded.name)
+    if newest and newest[0].state in ("wanted", "reading"):
+        return newest[0]
+    if pipeline.start_position is None or not _asks(store, loaded, newest):
+        return None
+    block = loaded.spec.spec.source.config.snapshot
+    assert block is not None
+    return store.want_snapshot(loaded.name, cause=block.mode)
+
+
+def _asks(store: StateStore, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:
+    block = loaded.spec.spec.source.config.snapshot
+    if block is None or block.mode == "never":
+        return False
+    by_file = [one for one in made if one.cause in ("initial", "always")]
+    if block.mode == "initial":
+        return not by_file and first_start(store, loaded).at is None
+    return all(one.spec_hash != loaded.hash for one in by_file)

@@ -1,0 +1,235 @@
+"""What a changed pipeline file changes about a pipeline that is known, and what follows from it.
+
+Compared are effective specs as `specs` keeps them, field by field; sinks and processors by their ids.
+Each difference comes with what it means for data that is captured or delivered already, and for
+what comes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+
+_Spec = Mapping[str, Any]
+_Block = Mapping[str, Any]
+
+_STARTED = "means nothing any more: the pipeline has its position"
+
+_CONSEQUENCES = (
+    ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or begin anew with `deltaforge checkpoint reset PIPELINE --all`"),
+    ("spec.source.config.id", "events captured from then on have other ids; a MySQL server sees another reader"),
+    ("spec.source.config.dsn", "if it is another server or database, and not only another address, a run goes on only where that is safe, and says otherwise why not"),
+    ("spec.source.config.url", "if it is another database, a run goes on only where the last captured change is there, too"),
+    ("spec.source.config.cdc_mode", "positions belong to a mode: a run stops where it is another one than before; `auto` stays with it"),
+    ("spec.source.config.slot", "the slot must hold everything after the captured position; otherwise a run stops and says so"),
+    ("spec.source.config.publication", "is made when missing; one that somebody else made must have the tables"),
+    ("spec.source.config.outbox", "decides what is an event of an outbox from then on"),
+    ("spec.source.config.snapshot", "decides when tables are read from then on; `initial` means nothing once the pipeline has begun"),
+    ("spec.source.config.start_position", _STARTED),
+    ("spec.engine.checkpoint.seed", _STARTED),
+    ("spec.engine.values", "holds for what is captured from then on; the journal and the sinks keep the old form"),
+    ("spec.engine.columns", "holds for what is captured from then on; the journal and the sinks keep what they have"),
+    ("spec.engine.schemas", "holds for forms that tables get from then on; with `continue` what waits for approval is delivered"),
+    ("spec.engine.dagster", "holds once Dagster has loaded the file again"),
+    ("spec.commit_policy", "decides from the next run on what the source may forget"),
+    ("spec.journal", "holds for what cannot be delivered from then on"),
+    ("metadata.tenant", "is part of the idempotency keys of later events: consumers that drop repeated ones see new ones"),
+    ("metadata", "is only shown"),
+    ("", "holds from the next run on"),
+)  # fmt: skip
+"""Beginnings of paths, the first that fits counts."""
+
+_ELSEWHERE = "later messages go there, from the checkpoint on; what was delivered stays where it is"
+_NEW_FORM = (
+    "later messages are like that; `deltaforge replay` sends delivered ranges again in the new form"
+)
+_OF_SINKS = {
+    "type": "another kind of server behind the same checkpoint: it gets what comes after, nothing before",
+    **dict.fromkeys(["brokers", "uri", "url", "topic", "stream", "subject", "path"], _ELSEWHERE),
+    **dict.fromkeys(
+        ["envelope", "encoding", "filter", "skipped_operations", "key_updates", "tombstones"],
+        _NEW_FORM,
+    ),
+    "event_field": _NEW_FORM,
+    "key": "later messages have other keys: the order of a key holds before the change and after it",
+    "exactly_once": "holds from the next batch on, which begins at the checkpoint",
+    "required": "decides from the next run on what the source may forget",
+    "start": "means nothing any more: the sink has its checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two specs.
+
+    Attributes:
+        path: The field; sinks and processors as `spec.sinks[id]`.
+        kind: What happened to it.
+        before: Its value before; None where it had none.
+        after: Its value now; None where it has none.
+        consequence: What follows.
+    """
+
+    path: str
+    kind: Literal["added", "removed", "renamed", "changed"]
+    before: Any
+    after: Any
+    consequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a pipeline is.
+
+    Attributes:
+        pipeline: The pipeline.
+        checkpoints: Of its sinks.
+    """
+
+    pipeline: PipelineRow
+    checkpoints: Mapping[str, CheckpointRow]
+
+    def beginning(self, start: str | None) -> str:
+        """Return where a sink that is added now begins."""
+        attached = [row for row in self.checkpoints.values() if row.attached]
+        if start == "tail":
+            return "begins with what is captured after it was added"
+        if attached and start is None:
+            last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
+            return f"begins with segment {last.whole_segment + 1}, where sink {last.sink} stands"
+        return "begins with the oldest segment of the journal"
+
+
+def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[Change]:
+    """Return every difference of `after` from `before`, source first, then processors and sinks."""
+    old, new = dict(before["spec"]), dict(after["spec"])
+    chains = old.pop("processors"), new.pop("processors")
+    sinks = old.pop("sinks"), new.pop("sinks")
+    rest = (
+        Change(path, "changed", one, other, _consequence(path, one, other, standing))
+        for path, one, other in _differences(
+            {"metadata": before["metadata"], "spec": old},
+            {"metadata": after["metadata"], "spec": new},
+        )
+    )
+    return [*rest, *_of_processors(*chains), *_of_sinks(*sinks, standing)]
+
+
+def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
+    """Return the snapshot that a new or changed file starts by itself, in words; None for none.
+
+    Args:
+        spec: The file as it is now.
+        known: Whether the pipeline has run with another file.
+    """
+    mode = (spec["spec"]["source"]["config"].get("snapshot") or {}).get("mode")
+    if mode == "always":
+        return "every captured table is read once with this version of the file (snapshot: always)"
+    if mode == "initial" and not known:
+        return "every captured table is read once the pipeline has begun (snapshot: initial)"
+    return None
+
+
+def _differences(before: _Block, after: _Block, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for name in dict.fromkeys([*before, *after]):
+        one, other = before.get(name), after.get(name)
+        here = f"{path}.{name}" if path else name
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differences(one, other, here)
+        elif one != other:
+            yield here, one, other
+
+
+def _consequence(path: str, before: Any, after: Any, standing: Standing) -> str:
+    if path == "spec.source.config.tables":
+        return _of_tables(before or [], after or [])
+    said = next(text for start, text in _CONSEQUENCES if path.startswith(start))
+    if said == _STARTED and standing.pipeline.start_position is None:
+        return "decides where the pipeline begins"
+    return said.replace("PIPELINE", standing.pipeline.name)
+
+
+def _of_tables(before: Sequence[str], after: Sequence[str]) -> str:
+    more = ", ".join(one for one in after if one not in before) or (
+        "all tables" if not after else ""
+    )
+    fewer = ", ".join(one for one in before if one not in after)
+    said = []
+    if more:
+        said.append(
+            f"changes of {more} are captured from then on; rows that are there before come only "
+            "with a snapshot"
+        )
+    if fewer:
+        said.append(
+            f"{fewer}: captured from then on only where another pattern fits; what the journal has "
+            "is still delivered"
+        )
+    return "; ".join(said) or "the order of patterns means nothing"
+
+
+def _of_processors(before: Sequence[_Block], after: Sequence[_Block]) -> Iterator[Change]:
+    consequence = (
+        "segments that were not processed yet go through the new chain; what was processed or "
+        "delivered stays as it is (`deltaforge preview` compares, `replay --reprocess` sends again)"
+    )
+    old, new = ({one["id"]: one for one in chain} for chain in (before, after))
+    for name in dict.fromkeys([*old, *new]):
+        path = f"spec.processors[{name}]"
+        if name not in new:
+            yield Change(path, "removed", old[name]["type"], None, consequence)
+        elif name not in old:
+            yield Change(path, "added", None, new[name]["type"], consequence)
+        else:
+            for field, one, other in _differences(old[name], new[name]):
+                yield Change(f"{path}.{field}", "changed", one, other, consequence)
+    kept = [[name for name in chain if name in old and name in new] for chain in (old, new)]
+    if kept[0] != kept[1]:
+        yield Change("spec.processors", "changed", [*old], [*new], consequence)
+
+
+def _of_sinks(
+    before: Sequence[_Block], after: Sequence[_Block], standing: Standing
+) -> Iterator[Change]:
+    old, new = ({one["config"]["id"]: one for one in sinks} for sinks in (before, after))
+    gone = {_but_id(old[name]): name for name in old if name not in new}
+    for name in new:
+        if name in old:
+            yield from _of_sink(old[name], new[name])
+            continue
+        begins = standing.beginning(new[name]["config"].get("start"))
+        former = gone.pop(_but_id(new[name]), None)
+        if former is None:
+            yield Change(f"spec.sinks[{name}]", "added", None, new[name]["type"], begins)
+        else:
+            text = (
+                f"a renamed sink is a new one: the checkpoint of {former} is dropped, {name} "
+                f"{begins}, and what lies after that arrives there again"
+            )
+            yield Change(f"spec.sinks[{name}]", "renamed", former, name, text)
+    for name in gone.values():
+        text = (
+            "gets nothing any more; its checkpoint is dropped, and the journal keeps nothing for it"
+        )
+        yield Change(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)
+
+
+def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
+    path = f"spec.sinks[{after['config']['id']}]"
+    if before["type"] != after["type"]:
+        text = _OF_SINKS["type"]
+        yield Change(f"{path}.type", "changed", before["type"], after["type"], text)
+        return
+    for place, one, other in _differences(before["config"], after["config"]):
+        field = place.partition(".")[0]
+        text = _OF_SINKS.get(field, "holds from the next run on")
+        yield Change(f"{path}.config.{place}", "changed", one, other, text)
+
+
+def _but_id(sink: _Block) -> str:
+    """Return what tells a sink apart from sinks that differ in more than their id."""
+    return json.dumps({**sink, "config": {**sink["config"], "id": None}}, sort_keys=True)

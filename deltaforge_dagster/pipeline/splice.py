@@ -1,0 +1,294 @@
+"""Splicing: the pipeline's run takes over the chunks that snapshots have read.
+
+A chunk's rows enter the journal at its end S, between two transactions, once S lies behind everything
+that the reading saw (`ChunkRow.position`). So all that the reading saw comes before them, and all
+that happens later behind them. What was committed before S and not seen is in the journal already: rows
+that it changed are left out (`splice_rows`). Where a table has no key nothing says which rows these are;
+then a chunk whose table was changed meanwhile is read again.
+
+A segment of chunks begins and ends at S. It has no length in the log, like what is released from a hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.config.engine import SegmentLimits
+from deltaforge_dagster.errors import JournalDamaged, NotAllowed
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.journal.files import Journal, SegmentWriter, WrittenSegment
+from deltaforge_dagster.pipeline.gate import Gate
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
+from deltaforge_dagster.pipeline.strays import Strays
+from deltaforge_dagster.pipeline.waiting import full_names
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.state.holds import SCHEMA
+from deltaforge_dagster.state.records import HeldPart, SegmentRow
+from deltaforge_dagster.state.snapshots import ChunkRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 10
+"""How often a chunk may be read in vain before its snapshot is cancelled."""
+
+_LOOK_SECONDS = 1.0
+_MOST = 200
+
+Seal = Callable[[SegmentWriter, Sequence[tuple[ChunkRow, int]]], None]
+
+
+class Splicer:
+    """Takes over chunks for one run; used by its capture thread.
+
+    Args:
+        store: Where chunks are listed.
+        journal: Where they lie.
+        lease: The run's lease.
+        registry: Where table versions are registered, and tables are held.
+        limits: `engine.segment`: how much is taken over together, roughly.
+        gate: Keeps tables back whose form waits for approval; their chunks wait, too.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        journal: Journal,
+        lease: HeldLease,
+        registry: FencedRegistry,
+        limits: SegmentLimits,
+        *,
+        gate: Gate | None = None,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+        self._registry = registry
+        self._limits = limits
+        self._gate = gate or Gate()
+        self._strays = Strays(store, journal, lease)
+        self._looked_at = float("-inf")
+        self._waiting: list[ChunkRow] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether chunks are to be taken over; also until that is known."""
+        return bool(self._waiting) or self._looked_at == float("-inf")
+
+    def due(self, reached: Position) -> bool:
+        """Say whether some chunk may be taken over where the log was read up to; cheap, mostly."""
+        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._look()
+        return any(_fits(chunk, reached) for chunk in self._waiting)
+
+    def watch(self, segment: WrittenSegment) -> None:
+        """Note the rows that move between chunks, of a segment that is about to be in the journal."""
+        if self._looked_at == float("-inf"):
+            self._look()
+        self._strays.watch(segment)
+
+    def splice(
+        self, reached: Position, *, open_writer: Callable[[], SegmentWriter], seal: Seal
+    ) -> None:
+        """Take over chunks that fit, as many as one segment may have.
+
+        Args:
+            reached: Where the journal ends, between two transactions.
+            open_writer: Makes the writer of the next segment.
+            seal: Makes it durable, and with it notes of how many rows of each chunk it has.
+        """
+        writer, taken = self._written(reached, open_writer)
+        if writer is None:
+            return
+        try:
+            self._seal(writer, taken, seal)
+        except NotAllowed:
+            self._look()
+            if {chunk for chunk, _ in taken} <= set(self._waiting):
+                raise
+            return  # somebody has cancelled the snapshot
+        for chunk, _ in taken:
+            self._waiting.remove(chunk)
+            if chunk.path is not None:
+                self._journal.delete(chunk.path)
+
+    def _written(
+        self, reached: Position, open_writer: Callable[[], SegmentWriter]
+    ) -> tuple[SegmentWriter | None, list[tuple[ChunkRow, int]]]:
+        """Write the rows of chunks that fit; return what has them, and how many there are of each."""
+        writer: SegmentWriter | None = None
+        taken: list[tuple[ChunkRow, int]] = []
+        try:
+            for chunk, changed in self._usable(reached):
+                self._strays.splice(chunk, self._unseen(chunk, changed))
+                writer = writer or open_writer()
+                before = writer.rows
+                self._write(chunk, changed, writer, reached)
+                taken.append((chunk, writer.rows - before))
+                if writer.rows >= self._limits.max_events or writer.bytes >= self._limits.max_bytes:
+                    break
+        except BaseException:
+            if writer is not None:
+                writer.abort()
+            raise
+        return writer, taken
+
+    def _seal(
+        self, writer: SegmentWriter, taken: Sequence[tuple[ChunkRow, int]], seal: Seal
+    ) -> None:
+        if writer.rows:
+            seal(writer, taken)
+            return
+        writer.abort()
+        for chunk, _ in taken:
+            self._lease.write(
+                lambda writing, one=chunk: writing.splice_chunk(one, segment=None, rows=0)  # type: ignore[misc]
+            )
+
+    def lose_positions(self) -> None:
+        """Let everything that waits be read again: the log is another server's now."""
+        self._look()
+        for chunk in self._waiting:
+            self._lease.write(lambda writing, one=chunk: writing.plan_chunk_again(one))  # type: ignore[misc]
+        self._waiting = []
+
+    def _look(self) -> None:
+        """Look for chunks that were read; those of held tables wait until nothing is held of them."""
+        self._looked_at = time.monotonic()
+        self._waiting = []
+        snapshot = self._store.unfinished_snapshot(self._lease.pipeline)
+        self._strays.look(snapshot)
+        if snapshot is None:
+            return
+        found = self._store.chunks(
+            self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
+        )
+        held = {**self._registry.held(), **self._gate.kept} if found else {}
+        self._waiting = [chunk for chunk in found if chunk.table_name not in held]
+
+    def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
+        """Yield the chunks that can be placed here, and where their table changed since they were read.
+
+        The others are read again.
+        """
+        chunks = [chunk for chunk in self._waiting if _fits(chunk, reached)]
+        first = min((chunk.first_segment or 0 for chunk in chunks), default=0)
+        segments = self._store.segments(self._lease.pipeline, first=first) if chunks else []
+        pipeline = self._store.pipeline(self._lease.pipeline)
+        assert pipeline is not None
+        for chunk in chunks:
+            since = [row for row in segments if row.segment >= (chunk.first_segment or 0)]
+            oldest = since[0].segment if since else pipeline.next_segment
+            changed = [row for row in since if _has_changes(row, chunk.table_name)]
+            if self._waits_for_approval(chunk, reached):
+                self._waiting.remove(chunk)
+            elif oldest != chunk.first_segment:
+                self._give_up(chunk, "segments that it has to be compared with are gone")
+            elif not self._is_whole(chunk):
+                self._give_up(chunk, "its staging file is damaged")
+            elif not _table(chunk).primary_key and any(self._unseen(chunk, changed)):
+                self._give_up(
+                    chunk,
+                    "the table has no key, so that nobody can tell what changed of it meanwhile: give "
+                    "it one, or let nobody write while it is read",
+                )
+            else:
+                yield chunk, changed
+
+    def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
+        """Say whether a chunk's table is kept back, perhaps from here on because of its form."""
+        if chunk.table_name in self._gate.kept:
+            return True
+        stamp = self._registry.register_read(_table(chunk), reached)
+        reason = self._gate.pending.get(stamp.sequence)
+        if reason is None:
+            return False
+        nothing = HeldPart(SCHEMA, chunk.table_name, reason, reached.to_json(), "", "", 0, 0)
+        self._lease.write(lambda writer: writer.begin_hold(nothing))
+        self._gate.kept[chunk.table_name] = reason
+        return True
+
+    def _is_whole(self, chunk: ChunkRow) -> bool:
+        if chunk.path is None:
+            return True
+        try:
+            self._journal.check_staged(chunk.path, chunk.checksum or "")
+        except JournalDamaged:
+            return False
+        return True
+
+    def _give_up(self, chunk: ChunkRow, why: str) -> None:
+        """Let a chunk be read again, or cancel its snapshot when that was of no use too often."""
+        self._waiting.remove(chunk)
+        logger.warning("chunk %s is read again: %s", chunk.partition, why)
+        if chunk.attempts + 1 < MAX_ATTEMPTS:
+            self._lease.write(lambda writing: writing.plan_chunk_again(chunk))
+            return
+        problem = f"chunk {chunk.partition} was read {MAX_ATTEMPTS} times in vain: {why}"
+        self._store.cancel_snapshot(self._lease.pipeline, chunk.snapshot, problem)
+
+    def _write(
+        self,
+        chunk: ChunkRow,
+        changed: Sequence[SegmentRow],
+        writer: SegmentWriter,
+        reached: Position,
+    ) -> None:
+        """Append the rows of a chunk that are left."""
+        if chunk.path is None:
+            return
+        table = _table(chunk)
+        stamp = self._registry.register_read(table, reached)
+        columns = [column.name for column in table.columns]
+        for rows in self._journal.staged(chunk.path):
+            if table.primary_key:
+                rows = settled(rows, columns, self._unseen(chunk, changed))  # noqa: PLW2901
+            if rows.num_rows:
+                writer.write(_stamped(rows, stamp))
+
+    def _unseen(self, chunk: ChunkRow, segments: Sequence[SegmentRow]) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a chunk's table that its reading did not see, as they are captured."""
+        sight = parse_sight(chunk.sight or "")
+        for segment in segments:
+            for batch in self._journal.batches(segment, COLUMNS):
+                ours = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
+                streamed = pc.not_equal(batch.column("op").cast(pa.string()), pa.scalar("r"))
+                rows = batch.filter(pc.and_(ours, streamed))
+                rows = rows.filter(sight.unseen(rows))
+                if rows.num_rows:
+                    yield rows
+
+
+def _fits(chunk: ChunkRow, reached: Position) -> bool:
+    """Say whether everything that a chunk's reading saw lies before a position."""
+    position: Position = parse_position(chunk.position or "")
+    return not reached < position
+
+
+def _has_changes(segment: SegmentRow, table: str) -> bool:
+    return any(op != "r" for op in segment.counts.get(table, {}))
+
+
+def _table(chunk: ChunkRow) -> TableSchema:
+    return TableSchema.from_json(chunk.described or "")
+
+
+def _stamped(rows: pa.RecordBatch, stamp: SchemaStamp) -> pa.RecordBatch:
+    """Return rows with the version of their table."""
+    columns = {name: rows.column(name) for name in CAPTURED.names}
+    version = CAPTURED.field("schema_version").type
+    same = pa.array([0] * rows.num_rows, pa.int32())
+    columns["schema_version"] = pa.DictionaryArray.from_arrays(
+        same, pa.array([stamp.fingerprint], version.value_type)
+    )
+    columns["schema_sequence"] = pa.array([stamp.sequence] * rows.num_rows, pa.int64())
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=CAPTURED)

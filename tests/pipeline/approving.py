@@ -1,0 +1,137 @@
+"""A run in a process of its own, which may be killed, over a log that is always the same.
+
+`python -m tests.pipeline.approving FOLDER SEGMENTS` captures with `pause_table` until the journal and
+what is held have everything of the log, then ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from sqlalchemy import update
+
+from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.gate import Gate
+from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.positions import LsnPosition, Position, parse_position
+from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.state.database import clock
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.tables import leases
+from tests.pipeline.changes import PlayedSource, eventually, frame
+from tests.state.make import table
+
+Change = tuple[int, str, int]
+"""A row: its id, its table, and how many columns that has there."""
+
+LOG: Sequence[Sequence[Change]] = (
+    [(1, "orders", 1), (2, "items", 1)],
+    [(3, "orders", 1), (4, "orders", 2), (5, "items", 1), (6, "orders", 2)],
+    [(7, "items", 1)],
+    [(8, "orders", 2)],
+    [(9, "orders", 3), (10, "items", 1), (11, "orders", 3)],
+    [(12, "orders", 3), (13, "items", 2)],
+    [(14, "items", 2), (15, "orders", 3)],
+)
+"""Transactions, one after the other."""
+
+
+class Log(PlayedSource):
+    """A source of `LOG`, which registers the form of each row as a decoder does."""
+
+    def read(
+        self, start: Position, limits: ReadLimits, registry: SchemaRegistry
+    ) -> Generator[ChangeBatch]:
+        """Yield each transaction in two pieces."""
+        self.closed.clear()
+        for transaction in LOG:
+            end = LsnPosition(transaction[-1][0])
+            if start < end:
+                rows = _rows(transaction, registry, end)
+                yield ChangeBatch(rows.slice(0, 1), None)
+                yield ChangeBatch(rows.slice(1) if rows.num_rows > 1 else None, end)
+        while not self.closed.wait(0.005):
+            yield ChangeBatch(None, None)
+
+
+def _rows(
+    transaction: Sequence[Change], registry: SchemaRegistry, end: LsnPosition
+) -> pa.RecordBatch:
+    rows = frame([one for one, _, _ in transaction], tx_id=end.lsn).to_pylist()
+    for row, (_, name, columns) in zip(rows, transaction, strict=True):
+        form = table(*(f"c{number}" for number in range(columns)), name=name)
+        stamp = registry.register(form, end)
+        row |= {
+            "table": name,
+            "schema_version": stamp.fingerprint,
+            "schema_sequence": stamp.sequence,
+        }
+    # A transaction of one row comes in two pieces as well: the row, and that it is the last.
+    return pa.RecordBatch.from_pylist(rows, schema=CAPTURED)
+
+
+def captured(store: StateStore) -> int:
+    """Return how many rows are in the journal, or held."""
+    held = sum(hold.events for hold in store.holds("p") if hold.state == "held")
+    return held + sum(segment.rows for segment in store.segments("p"))
+
+
+def main(folder: Path) -> None:
+    """Capture until everything is."""
+    store = StateStore.open(f"sqlite:///{folder}/state.db")
+    journal = Journal(f"file://{folder}/journal")
+    with store.database.write() as connection:  # of one that was killed
+        connection.execute(update(leases).values(expires_at=clock() - 1))
+    lease = HeldLease.take(
+        store, "p", str(uuid.uuid4()), seconds=300, renew_seconds=60, on_renewal=lambda: None
+    )
+    row = store.pipeline("p")
+    assert lease is not None
+    assert row is not None
+    ranges = Ranges(
+        store,
+        lease,
+        pipeline="p",
+        spec_hash="hash",
+        limits=RangeLimits(),
+        opened=lambda _: None,
+    )
+    ranges.close_left_open()
+    registry = FencedRegistry(store, lease, "acme", pauses=True)
+    capture = Capture(
+        build_source=lambda: Log([]),
+        registry=registry,
+        journal=journal,
+        holds=Holds(store, journal, lease),
+        gate=Gate(registry.pending, pauses=True),
+        pipeline="p",
+        uid=row.uid,
+        lease=lease,
+        ranges=ranges,
+        limits=SegmentLimits(min_ms=0, max_ms=1),
+        start=parse_position(str(row.captured_position or row.start_position)),
+        next_segment=row.next_segment,
+        someone_waits=lambda: True,
+        captured=lambda _: None,
+    )
+    everything = sum(len(transaction) for transaction in LOG)
+    eventually(lambda: captured(store) == everything or capture.error, 120)
+    capture.stop()
+    ranges.close("test")
+    lease.release()
+    store.close()
+    assert capture.error is None, capture.error
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
