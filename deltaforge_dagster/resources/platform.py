@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
@@ -17,6 +18,21 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore
+
+
+@contextmanager
+def existing_store(settings: Settings) -> Iterator[StateStore | None]:
+    """Lend the installation's state store; None where nothing has run yet."""
+    url = settings.state_url
+    file = url.removeprefix("sqlite:///")
+    if url == "memory" or (file != url and not Path(file).exists()):
+        yield None
+        return
+    store = StateStore.open(url)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,18 @@ def java_of(watcher: int) -> int:
     return java
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    """Say whether somebody accepts connections on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +123,10 @@ def test_idle_server_ends(home: Path) -> None:
 def test_killed_server_is_replaced(home: Path) -> None:
     """A killed Java ends its watcher, a killed watcher takes Java along; `ensure` starts anew."""
     first = SparkServer.ensure(home)
-    watcher = state(home)["pid"]
+    watcher, port = state(home)["pid"], state(home)["port"]
     java = java_of(watcher)
     os.kill(java, signal.SIGKILL)
-    wait_for(lambda: not alive(java))
+    wait_for(lambda: not alive(java) and not listens(port))  # threads of the dead end later
 
     second = SparkServer.ensure(home)
     assert second.remote != first.remote
