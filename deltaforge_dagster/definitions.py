@@ -1,49 +1,73 @@
-"""Everything Dagster loads: composed from the pipeline files, nothing else.
+"""Everything Dagster loads: composed from the pipelines of files and state store, nothing else.
 
-`workspace.yaml` names this module. The pipeline files and the rest of the installation come from
-environment variables (`config.settings`).
+`workspace.yaml` names this module. Where the pipeline files and the rest of the installation are, environment
+variables say (`config.settings`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import dagster as dg
 
 from deltaforge_dagster.assets.broken import build_broken_asset, build_broken_check
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline, load_pipelines
+from deltaforge_dagster.assets.schemas import build_schemas_asset
+from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
+from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.broken import build_broken_files_sensor
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
+from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
 
 
-def build_definitions(settings: Settings, *, single_process: bool = False) -> dg.Definitions:
-    """Return the definitions of all pipelines that `settings.pipelines` holds.
+def build_definitions(
+    settings: Settings,
+    pipelines: Sequence[AnyPipeline] | None = None,
+    *,
+    single_process: bool = False,
+) -> dg.Definitions:
+    """Return the definitions of pipelines; one that cannot be loaded is an asset with a failing check.
 
-    A file that cannot be loaded becomes an asset with a failing check, beside the others.
-    `single_process` says that nothing but this process will use the state.
+    Args:
+        settings: The installation.
+        pipelines: Just these, instead of all that are installed.
+        single_process: Nothing but this process will use the state.
     """
-    files = load_pipelines(settings.pipelines)
-    good = [one for one in files if isinstance(one, LoadedPipeline)]
-    bad = [one for one in files if isinstance(one, BrokenPipeline)]
-    sensors, schedules = [], []
+    if pipelines is None:
+        pipelines = installed_pipelines(settings)
+    good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
+    bad = [one for one in pipelines if isinstance(one, BrokenPipeline)]
+    sensors, schedules = [build_snapshot_sensor(one) for one in good], []
     for one in good:
         cron = one.spec.spec.engine.dagster.schedule
         if cron is None:
             sensors.append(build_sensor(one))
         else:
             schedules.append(build_schedule(one, cron))
+    if told := [one for one in good if one.spec.spec.engine.alerts]:
+        sensors.append(build_alerts_sensor(told))
     if bad:
         sensors.append(build_broken_files_sensor(bad))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[
             *(build_pipeline_asset(one) for one in good),
+            *(build_snapshot_asset(one) for one in good),
+            *(build_schemas_asset(one) for one in good),
             *(build_broken_asset(one) for one in bad),
         ],
         asset_checks=[build_broken_check(one) for one in bad],
-        jobs=[*(build_pipeline_job(one) for one in good), retention],
+        jobs=[
+            *(build_pipeline_job(one) for one in good),
+            *(build_snapshot_job(one) for one in good),
+            retention,
+        ],
         sensors=sensors,
         schedules=[*schedules, hourly],
         resources={"platform": Platform(settings, single_process=single_process)},

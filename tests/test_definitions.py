@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import yaml
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.store import StateStore
 
 HEAVY = {"pyspark", "pandas", "grpc", "numba"}
 """What reading, preparing and sending need, and what takes longer to import than all the rest."""
@@ -84,21 +87,31 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
 
     definitions = load(tmp_path)
 
-    assert asset_keys(definitions) == {"shop/changes", "shop/sinks/cache", "shop/sinks/search"}
+    assert asset_keys(definitions) == {
+        "shop/changes",
+        "shop/sinks/cache",
+        "shop/sinks/search",
+        "shop/schemas",
+        "shop/snapshot",
+    }
     assert checks(definitions) == {
         ("shop/changes", "agreement"),
         ("shop/changes", "contiguity"),
+        ("shop/changes", "dead_letters"),
         ("shop/changes", "holds"),
         ("shop/changes", "preflight"),
         ("shop/changes", "source"),
         ("shop/sinks/cache", "delivered"),
+        ("shop/sinks/cache", "freshness"),
         ("shop/sinks/search", "delivered"),
+        ("shop/sinks/search", "freshness"),
     }
     graph = definitions.resolve_asset_graph()
     for key in definitions.resolve_all_asset_keys():
         node = graph.get(key)
         assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
-        assert node.partitions_def.name == "shop/ranges"
+        own = {"snapshot": "shop/chunks", "schemas": "shop/tables"}
+        assert node.partitions_def.name == own.get(key.path[-1], "shop/ranges")
         assert node.backfill_policy == dg.BackfillPolicy.single_run()
         assert node.group_name == "shop"
     assert graph.get(dg.AssetKey(["shop", "sinks", "cache"])).parent_keys == {
@@ -106,13 +119,16 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
     }
     assert names(definitions) == {
         "shop_run",
+        "shop_snapshot",
+        "shop_snapshots",
         "shop_work",
         "deltaforge_retention",
         "deltaforge_retention_hourly",
     }
-    sensor = sensor_of(definitions, "shop_work")
-    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    assert sensor.minimum_interval_seconds == 5
+    for name in ("shop_work", "shop_snapshots"):
+        sensor = sensor_of(definitions, name)
+        assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+        assert sensor.minimum_interval_seconds == 5
 
 
 def test_names_that_dagster_refuses_stay_different(tmp_path: Path) -> None:
@@ -123,11 +139,40 @@ def test_names_that_dagster_refuses_stay_different(tmp_path: Path) -> None:
     definitions = load(tmp_path)
 
     assert asset_keys(definitions) == {
-        f"{name}/{asset}" for name in ("a-b", "a.b", "a_b") for asset in ("changes", "sinks/cache")
+        f"{name}/{asset}"
+        for name in ("a-b", "a.b", "a_b")
+        for asset in ("changes", "schemas", "sinks/cache", "snapshot")
     }
     assert len({name for name in names(definitions) if name.endswith("_run")}) == 3
     assert len({name for name in names(definitions) if name.endswith("_work")}) == 3
     assert {"a_b_run", "a_b_work"} < names(definitions)
+
+
+def test_sinks_whose_names_dagster_takes_for_one(tmp_path: Path) -> None:
+    """Sinks `a-b`, `a.b` and `a_b` of one pipeline are three assets, each with its own check."""
+    sinks = ("a-b", "a.b", "a_b")
+    write(tmp_path, "x-y", sinks=sinks)
+
+    definitions = load(tmp_path)
+
+    keys = {"x-y/changes", "x-y/schemas", "x-y/snapshot", *(f"x-y/sinks/{sink}" for sink in sinks)}
+    assert asset_keys(definitions) == keys
+    assert {(f"x-y/sinks/{sink}", "delivered") for sink in sinks} < checks(definitions)
+    graph = definitions.resolve_asset_graph()
+    for sink in sinks:
+        node = graph.get(dg.AssetKey(["x-y", "sinks", sink]))
+        assert node.parent_keys == {dg.AssetKey(["x-y", "changes"])}
+
+
+@pytest.mark.parametrize(
+    "name", ["shop_run", "shop_work", "shop_snapshot", "deltaforge_retention", "forget"]
+)
+def test_a_pipeline_may_be_called_like_a_job(tmp_path: Path, name: str) -> None:
+    """What we name after pipelines, or for ourselves, is never in the way of another pipeline."""
+    write(tmp_path, "shop")
+    write(tmp_path, name)
+
+    assert f"{name}/changes" in asset_keys(load(tmp_path))
 
 
 def test_a_schedule_takes_the_sensors_place(tmp_path: Path) -> None:
@@ -138,6 +183,8 @@ def test_a_schedule_takes_the_sensors_place(tmp_path: Path) -> None:
 
     assert names(definitions) == {
         "nightly_run",
+        "nightly_snapshot",
+        "nightly_snapshots",
         "nightly_schedule",
         "deltaforge_retention",
         "deltaforge_retention_hourly",
@@ -158,7 +205,9 @@ def test_a_broken_file_stops_nobody(tmp_path: Path) -> None:
 
     assert asset_keys(definitions) == {
         "shop/changes",
+        "shop/schemas",
         "shop/sinks/cache",
+        "shop/snapshot",
         "cut-off/pipeline_file",
         "no-sinks/pipeline_file",
     }
@@ -209,3 +258,85 @@ def test_loading_is_quick(module: str) -> None:
     )
 
     assert HEAVY & set(loaded.stdout.split()) == set()
+
+
+def test_strict_reading(tmp_path: Path) -> None:
+    """With `DELTAFORGE_STRICT=true` a file with an unknown field is a broken one."""
+    path = write(tmp_path, "shop")
+    path.write_text(path.read_text() + "colour: red\n")
+    settings = {"DELTAFORGE_PIPELINES": str(tmp_path)}
+
+    lenient = build_definitions(Settings.from_env(settings))
+    strict = build_definitions(Settings.from_env({**settings, "DELTAFORGE_STRICT": "true"}))
+
+    assert asset_keys(lenient) == {
+        "shop/changes",
+        "shop/schemas",
+        "shop/sinks/cache",
+        "shop/snapshot",
+    }
+    assert asset_keys(strict) == {"shop/pipeline_file"}
+
+
+def kept(state: Path, folder: Path) -> Settings:
+    """Return an installation whose state store keeps one pipeline, `made`."""
+    (folder / "pipelines").mkdir()
+    document = yaml.safe_load(write(folder, "made").read_text())
+    store = StateStore.open(f"sqlite:///{state}")
+    store.add_stored_spec("made", json.dumps(document))
+    store.close()
+    return Settings.from_env(
+        {
+            "DELTAFORGE_PIPELINES": str(folder / "pipelines"),
+            "DELTAFORGE_STATE_URL": f"sqlite:///{state}",
+        }
+    )
+
+
+def test_pipelines_of_the_state_store(tmp_path: Path) -> None:
+    """They are loaded beside the files, without being any."""
+    settings = kept(tmp_path / "state.db", tmp_path)
+    write(settings.pipelines, "filed")
+
+    definitions = build_definitions(settings)
+
+    dg.Definitions.validate_loadable(definitions)
+    assert {"made/changes", "made/sinks/cache", "filed/changes"} <= asset_keys(definitions)
+    assert {"made_work", "filed_work"} <= names(definitions)
+
+
+def test_a_state_store_that_cannot_be_read(tmp_path: Path) -> None:
+    """The files load; one failing check stands for what the store keeps."""
+    settings = kept(tmp_path / "state.db", tmp_path)
+    write(settings.pipelines, "filed")
+    (tmp_path / "state.db").write_bytes(b"something else, as long as a header of SQLite" * 9)
+
+    definitions = build_definitions(settings)
+
+    assert "filed/changes" in asset_keys(definitions)
+    assert ("pipelines-of-the-state-store/pipeline_file", "file") in checks(definitions)
+
+
+def test_a_sensor_looks_at_the_pipeline_as_it_is_now(tmp_path: Path) -> None:
+    """Definitions are older than a change; of a pipeline that is gone nothing comes back."""
+    settings = kept(tmp_path / "state.db", tmp_path)
+    sensor = sensor_of(build_definitions(settings), "made_work")
+    platform = Platform(settings)
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def looked() -> dg.SensorExecutionData:
+            context = dg.build_sensor_context(instance, resources={"platform": platform})
+            return sensor.evaluate_tick(context)
+
+        with platform.open() as opened:
+            stored = opened.store.stored_spec("made")
+            assert stored is not None
+            document = json.loads(stored.document)
+            document["spec"]["sinks"][0]["config"]["id"] = "other"
+            opened.store.replace_stored_spec("made", 1, json.dumps(document))
+            looked()
+            assert list(opened.store.checkpoints("made")) == ["other"]
+
+            opened.store.remove_pipeline("made")
+            assert "removed" in str(looked().skip_message)
+            assert opened.store.pipelines() == []

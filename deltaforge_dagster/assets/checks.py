@@ -6,8 +6,11 @@ While one works, each tick shows that a sink has begun to fail, or has everythin
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
 - `holds`: nothing is kept back because it could not be decoded.
+- `dead_letters`: nothing waits in the queue of what could not be delivered; an error when it is full.
 - `delivered`, one per sink: the sink is attached and has everything that was captured. A sink that
-  had lost data and got it again shows as a warning.
+  is paused, or had lost data and got it again, shows as a warning.
+- `freshness`, one per sink: no change that was captured has waited longer for it than the file's
+  `engine.dagster.freshness` allows. A quiet source makes no sink stale.
 
 They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
 step of its own is skipped when an asset yields nothing.
@@ -16,17 +19,21 @@ step of its own is skipped when an asset yields nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.assets.publish import recorded
+from deltaforge_dagster.assets.sensing import sensing_checks, sensing_specs
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.pipeline.committed import attach_command, segments_behind
+from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind
+from deltaforge_dagster.pipeline.dead_letter_watch import saturation
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -48,6 +55,9 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
             "agreement", asset=changes, description="Dagster's metadata is what the store says."
         ),
         dg.AssetCheckSpec("holds", asset=changes, description="Nothing is kept back."),
+        dg.AssetCheckSpec(
+            "dead_letters", asset=changes, description="Every change could be delivered."
+        ),
         dg.AssetCheckSpec(SOURCE_CHECK, asset=changes, description="The source can be read."),
         dg.AssetCheckSpec(
             "preflight", asset=changes, description="The source's server is as capture needs it."
@@ -60,6 +70,15 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
             )
             for sink in loaded.spec.spec.sinks
         ),
+        *(
+            dg.AssetCheckSpec(
+                "freshness",
+                asset=asset_key(loaded.name, sink.config.id),
+                description="No captured change has waited too long for the sink.",
+            )
+            for sink in loaded.spec.spec.sinks
+        ),
+        *sensing_specs(loaded),
     ]
 
 
@@ -85,9 +104,12 @@ def evaluate(
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
     yield _held(changes, store.holds(loaded.name), loaded.name)
+    yield _dead_letters(changes, store, loaded)
     yield _evaluation(changes, SOURCE_CHECK, source_error, {})
     yield _preflight(changes, findings)
-    yield from delivered(store, loaded, ranges)
+    yield from delivered(store, loaded)
+    yield from freshness(store, loaded)
+    yield from sensing_checks(store, loaded)
 
 
 def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
@@ -97,13 +119,44 @@ def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvalua
 
 def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
     kept = [hold for hold in holds if hold.state != "journaled"]
+    mend = f"; once that is mended: deltaforge hold release {pipeline} {{}}"
     lines = [
-        f"{hold.kind} {hold.subject} ({hold.state}), {hold.events} events: {hold.reason}; once that"
-        f" is mended: deltaforge hold release {pipeline} {hold.subject}"
+        f"{hold.kind} {hold.subject} ({hold.state}), {hold.events} events: {hold.reason}"
+        + ("" if hold.kind == SCHEMA else mend.format(hold.subject))
         for hold in kept
     ]
     events = sum(hold.events for hold in kept)
     return _evaluation(key, "holds", "\n".join(lines) or None, {"events": events})
+
+
+def _dead_letters(
+    key: dg.AssetKey, store: StateStore, loaded: LoadedPipeline
+) -> dg.AssetCheckEvaluation:
+    depth = store.dead_letter_depth(loaded.name)
+    full = saturation(depth, loaded.spec.spec.journal.dlq.max_entries)
+    age = 0 if depth.oldest is None else round(store.now() - depth.oldest)
+    problems = [] if full is None else [full[1]]
+    if depth.entries:
+        problems.append(
+            f"{depth.dead} changes could not be delivered, {depth.entries - depth.dead} are on their "
+            f"way or wait behind them; deltaforge dlq list {loaded.name}"
+        )
+    return _evaluation(
+        key,
+        "dead_letters",
+        "; ".join(problems) or None,
+        {
+            "entries": depth.entries,
+            "dead": depth.dead,
+            "oldest_seconds": age,
+            "evicted": depth.evicted,
+            "rejected": depth.rejected,
+            "expired": depth.expired,
+        },
+        dg.AssetCheckSeverity.ERROR
+        if full is not None and full[0] == "error"
+        else dg.AssetCheckSeverity.WARN,
+    )
 
 
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
@@ -124,29 +177,62 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
     )
 
 
-def delivered(
-    store: StateStore, loaded: LoadedPipeline, ranges: Sequence[RangeRow]
-) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of every sink's check `delivered`; those that are behind name `ranges`."""
+def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the outcome of every sink's check `delivered`; those that are behind name ranges."""
     row = store.pipeline(loaded.name)
     if row is None:
         return
     for sink_id, checkpoint in store.checkpoints(loaded.name).items():
         behind = segments_behind(row, checkpoint)
-        problem = None
+        problem = paused = None
+        command = go_on_command(loaded.name, sink_id, checkpoint.state)
         if not checkpoint.attached:
-            command = attach_command(loaded.name, sink_id)
             problem = f"{checkpoint.last_error or 'detached'}; to attach it again: {command}"
+        elif checkpoint.paused:
+            paused = f"paused, {behind} segments are kept for it; to let it go on: {command}"
         elif behind:
-            lacking = [one.range for one in ranges if one.last_segment > checkpoint.whole_segment]
+            lacking = store.ranges_behind(loaded.name, checkpoint.whole_segment)
             because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
             problem = f"{behind} segments behind, ranges {_listed(lacking)}{because}"
         yield _evaluation(
             asset_key(loaded.name, sink_id),
             "delivered",
-            "; ".join(text for text in (problem, checkpoint.notice) if text) or None,
-            {"segments_behind": behind, "failures": checkpoint.failures},
+            "; ".join(text for text in (problem, paused, checkpoint.notice) if text) or None,
+            {
+                "state": checkpoint.state,
+                "segments_behind": behind,
+                "failures": checkpoint.failures,
+            },
             dg.AssetCheckSeverity.ERROR if problem else dg.AssetCheckSeverity.WARN,
+        )
+
+
+def freshness(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the outcome of every sink's check `freshness`."""
+    row = store.pipeline(loaded.name)
+    if row is None:
+        return
+    limits = loaded.spec.spec.engine.dagster.freshness
+    now = store.now()
+    for sink_id, checkpoint in store.checkpoints(loaded.name).items():
+        lag = sink_lag_seconds(store, row, checkpoint, now)
+        passed = [limit for limit in (limits.warn_seconds, limits.error_seconds) if lag > limit]
+        problem = None
+        if not checkpoint.attached:
+            problem = "detached: it gets nothing"
+        elif passed:
+            problem = f"lacks a change that is older than {passed[-1]:g} s"
+        late = not checkpoint.attached or lag > limits.error_seconds
+        yield _evaluation(
+            asset_key(loaded.name, sink_id),
+            "freshness",
+            problem,
+            {
+                "lag_seconds": round(lag, 3),
+                "checkpoint_age_seconds": round(max(0.0, now - checkpoint.updated_at), 3),
+                "limits": f"warns after {limits.warn_seconds:g} s, fails after {limits.error_seconds:g} s",
+            },
+            dg.AssetCheckSeverity.ERROR if late else dg.AssetCheckSeverity.WARN,
         )
 
 
@@ -183,7 +269,7 @@ def _evaluation(
     key: dg.AssetKey,
     name: str,
     problem: str | None,
-    metadata: dict[str, int],
+    metadata: Mapping[str, int | float | str],
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(

@@ -17,21 +17,26 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     range_number,
 )
+from deltaforge_dagster.assets.preview import observation
 from deltaforge_dagster.assets.publish import add_partition, materialization, publish
+from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
+from deltaforge_dagster.pipeline.chains import chain_of
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.prepare import Preparer
-from deltaforge_dagster.pipeline.publication import CHANGES, Publication, metadata_of
+from deltaforge_dagster.pipeline.preview import preview
+from deltaforge_dagster.pipeline.publication import CHANGES, publication_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
+from deltaforge_dagster.pipeline.reprocessing import Reprocessing
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
-from deltaforge_dagster.state.store import StateStore
 
 
 def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
@@ -41,22 +46,25 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         DeltaforgeError: It cannot be done; the message says why.
         dg.Failure: It was done, and capture failed or every sink is down.
     """
+    setup_logs()
     tools = build_tools(opened, loaded)
     # A re-execution from the UI has its parent's tags, and is a Materialize like any other run.
     if context.run.tags.get(RUN_TAG) == "live" and context.run.parent_run_id is None:
         _run_live(context, loaded, tools)
         return
     if context.selected_asset_keys:
-        _materialize(context, loaded, tools)
+        ranges = _chosen(context, loaded)
+        shown_only = context.run.tags.get(RUN_TAG) == "preview"
+        (_preview if shown_only else _materialize)(context, loaded, tools, ranges)
     _evaluate(context, loaded, tools, _source_problem(tools))
 
 
 class _RunObserver:
     """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
 
-    def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, tools: Tools, pipeline: str) -> None:
         self._context = context
-        self._store = store
+        self._tools = tools
         self._pipeline = pipeline
 
     def range_opened(self, number: int) -> None:
@@ -64,7 +72,9 @@ class _RunObserver:
         self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
-        publish(self._context.instance, self._store, self._pipeline, self._emit)
+        instance, tools = self._context.instance, self._tools
+        publish(instance, tools.store, self._pipeline, self._emit, tools.journal)
+        publish_versions(instance, tools.store, self._pipeline, self._context.log_event)
 
     def warn(self, message: str) -> None:
         self._context.log.warning(message)
@@ -75,7 +85,7 @@ class _RunObserver:
 
 
 def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
-    observer = _RunObserver(context, tools.store, loaded.name)
+    observer = _RunObserver(context, tools, loaded.name)
     run = LiveRun(
         loaded,
         tools,
@@ -99,7 +109,11 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
             },
         )
     )
-    _evaluate(context, loaded, tools, outcome.capture_error)
+    try:
+        _evaluate(context, loaded, tools, outcome.capture_error)
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        # All work is done and recorded by now; it would look as if it had been cut short.
+        context.log.info("asked to end: the next run evaluates the checks")
     problem = failure_of(outcome)
     if problem is not None:
         raise dg.Failure(problem, allow_retries=False)
@@ -152,21 +166,41 @@ def _summary(outcome: RunOutcome) -> str:
         summary += f"; capture is paused: {outcome.paused}"
     if outcome.detached:
         summary += f"; detached: {', '.join(outcome.detached)}"
+    if outcome.paused_sinks:
+        summary += f"; paused: {', '.join(outcome.paused_sinks)}"
     return summary
 
 
-def _materialize(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
-    """Verify `changes`, and give each chosen sink the ranges: again, or for the first time.
-
-    One asset's problem is not the others'; what could not be done is said at the end.
-    """
+def _chosen(context: dg.AssetExecutionContext, loaded: LoadedPipeline) -> list[int]:
+    """Return the ranges that a Materialize was started for, in log order."""
     if not (context.has_partition_key or context.has_partition_key_range):
         raise NotAllowed(
             f"{loaded.name}: choose the ranges to materialize; live runs are started by the "
             "pipeline's sensor, its schedule, or `deltaforge run`"
         )
+    wanted = context.run.tags.get(RUN_TAG)
+    if wanted not in {None, "live", "reprocess", "preview"}:
+        raise NotAllowed(f"the tag {RUN_TAG} may be reprocess or preview, not {wanted}")
+    return sorted(range_number(key) for key in context.partition_keys)
+
+
+def _preview(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+) -> None:
+    """Show at `changes` what today's processors would make of the ranges."""
+    for number in ranges:
+        made = preview(tools, loaded.name, number, chain_of(loaded.spec))
+        context.log_event(observation(loaded.name, made))
+
+
+def _materialize(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+) -> None:
+    """Verify `changes`, and give each chosen sink the ranges: again, or for the first time.
+
+    One asset's problem is not the others'; what could not be done is said at the end.
+    """
     register(tools.store, loaded)
-    ranges = sorted(range_number(key) for key in context.partition_keys)
     assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
     problems: list[DeltaforgeError] = []
     for asset in assets:
@@ -190,7 +224,7 @@ def _verify(
 ) -> None:
     for number in ranges:
         events = verify(tools.store, tools.journal, loaded.name, number)
-        _log_again(context, tools.store, loaded.name, CHANGES, number, verified=events)
+        _log_again(context, tools, loaded.name, CHANGES, number, verified=events)
 
 
 def _deliver(
@@ -200,23 +234,36 @@ def _deliver(
     sink_id: str,
     ranges: list[int],
 ) -> None:
-    """Replay what the sink has, then let it catch up to the last range that it lacks."""
+    """Replay what the sink has, then let it catch up to the last range that it lacks.
+
+    Reprocessed ranges are for a sink that has them: what it lacks comes as the journal records it.
+    """
+    reprocess = context.run.tags.get(RUN_TAG) == "reprocess"
 
     def log(done: ReplayedRange) -> None:
-        _log_again(context, tools.store, loaded.name, sink_id, done.range, replayed=done.messages)
+        what = {"reprocessed" if reprocess else "replayed": done.messages}
+        _log_again(context, tools, loaded.name, sink_id, done.range, **what)
 
     delivered, lacking = split_by_delivery(tools.store, loaded.name, sink_id, ranges)
+    if reprocess and lacking:
+        raise NotAllowed(
+            f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; processors "
+            "can be run again over ranges that it has"
+        )
     if delivered:
+        run_id, warn = context.run.run_id, context.log.warning
         with tools.replay_sessions() as sessions:
+            reprocessing = Reprocessing(loaded.spec, tools.store, tools.journal, sessions, run_id)
             replay(
                 tools.store,
                 loaded.spec,
                 sink_id,
                 [row.range for row in delivered],
-                preparer=Preparer(loaded.spec, tools.journal, sessions, context.run.run_id),
+                preparer=Preparer(loaded.spec, tools.journal, sessions, run_id, warn),
                 build_sink=lambda: tools.build_sink(sink_id),
-                run_id=context.run.run_id,
+                run_id=run_id,
                 progress=log,
+                reprocessing=reprocessing if reprocess else None,
             )
     if lacking:
         messages = catch_up(
@@ -225,7 +272,7 @@ def _deliver(
             sink_id,
             lacking[-1].last_segment,
             run_id=context.run.run_id,
-            observer=_RunObserver(context, tools.store, loaded.name),
+            observer=_RunObserver(context, tools, loaded.name),
         )
         context.log_event(
             dg.AssetObservation(
@@ -238,12 +285,14 @@ def _deliver(
 
 def _log_again(
     context: dg.AssetExecutionContext,
-    store: StateStore,
+    tools: Tools,
     pipeline: str,
     asset: str,
     number: int,
     **done: int,
 ) -> None:
     """Write the range's true metadata once more, with what this run did to it."""
-    publication = Publication(number, asset, metadata_of(store, pipeline, number, asset))
-    context.log_event(materialization(pipeline, publication, done))
+    again = "reprocessed" in done
+    publication = publication_of(tools.store, pipeline, number, asset, reprocessed=again)
+    publication = dataclasses.replace(publication, run_id=context.run.run_id)
+    context.log_event(materialization(pipeline, publication, tools.journal, done))

@@ -15,26 +15,35 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.checks import check_specs
+from deltaforge_dagster.assets.descriptions import asset_specs
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
-    asset_key,
     dagster_name,
     job_name,
+    op_name,
     range_partitions,
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.publication import CHANGES
 from deltaforge_dagster.resources.platform import Platform
 
 
 def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
-    """Return the multi-asset of a pipeline."""
+    """Return the multi-asset of a pipeline.
+
+    Dagster makes Python names of asset keys, in which `a-b` and `a_b` are one. So the asset is made with
+    keys whose names stay different, and gets its own afterwards.
+    """
+    specs = asset_specs(loaded)
+    plain = {spec.key: _plain(spec.key) for spec in specs}
 
     @dg.multi_asset(
-        name=dagster_name(loaded.name),
-        specs=_asset_specs(loaded),
-        check_specs=check_specs(loaded),
+        name=op_name(loaded.name),
+        specs=[spec.replace_attributes(key=plain[spec.key]) for spec in specs],
+        check_specs=[
+            spec.replace_key(dg.AssetCheckKey(plain[spec.asset_key], spec.name))
+            for spec in check_specs(loaded)
+        ],
         partitions_def=range_partitions(loaded.name),
         backfill_policy=dg.BackfillPolicy.single_run(),
         can_subset=True,
@@ -52,46 +61,22 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
             raise dg.Failure(str(error), allow_retries=False) from None
         yield from ()
 
-    return pipeline
+    return pipeline.with_attributes(
+        asset_key_replacements={of_names: key for key, of_names in plain.items()}
+    )
+
+
+def _plain(key: dg.AssetKey) -> dg.AssetKey:
+    """Return a key whose last part, which tells a pipeline's assets apart, Dagster need not change."""
+    return dg.AssetKey([*key.path[:-1], dagster_name(key.path[-1])])
 
 
 def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
     """Return the job of a pipeline's live runs."""
     return dg.define_asset_job(
         job_name(loaded.name),
-        selection=dg.AssetSelection.assets(*(spec.key for spec in _asset_specs(loaded))),
+        selection=dg.AssetSelection.assets(*(spec.key for spec in asset_specs(loaded))),
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
         description=f"Captures and delivers pipeline {loaded.name}, until it has been idle.",
     )
-
-
-def _asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
-    group = loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name)
-    changes = asset_key(loaded.name, CHANGES)
-    source = loaded.spec.spec.source
-    return [
-        dg.AssetSpec(
-            changes,
-            group_name=group,
-            kinds={source.type},
-            description=(
-                f"Changes captured from {', '.join(source.config.tables)}; one partition is one "
-                "range of the log, kept in the journal."
-            ),
-        ),
-        *(
-            dg.AssetSpec(
-                asset_key(loaded.name, sink.config.id),
-                deps=[changes],
-                group_name=group,
-                kinds={sink.type},
-                description=(
-                    f"Ranges that sink {sink.config.id} has acknowledged. Materialize a "
-                    "partition to deliver it again, marked as a replay, or to let the sink catch "
-                    "up to it."
-                ),
-            )
-            for sink in loaded.spec.spec.sinks
-        ),
-    ]

@@ -3,28 +3,40 @@
 A run and a sensor tick both call it; they differ only in how an event is written (`emit`). The
 event comes first, its `published` row second. Whoever finds an event without the row (a run was
 killed between the two) writes only the row, so that a range is published once.
+
+A materialization links to the run whose log tells how it came about, and to the range's first file in the
+journal; the others lie beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key, partitions_name
-from deltaforge_dagster.pipeline.publication import Publication, Value, pending
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.publication import CHANGES, Publication, Value, pending
 from deltaforge_dagster.state.store import StateStore
 
 Emit = Callable[[dg.AssetMaterialization], None]
 
+_CODE_VERSION = "dagster/code_version"
+_DATA_VERSION = "dagster/data_version"
+_INPUT_VERSION = "dagster/input_data_version"
+_INPUT_EVENT = "dagster/input_event_pointer"
 
-def publish(instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit: Emit) -> int:
+
+def publish(
+    instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit: Emit, journal: Journal
+) -> int:
     """Publish what is due, ranges in order; return how many materializations were written."""
     written = 0
     for publication in pending(store, pipeline):
         add_partition(instance, pipeline, publication.range)
         if not _is_recorded(instance, pipeline, publication):
-            emit(materialization(pipeline, publication))
+            emit(materialization(pipeline, publication, journal))
             written += 1
         store.mark_published(pipeline, publication.range, publication.asset)
     return written
@@ -36,14 +48,49 @@ def add_partition(instance: dg.DagsterInstance, pipeline: str, number: int) -> N
 
 
 def materialization(
-    pipeline: str, publication: Publication, more: Mapping[str, Value] | None = None
+    pipeline: str,
+    publication: Publication,
+    journal: Journal,
+    more: Mapping[str, Value] | None = None,
 ) -> dg.AssetMaterialization:
     """Return the event for a publication, with further metadata if given."""
     return dg.AssetMaterialization(
         asset_key=asset_key(pipeline, publication.asset),
         partition=partition_key(publication.range),
-        metadata={**publication.metadata, **(more or {})},
+        metadata={
+            **_links(publication, journal),
+            **publication.metadata,
+            **(more or {}),
+        },
+        tags=_provenance(pipeline, publication),
     )
+
+
+def _links(publication: Publication, journal: Journal) -> dict[str, dg.MetadataValue[Any]]:
+    """Return what leads from a range to its run's log and to its files."""
+    links: dict[str, dg.MetadataValue[Any]] = {}
+    if publication.run_id is not None:
+        links["run"] = dg.MetadataValue.dagster_run(publication.run_id)
+    if publication.file is not None:
+        links["journal"] = dg.MetadataValue.path(journal.spark_path(publication.file))
+    return links
+
+
+def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
+    """Return the tags by which Dagster knows which code made what from which data.
+
+    Dagster writes them itself for what an op yields. The data of a range is its content hash, in
+    every asset: verified or replayed once more it is the same, and only another spec makes it stale.
+    """
+    if publication.code_version is None:
+        return {}
+    data = str(publication.metadata["content_hash"])
+    tags = {_CODE_VERSION: publication.code_version, _DATA_VERSION: data}
+    if publication.asset != CHANGES:
+        source = asset_key(pipeline, CHANGES).to_user_string()
+        tags[f"{_INPUT_VERSION}/{source}"] = data
+        tags[f"{_INPUT_EVENT}/{source}"] = "NULL"
+    return tags
 
 
 def recorded(

@@ -10,7 +10,7 @@ from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, capture, deliver, held
+from tests.state.make import NAME, capture, dead_letter, deliver, held, new_segment, position
 
 FILE = """\
 metadata: {name: orders, tenant: acme}
@@ -24,7 +24,7 @@ spec:
 
 
 def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """An error while a sink is behind, a warning when it had lost data and has it again."""
+    """An error while a sink is behind; a warning when it had lost data, or somebody paused it."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     lease = held(sqlite_store)
@@ -44,6 +44,10 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
     with sqlite_store.fenced(lease) as writer:
         writer.set_notice("redis", None)
     assert delivered()[0] is True
+    sqlite_store.pause_sink(NAME, "redis")
+    capture(sqlite_store, lease, 3)
+    resume = "to let it go on: deltaforge sink resume orders redis"
+    assert delivered() == (False, warning, f"paused, 1 segments are kept for it; {resume}")
     assert loaded.name == NAME
 
 
@@ -66,3 +70,70 @@ def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
     assert outcome(fine, known) == (True, warning, "keys: none: t; run: ALTER TABLE t")
     assert outcome(known, odd)[:2] == (False, warning)
     assert outcome(odd, wrong) == (False, error, "wal_level: replica\nretention: 60 %; run: SET x")
+
+
+def test_dead_letters(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """A warning while there are any, an error when the queue is as good as full; with their age."""
+    (tmp_path / "orders.yaml").write_text(
+        FILE + "  journal: {enabled: true, dlq: {max_entries: 20}}\n"
+    )
+    loaded = load_pipeline(tmp_path / "orders.yaml")
+    lease = held(sqlite_store)
+
+    def found(entries: int) -> dg.AssetCheckEvaluation:
+        with sqlite_store.fenced(lease) as writer:
+            letters = [dead_letter(number) for number in range(entries)]
+            writer.add_dead_letters("redis", letters, max_entries=99, overflow="block")
+        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
+        (one,) = [check for check in checks if check.check_name == "dead_letters"]
+        return one
+
+    error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+    assert found(0).passed
+    some = found(3)
+    assert (some.passed, some.severity) == (False, warning)
+    assert some.description is not None
+    assert some.description.endswith("deltaforge dlq list orders")
+    assert some.metadata["entries"].value == 3
+    age = some.metadata["oldest_seconds"].value
+    assert isinstance(age, int)
+    assert age < 100
+    nearly = found(16)
+    assert (nearly.severity, "80% full, 16 of 20" in str(nearly.description)) == (warning, True)
+    assert found(19).severity == error
+
+
+def test_freshness(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """Late is a sink that lacks an old change; one that has everything is fresh however quiet it is."""
+    (tmp_path / "orders.yaml").write_text(
+        FILE + "  engine: {dagster: {freshness: {warn_seconds: 100, error_seconds: 1000}}}\n"
+    )
+    loaded = load_pipeline(tmp_path / "orders.yaml")
+    lease = held(sqlite_store)
+
+    def outcome() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
+        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
+        (one,) = [check for check in checks if check.check_name == "freshness"]
+        return one.passed, one.severity, one.description
+
+    def capture_of(number: int, *, ago: float) -> None:
+        at = int((sqlite_store.now() - ago) * 1e6)
+        with sqlite_store.fenced(lease) as writer:
+            opened = writer.open_range(position(number - 1), "spec-1", number)
+            writer.add_segment(new_segment(number, first_ts_us=at, last_ts_us=at), opened)
+            writer.close_range(opened, "max_events", f"hash-{number}")
+
+    error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
+    assert outcome()[0] is True
+    capture_of(1, ago=5000)
+    capture_of(2, ago=500)
+    assert outcome() == (False, error, "lacks a change that is older than 1000 s")
+    deliver(sqlite_store, lease, "redis", 1)
+    assert outcome() == (False, warning, "lacks a change that is older than 100 s")
+    deliver(sqlite_store, lease, "redis", 2)
+    assert outcome()[0] is True
+    capture_of(3, ago=0)
+    assert outcome()[0] is True
+    with sqlite_store.fenced(lease) as writer:
+        writer.detach_sink("redis", "the journal is full")
+    assert outcome() == (False, error, "detached: it gets nothing")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from deltaforge_dagster.assets import execution
 from deltaforge_dagster.assets.names import RUN_TAG, UNTIL_TAG, job_name
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.sources.findings import Finding
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 
@@ -21,6 +25,29 @@ pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.spark]
 def make_job() -> dg.JobDefinition:
     """Return the job of the pipeline `twice` of this environment's installation."""
     return build_definitions(Settings.from_env()).resolve_job_def(job_name("twice"))
+
+
+def test_a_run_that_is_ended_among_its_checks_ends_quietly(
+    shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM while checks are evaluated leaves them to the next run: all work was done before."""
+    file = tmp_path / "twice.yaml"
+    file.write_text(shop.pipeline("twice"))
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+
+    def ask_at_this_moment(*_: object) -> list[Finding]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal interrupts what is asked")
+
+    monkeypatch.setattr(execution, "preflight", ask_at_this_moment)
+    tags = {RUN_TAG: "live", UNTIL_TAG: "caught up"}
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        ended = make_job().execute_in_process(instance=instance, tags=tags)
+
+        assert ended.success
+        logged = instance.all_logs(ended.run_id)
+        assert any("asked to end" in entry.user_message for entry in logged)
 
 
 def test_a_re_executed_live_run_is_not_live(

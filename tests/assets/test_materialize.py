@@ -135,10 +135,10 @@ def test_several_ranges_in_one_run(fed: Fed) -> None:
 
     with materialized("lines", first=1, last=3) as (result, instance):
         assert result.success
-        events = [event for event in result.all_events if event.is_step_materialization]
         done = [
             (str(one.partition), one.step_materialization_data.materialization.metadata)
-            for one in events
+            for one in result.all_events
+            if one.is_step_materialization and one.asset_key == asset_key("feed", "lines")
         ]
         assert [partition for partition, _ in done] == [partition_key(n) for n in (1, 2, 3)]
         assert done[0][1]["replayed"].value == 2
@@ -224,7 +224,7 @@ def test_what_cannot_be_done_is_said(fed: Fed, monkeypatch: pytest.MonkeyPatch) 
     fed.insert(6)
     fed.feed.catch_up()
     with materialized("lines", first=6, last=6) as (result, _):
-        assert "attach it first: deltaforge sink attach feed lines" in failure(result)
+        assert "is detached; to let it go on: deltaforge sink attach feed lines" in failure(result)
 
 
 def test_the_command_means_the_same(fed: Fed, make_runner: Callable[[], CliRunner]) -> None:

@@ -8,8 +8,12 @@ import dagster as dg
 
 from deltaforge_dagster.assets.names import partitions_name
 from deltaforge_dagster.assets.publish import publish, recorded
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, capture, deliver, held
+from tests.state.make import NAME, capture, deliver, expire, held, new_segment, position, table
+
+JOURNAL = Journal("memory://links")
+"""Where links of materializations lead; nothing reads there."""
 
 
 def test_each_asset_of_a_range_is_published_when_it_is_due(sqlite_store: StateStore) -> None:
@@ -20,7 +24,7 @@ def test_each_asset_of_a_range_is_published_when_it_is_due(sqlite_store: StateSt
     deliver(sqlite_store, lease, "cache", 2)
 
     def published() -> int:
-        return publish(instance, sqlite_store, NAME, instance.report_runless_asset_event)
+        return publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
 
     assert published() == 2
     assert published() == 0
@@ -45,10 +49,10 @@ def test_an_event_without_its_row_is_not_written_again(sqlite_store: StateStore)
         raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        publish(instance, sqlite_store, NAME, report_and_die)
+        publish(instance, sqlite_store, NAME, report_and_die, JOURNAL)
     assert sqlite_store.published(NAME, 1, 1) == set()
 
-    assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event) == 0
+    assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL) == 0
     assert sqlite_store.published(NAME, 1, 1) == {(1, "changes")}
 
 
@@ -63,8 +67,61 @@ def test_a_number_that_begins_again_is_another_range(sqlite_store: StateStore) -
     lease = held(sqlite_store, "cache")
     capture(sqlite_store, lease, 1)
 
-    assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event) == 1
+    assert publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL) == 1
 
     event = recorded(instance, NAME, "changes", 1)
     assert event is not None
     assert event.metadata["content_hash"].value == "hash-1"
+
+
+def test_a_range_leads_to_its_run_and_its_files(sqlite_store: StateStore) -> None:
+    """The run that captured it, as long as the lease tells; its first file; ages of checkpoints."""
+    instance = dg.DagsterInstance.ephemeral()
+    lease = held(sqlite_store, "cache", run_id="run-1")
+    capture(sqlite_store, lease, 1)
+    publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
+
+    event = recorded(instance, NAME, "changes", 1)
+    assert event is not None
+    assert event.metadata["run"] == dg.MetadataValue.dagster_run("run-1")
+    assert str(event.metadata["journal"].value).endswith(f"{NAME}/1.parquet")
+    age = event.metadata["checkpoint_age_seconds/cache"].value
+    assert isinstance(age, float)
+    assert age >= 0
+
+    capture(sqlite_store, lease, 2)
+    expire(sqlite_store)
+    later = sqlite_store.acquire_lease(NAME, "run-2", 60)
+    assert later is not None
+    deliver(sqlite_store, later, "cache", 2)
+    publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
+
+    other = recorded(instance, NAME, "changes", 2)
+    assert other is not None
+    assert "run" not in other.metadata, "nobody knows which run captured it"
+    sink = recorded(instance, NAME, "cache", 2)
+    assert sink is not None
+    assert sink.metadata["run"] == dg.MetadataValue.dagster_run("run-2")
+    assert "checkpoint_age_seconds" in sink.metadata
+
+
+def test_a_range_names_the_versions_in_it(sqlite_store: StateStore) -> None:
+    """By number and by fingerprint, the last one last; those that came before and after it are others."""
+    instance = dg.DagsterInstance.ephemeral()
+    lease = held(sqlite_store, "cache")
+    stamps = []
+    with sqlite_store.fenced(lease) as writer:
+        for number, columns in enumerate(("a", "ab", "abc")):
+            stamps.append(writer.register_schema("acme", table(*columns), position(number)))
+        number = writer.open_range(position(0), "spec-1", 1)
+        for segment in (1, 2):
+            of = {"public.orders": stamps[segment].fingerprint}
+            writer.add_segment(new_segment(segment, schema_versions=of), number)
+        writer.close_range(number, "max_events", "hash")
+    publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
+
+    event = recorded(instance, NAME, "changes", number)
+    assert event is not None
+    assert event.metadata["schema_version/public.orders"].value == "2, 3"
+    fingerprints = ", ".join(one.fingerprint for one in stamps[1:])
+    assert event.metadata["schema/public.orders"].value == fingerprints

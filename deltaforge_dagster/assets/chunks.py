@@ -1,0 +1,144 @@
+"""What the op of a snapshot asset does: read chunks, and show what was read.
+
+Imported by the op when it runs, not by the definitions: Spark and the kernels take seconds.
+"""
+
+import time
+from collections.abc import Mapping
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.snapshot_life import Life
+from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
+from deltaforge_dagster.resources.platform import Opened
+from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.state.snapshots import ChunkRow, SnapshotProgress
+from deltaforge_dagster.state.store import StateStore
+
+_SNAPSHOT = "snapshot"
+_PUBLISH_SECONDS = 5.0
+
+
+def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
+    """Read what this Dagster run was started for.
+
+    Raises:
+        DeltaforgeError: It cannot be done; the message says why.
+    """
+    only = None
+    if context.run.tags.get(RUN_TAG) != "snapshot" or context.run.parent_run_id is not None:
+        only = _chosen(context, loaded, opened.store)
+    shown = _Shown(context, opened.store, loaded.name)
+    run = SnapshotRun(
+        loaded,
+        build_tools(opened, loaded),
+        warn=context.log.warning,
+        progress=shown.progress,
+        only=only,
+    )
+    row = run.execute()
+    shown.publish()
+    context.log.info("snapshot %s is %s", row.snapshot, row.state)
+
+
+def _chosen(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, store: StateStore
+) -> set[tuple[str, int]]:
+    """Return the chunks that somebody has chosen in the UI, which are to be read once more."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise NotAllowed(
+            f"{loaded.name}: choose the chunks to read once more; a snapshot is begun by "
+            "`deltaforge snapshot start`, or by the pipeline file"
+        )
+    chosen = {chunk_of(key) for key in context.partition_keys}
+    newest = store.snapshots(loaded.name, newest=1)
+    if not newest:
+        raise NotAllowed(f"{loaded.name}: there is no snapshot")
+    store.reopen_chunks(loaded.name, newest[0].snapshot, chosen)
+    return chosen
+
+
+class _Shown:
+    """Shows chunks as partitions, and a materialization of each that was read."""
+
+    def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+        self._context = context
+        self._store = store
+        self._pipeline = pipeline
+        self._life = Life(store, pipeline, context.run.run_id)
+        self._chunks = 0
+        self._read = 0
+        self._published_at = float("-inf")
+        self._known: set[str] | None = None
+
+    def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
+        """Take note of how far the snapshot has come."""
+        self._life.show()
+        chunks = sum(one.chunks for one in progress.values())
+        read = sum(one.read + one.spliced for one in progress.values())
+        if (chunks, read) == (self._chunks, self._read):
+            return
+        self._chunks, self._read = chunks, read
+        if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
+            self.publish()
+            rows = sum(one.rows for one in progress.values())
+            self._context.log.info("%s of %s chunks read, %s rows", read, chunks, f"{rows:,}")
+
+    def publish(self) -> None:
+        """Write what is not yet in Dagster: partitions, and materializations of what was read."""
+        self._published_at = time.monotonic()
+        (snapshot,) = self._store.snapshots(self._pipeline, newest=1)
+        chunks = self._store.chunks(self._pipeline, snapshot.snapshot)
+        if self._known is None:
+            self._known = self._published(snapshot.snapshot)
+            names = [chunk.partition for chunk in chunks]
+            self._context.instance.add_dynamic_partitions(chunks_name(self._pipeline), names)
+        for chunk in chunks:
+            reading = _reading(chunk)
+            if chunk.read_at is not None and reading not in self._known:
+                self._context.log_event(self._materialization(chunk))
+                self._known.add(reading)
+
+    def _published(self, snapshot: int) -> set[str]:
+        """Return the readings of a snapshot that Dagster has materializations of."""
+        found: set[str] = set()
+        cursor = None
+        while True:
+            page = self._context.instance.fetch_materializations(
+                snapshot_key(self._pipeline), limit=1000, cursor=cursor
+            )
+            for record in page.records:
+                event = record.asset_materialization
+                metadata = {} if event is None else event.metadata
+                # What somebody reported by hand has none of ours.
+                if _SNAPSHOT in metadata and metadata[_SNAPSHOT].value == snapshot:
+                    found.add(str(metadata["reading"].value))
+            if not page.has_more or not found:
+                return found
+            cursor = page.cursor
+
+    def _materialization(self, chunk: ChunkRow) -> dg.AssetMaterialization:
+        return dg.AssetMaterialization(
+            snapshot_key(self._pipeline),
+            partition=chunk.partition,
+            metadata={
+                _SNAPSHOT: chunk.snapshot,
+                "reading": _reading(chunk),
+                "table": chunk.table_name,
+                "rows": chunk.rows or 0,
+                "bytes": chunk.bytes or 0,
+                "seconds": chunk.seconds or 0.0,
+                "rows_per_second": round((chunk.rows or 0) / max(chunk.seconds or 0.0, 0.001)),
+                "position": chunk.position or "",
+                "chunks": self._chunks,
+                "chunks_read": self._read,
+            },
+        )
+
+
+def _reading(chunk: ChunkRow) -> str:
+    """Return what tells one reading of a chunk from another."""
+    return f"{chunk.partition}@{chunk.read_at}"

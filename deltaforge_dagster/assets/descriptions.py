@@ -1,0 +1,111 @@
+"""What a pipeline's assets say about themselves in the UI: whose they are, what they hold, how to use them.
+
+Secrets have no place here: only names, and templates of destinations, are taken from the pipeline file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from deltaforge_dagster.assets.labels import owners, tags
+from deltaforge_dagster.assets.names import asset_key, dagster_name, schemas_key, snapshot_key
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.sinks import Sink
+from deltaforge_dagster.pipeline.code_versions import code_parts
+from deltaforge_dagster.pipeline.publication import CHANGES
+
+_DESTINATIONS = ("topic", "subject", "stream", "path")
+"""Fields that say where in a sink's server messages go, the telling one first."""
+
+
+def asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
+    """Return the specs of `changes` and of each sink."""
+    return [_changes(loaded), *(_sink(loaded, sink) for sink in loaded.spec.spec.sinks)]
+
+
+def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
+    """Return the spec of the asset whose partitions are chunks of tables."""
+    return dg.AssetSpec(
+        snapshot_key(loaded.name),
+        description=(
+            f"Rows of {_tables(loaded)} as they were when they were read. One partition is one chunk of a "
+            "table.\n\n**Materialize** partitions to read these chunks once more."
+        ),
+        kinds={loaded.spec.spec.source.type},
+        **_everywhere(loaded),
+    )
+
+
+def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
+    """Return the spec of the asset whose partitions are tables, and whose events are their versions."""
+    return dg.AssetSpec(
+        schemas_key(loaded.name),
+        description=(
+            f"Versions of {_tables(loaded)}: columns, types, keys, and what each version made different. One "
+            "partition is one table.\n\n**Materialize** a table to approve its newest form, where that waits "
+            "for approval (`on_schema_change: pause_table`)."
+        ),
+        kinds={loaded.spec.spec.source.type},
+        **_everywhere(loaded),
+    )
+
+
+def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
+    spec = loaded.spec.spec
+    chain = [one.id for one in spec.processors]
+    return dg.AssetSpec(
+        asset_key(loaded.name, CHANGES),
+        description=(
+            f"Changes captured from {_tables(loaded)}, in the log's order. One partition is one range "
+            "of the log, kept in the journal.\n\n**Materialize** partitions to prove that their files "
+            "are whole and follow one another."
+        ),
+        kinds={spec.source.type},
+        **_everywhere(loaded),
+        code_version=code_parts(loaded.spec).version(),
+        metadata={
+            "source": spec.source.config.id,
+            "tables": _tables(loaded),
+            **({"processors": ", ".join(chain)} if chain else {}),
+        },
+    )
+
+
+def _sink(loaded: LoadedPipeline, sink: Sink) -> dg.AssetSpec:
+    config = sink.config
+    given = (getattr(config, name, None) for name in _DESTINATIONS)
+    destination = next((str(one) for one in given if one is not None), "")
+    once = getattr(config, "exactly_once", False)
+    return dg.AssetSpec(
+        asset_key(loaded.name, config.id),
+        deps=[asset_key(loaded.name, CHANGES)],
+        description=(
+            f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
+            f"`{destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
+            "or to let the sink catch up to them."
+        ),
+        kinds={sink.type},
+        **_everywhere(loaded),
+        code_version=code_parts(loaded.spec).version(config.id),
+        metadata={
+            "destination": destination,
+            "envelope": config.envelope.type,
+            "delivery": "exactly once" if once else "at least once",
+            "required": config.required,
+        },
+    )
+
+
+def _everywhere(loaded: LoadedPipeline) -> dict[str, Any]:
+    """Return what all assets of a pipeline have: their group, and whose they are."""
+    return {
+        "group_name": loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name),
+        "owners": owners(loaded.spec.metadata),
+        "tags": tags(loaded.spec.metadata),
+    }
+
+
+def _tables(loaded: LoadedPipeline) -> str:
+    return ", ".join(loaded.spec.spec.source.config.tables)

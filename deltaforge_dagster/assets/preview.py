@@ -1,0 +1,127 @@
+"""A preview as tables: for the terminal, and as an observation of the range that it was made of.
+
+An observation says which events would differ and in which fields; no value of a row is in it, since
+Dagster's event log is everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import asset_key, partition_key
+from deltaforge_dagster.pipeline.preview import Preview
+from deltaforge_dagster.pipeline.publication import CHANGES, processor_metrics
+
+KINDS = ("same", "changed", "added", "dropped", "moved")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table for people: its headings, and rows of text."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        lines = [self.headings, tuple("---" for _ in self.headings), *self.rows]
+        return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
+
+
+def processors(made: Preview) -> Grid:
+    """Return what each processor did, in the chain's order."""
+    rows = []
+    for name, counts in made.processors.items():
+        own = {one: n for one, n in counts.items() if one not in _SHOWN}
+        latency = counts["busy_us"] / max(counts["calls"], 1) / 1000
+        rows.append(
+            (
+                name,
+                f"{counts['events_in']:,}",
+                f"{counts['events_out']:,}",
+                f"{latency:.1f} ms",
+                ", ".join(f"{one} {count:,}" for one, count in sorted(own.items())),
+            )
+        )
+    return Grid(("processor", "in", "out", "per call", "counted"), tuple(rows))
+
+
+def tables(made: Preview) -> Grid:
+    """Return how many events of each table differ."""
+    return Grid(
+        ("table", *KINDS),
+        tuple(
+            (name, *(f"{counts[kind]:,}" for kind in KINDS))
+            for name, counts in sorted(made.difference.tables.items())
+        ),
+    )
+
+
+def fields(made: Preview) -> Grid:
+    """Return in how many changed events of each table each field differs."""
+    return Grid(
+        ("table", "field", "events"),
+        tuple(
+            (table, name, f"{count:,}")
+            for table, counts in sorted(made.difference.fields.items())
+            for name, count in counts.most_common()
+        ),
+    )
+
+
+def sample(made: Preview) -> Grid:
+    """Return the events of the sample, without their values."""
+    return Grid(
+        ("event", "table", "op", "", "fields"),
+        tuple(
+            (one["event_id"], one["table"], one["op"], one["kind"], ", ".join(one["fields"]))
+            for one in made.difference.sample
+        ),
+    )
+
+
+def sentence(made: Preview) -> str:
+    """Return in one sentence what a preview has found."""
+    found = f"range {made.range}: {made.events_in:,} events in, {made.events_out:,} out"
+    if made.difference.equal:
+        return f"{found}; the same as sinks get"
+    total = totals(made)
+    counted = ", ".join(f"{total[kind]:,} {kind}" for kind in KINDS[1:] if total[kind])
+    return f"{found}; unlike what sinks get: {counted}"
+
+
+def totals(made: Preview) -> Mapping[str, int]:
+    """Return how many events differ, over all tables."""
+    per_table = made.difference.tables.values()
+    return {kind: sum(counts[kind] for counts in per_table) for kind in KINDS}
+
+
+def observation(pipeline: str, made: Preview) -> dg.AssetObservation:
+    """Return a preview as an observation of the range's `changes`."""
+    return dg.AssetObservation(
+        asset_key(pipeline, CHANGES),
+        partition=partition_key(made.range),
+        description=f"preview of {sentence(made)}",
+        metadata={
+            **{f"preview/{kind}": count for kind, count in totals(made).items()},
+            **{f"preview/{name}": n for name, n in processor_metrics(made.processors).items()},
+            "preview": dg.MetadataValue.md(
+                "\n\n".join(
+                    grid.markdown()
+                    for grid in (processors(made), tables(made), fields(made), sample(made))
+                    if grid.rows
+                )
+            ),
+        },
+    )
+
+
+_SHOWN = {"events_in", "events_out", "calls", "busy_us"}
+
+
+def _plain(text: str) -> str:
+    """Return text that a cell of Markdown shows as it is."""
+    return text.replace("|", "\\|").replace("\n", " ")

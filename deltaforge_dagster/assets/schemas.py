@@ -1,0 +1,165 @@
+"""The asset of a pipeline's table versions: one partition is one table.
+
+A run, or a tick, writes a materialization for each version that appears (`publish_versions`), with its columns
+as Dagster's column schema. To materialize a table in the UI is to approve its newest form, where that
+waits for approval (`engine.schemas.on_schema_change: pause_table`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+
+from deltaforge_dagster.assets.descriptions import schemas_spec
+from deltaforge_dagster.assets.names import (
+    PIPELINE_TAG,
+    dagster_name,
+    schemas_key,
+    table_of,
+    table_partition,
+    tables_name,
+)
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.approvals import waiting_tables
+from deltaforge_dagster.pipeline.schema_diff import Difference, changes_of
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+from deltaforge_dagster.state.store import StateStore
+
+_SEQUENCE = "sequence"
+_DATA_VERSION = "dagster/data_version"
+
+
+def build_schemas_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
+    """Return the asset of a pipeline's table versions."""
+
+    @dg.multi_asset(
+        name=f"{dagster_name(loaded.name)}_tables",
+        specs=[schemas_spec(loaded)],
+        partitions_def=dg.DynamicPartitionsDefinition(name=tables_name(loaded.name)),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        can_subset=True,  # or Dagster would write a materialization of its own at the end
+        op_tags={PIPELINE_TAG: loaded.name},
+    )
+    def tables(
+        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        try:
+            with platform.open() as opened:
+                _approve(context, opened.store, loaded.name)
+        except DeltaforgeError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        yield from ()
+
+    return tables
+
+
+def publish_versions(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    pipeline: str,
+    emit: Callable[[dg.AssetMaterialization], None],
+) -> int:
+    """Write a materialization of each version that has none; return how many were written.
+
+    The event comes first, the note second: whoever finds an event without its note writes only that.
+    """
+    written = 0
+    for history, version in store.unpublished_versions(pipeline):
+        partition = table_partition(history.name)
+        instance.add_dynamic_partitions(tables_name(pipeline), [partition])
+        if not _is_recorded(instance, pipeline, partition, version):
+            emit(materialization(pipeline, history, version))
+            written += 1
+        store.mark_version_published(pipeline, version)
+    return written
+
+
+def materialization(
+    pipeline: str, history: TableHistory, version: SchemaVersion, approved: int | None = None
+) -> dg.AssetMaterialization:
+    """Return the event of a table's version.
+
+    Args:
+        pipeline: The pipeline.
+        history: Of the table.
+        version: The version.
+        approved: How many changes go on, when somebody has just approved it.
+    """
+    table, stamp = version.table, version.stamp
+    changes = changes_of(history, version)
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": column_schema(version, changes),
+        "version": stamp.version,
+        _SEQUENCE: stamp.sequence,
+        "fingerprint": stamp.fingerprint,
+        "columns": len(table.columns),
+        "primary_key": ", ".join(table.primary_key) or "none",
+        "since": version.position,
+        "first_seen": dg.MetadataValue.timestamp(version.registered_at),
+        "waits_for_approval": stamp.sequence in history.pending,
+    }
+    if changes:
+        lines = [f"- `{str(one).replace('`', '')}`" for one in changes]
+        metadata["changes"] = dg.MetadataValue.md("\n".join(lines))
+    if approved is not None:
+        metadata["approved_changes"] = approved
+    return dg.AssetMaterialization(
+        schemas_key(pipeline),
+        partition=table_partition(history.name),
+        description=f"{history.name}, version {stamp.version}",
+        metadata=metadata,
+        tags={_DATA_VERSION: stamp.fingerprint},
+    )
+
+
+def column_schema(version: SchemaVersion, changes: list[Difference]) -> dg.TableSchema:
+    """Return a version as Dagster shows columns, each with what the version made different of it."""
+    made = {one.name: str(one) for one in changes if one.kind in {"added", "changed"}}
+    table = version.table
+    return dg.TableSchema(
+        [
+            dg.TableColumn(
+                column.name,
+                column.data_type or "unknown",
+                description=made.get(column.name),
+                constraints=dg.TableColumnConstraints(
+                    nullable=column.nullable,
+                    other=["primary key"] if column.name in table.primary_key else [],
+                ),
+            )
+            for column in table.columns
+        ]
+    )
+
+
+def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
+    """Approve the chosen tables, and show their versions of now once more."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        raise NotAllowed(f"{pipeline}: choose the tables whose newest form is approved")
+    waiting = set(waiting_tables(store, pipeline))
+    for partition in context.partition_keys:
+        name = table_of(partition)
+        approved = store.approve_table(pipeline, name) if name in waiting else None
+        history = store.table_history(pipeline, name)
+        shown = history.current if approved is None else history.newest
+        context.log_event(materialization(pipeline, history, shown, approved))
+        if approved is None:
+            context.log.info("%s: nothing waits for approval", name)
+        else:
+            context.log.info("%s: approved; the next run delivers %s changes", name, approved)
+
+
+def _is_recorded(
+    instance: dg.DagsterInstance, pipeline: str, partition: str, version: SchemaVersion
+) -> bool:
+    found = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=schemas_key(pipeline), asset_partitions=[partition]),
+        limit=1,
+    )
+    event = found.records[0].asset_materialization if found.records else None
+    if event is None or "fingerprint" not in event.metadata:
+        return False
+    shown = event.metadata[_SEQUENCE].value, event.metadata["fingerprint"].value
+    return shown == (version.stamp.sequence, version.stamp.fingerprint)

@@ -1,0 +1,64 @@
+"""The asset of a pipeline's snapshots: one partition is one chunk of a table.
+
+With the tag `deltaforge/run: snapshot` its op reads what is missing of the snapshot that is not finished.
+Every other run is a Materialize of chosen chunks from the UI: these are read once more, as part of the
+newest snapshot. Either way the op writes a materialization for each chunk that was read; the pipeline's run
+takes the rows over.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from deltaforge_dagster.assets.descriptions import snapshot_spec
+from deltaforge_dagster.assets.names import (
+    PIPELINE_TAG,
+    chunks_name,
+    dagster_name,
+    snapshot_job_name,
+    snapshot_key,
+)
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.resources.platform import Platform
+
+
+def build_snapshot_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
+    """Return the asset of a pipeline's snapshots."""
+    name = dagster_name(loaded.name)
+
+    @dg.multi_asset(
+        name=f"{name}_chunks",
+        specs=[snapshot_spec(loaded)],
+        partitions_def=dg.DynamicPartitionsDefinition(name=chunks_name(loaded.name)),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        can_subset=True,  # or Dagster would write a materialization of its own at the end
+        pool=f"{name}_snapshot",
+        op_tags={PIPELINE_TAG: loaded.name},
+    )
+    def snapshot(
+        context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        try:
+            with platform.open() as opened:
+                from deltaforge_dagster.assets import chunks  # noqa: PLC0415 - takes seconds
+
+                chunks.execute(context, loaded, opened)
+        except DeltaforgeError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+        yield from ()
+
+    return snapshot
+
+
+def build_snapshot_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
+    """Return the job that reads a pipeline's snapshots."""
+    return dg.define_asset_job(
+        snapshot_job_name(loaded.name),
+        selection=dg.AssetSelection.assets(snapshot_key(loaded.name)),
+        executor_def=dg.in_process_executor,
+        tags={PIPELINE_TAG: loaded.name},
+        description=f"Reads what is missing of a snapshot of {loaded.name}.",
+    )
