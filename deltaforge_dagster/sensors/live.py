@@ -5,6 +5,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.current import REMOVED, current
 from deltaforge_dagster.sensors.tick import tick
 
 
@@ -48,4 +49,7 @@ def _look(
     instance: dg.DagsterInstance, platform: Platform, loaded: LoadedPipeline
 ) -> dg.RunRequest | dg.SkipReason:
     with platform.open() as opened:
-        return tick(instance, opened.store, loaded, opened.source_builder(loaded))
+        now = current(opened.store, loaded)
+        if now is None:
+            return dg.SkipReason(REMOVED)
+        return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)

@@ -1,21 +1,27 @@
 """Retention as a scheduled job: journal, store, Dagster's partitions and old runs."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import (
     PIPELINE_TAG,
-    RUN_TAG,
+    asset_key,
+    chunks_name,
+    dagster_name,
     partition_key,
     partitions_name,
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.publication import CHANGES
 from deltaforge_dagster.pipeline.retention import expire
 from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
 from deltaforge_dagster.state.store import StateStore
+
+RETENTION_JOB = "deltaforge_retention"
 
 RUNS_PER_TURN = 500
 """Old runs deleted at most in one turn, so that the job stays short."""
@@ -35,11 +41,14 @@ def build_retention(
                     context.log.info(_forget(context.instance, opened, loaded))
                 except DeltaforgeError as error:  # the others' turn comes nevertheless
                     problems.append(f"{loaded.name}: {error}")
+        forget_ticks(context.instance, _instigators(pipelines))
+        week_ago = datetime.now(UTC) - timedelta(days=7)
+        delete_runs(context.instance, week_ago, RUNS_PER_TURN, job=RETENTION_JOB)
         if problems:
             raise dg.Failure("; ".join(problems), allow_retries=False)
 
     @dg.job(
-        name="deltaforge_retention",
+        name=RETENTION_JOB,
         executor_def=dg.in_process_executor,
         description="Forgets what every sink has and the pipeline file no longer asks to keep.",
     )
@@ -47,7 +56,7 @@ def build_retention(
         forget()
 
     schedule = dg.ScheduleDefinition(
-        name="deltaforge_retention_hourly",
+        name=f"{RETENTION_JOB}_hourly",
         job=retention,
         cron_schedule="7 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
@@ -59,10 +68,11 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
     """Do one pipeline's part; return what was removed."""
     done = expire(opened.store, opened.journal, loaded)
     partitions = _delete_old_partitions(instance, opened.store, loaded.name)
-    runs = _delete_old_runs(instance, opened.store, loaded)
+    runs, events = _delete_history(instance, opened.store, loaded)
     return (
         f"{loaded.name}: removed {done.segments} segments, {len(done.ranges)} ranges, "
-        f"{done.orphans} orphaned files, {partitions} partitions, {runs} runs"
+        f"{done.orphans} orphaned files, {partitions} partitions, {runs} runs, "
+        f"{events} events without a run"
     )
 
 
@@ -77,31 +87,47 @@ def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipe
     old = [partition for partition in partitions if partition not in kept]
     for partition in old:
         instance.delete_dynamic_partition(name, partition)
+    return len(old) + _delete_old_chunks(instance, store, pipeline)
+
+
+def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
+    """Delete the partitions of chunks that the newest snapshot does not have."""
+    name = chunks_name(pipeline)
+    partitions = instance.get_dynamic_partitions(name)
+    newest = store.snapshots(pipeline, newest=1)
+    kept = {chunk.partition for row in newest for chunk in store.chunks(pipeline, row.snapshot)}
+    old = [partition for partition in partitions if partition not in kept]
+    for partition in old:
+        instance.delete_dynamic_partition(name, partition)
     return len(old)
 
 
-def _delete_old_runs(
+def _delete_history(
     instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
-) -> int:
-    """Delete finished live runs older than every range that is still kept."""
-    hours = loaded.spec.spec.engine.journal.retention_hours
-    oldest = store.now() - hours * 3600
+) -> tuple[int, int]:
+    """Delete what is older than every range that is still kept: runs, and events without a run."""
+    oldest = store.now() - loaded.spec.spec.engine.journal.retention_hours * 3600
     kept = store.ranges(loaded.name, limit=1)
     if kept:
         oldest = min(oldest, kept[0].opened_at)
-    records = instance.get_run_records(
-        dg.RunsFilter(
-            tags={PIPELINE_TAG: loaded.name, RUN_TAG: "live"},
-            statuses=[
-                dg.DagsterRunStatus.SUCCESS,
-                dg.DagsterRunStatus.FAILURE,
-                dg.DagsterRunStatus.CANCELED,
-            ],
-            updated_before=datetime.fromtimestamp(oldest, UTC),
-        ),
-        limit=RUNS_PER_TURN,
-        ascending=True,
+    runs = delete_runs(
+        instance,
+        datetime.fromtimestamp(oldest, UTC),
+        RUNS_PER_TURN,
+        tags={PIPELINE_TAG: loaded.name},
     )
-    for record in records:
-        instance.delete_run(record.dagster_run.run_id)
-    return len(records)
+    row = store.pipeline(loaded.name)
+    if row is None:
+        return runs, 0
+    first = kept[0].range if kept else row.next_range
+    keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints(loaded.name))]
+    return runs, forget_events(instance, keys, partition_key(first), oldest)
+
+
+def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
+    """Return the names of our sensors and schedules."""
+    ours = {"deltaforge_alerts", "broken_pipeline_files", f"{RETENTION_JOB}_hourly"}
+    for loaded in pipelines:
+        name = dagster_name(loaded.name)
+        ours |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}
+    return ours

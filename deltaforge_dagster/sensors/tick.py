@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.checks import delivered, source_evaluation
+from deltaforge_dagster.assets.checks import delivered, freshness, source_evaluation
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.assets.publish import publish
+from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.health import tick_failed, tick_passed
 from deltaforge_dagster.pipeline.work import NoWork, find_work
 from deltaforge_dagster.sensors.report import report_change, report_turn
 from deltaforge_dagster.sources.base import Source
@@ -30,13 +33,14 @@ LOST_SECONDS = 30.0
 NEVER_HELD_SECONDS = 180.0
 """A run that has started this long ago and never held the lease is dead."""
 
-_UNFINISHED = [
+UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+"""Of a run that has not ended."""
 
 
 def tick(
@@ -44,12 +48,14 @@ def tick(
     store: StateStore,
     loaded: LoadedPipeline,
     build_source: Callable[[], Source],
+    journal: Journal,
 ) -> dg.RunRequest | dg.SkipReason:
     """Return the run to start for a pipeline, or why none is needed now."""
     live = _unfinished_runs(instance, loaded.name)
     ended = _report_dead(instance, store, loaded.name, live)
     if not _lease_is_held(store, loaded.name):
-        publish(instance, store, loaded.name, instance.report_runless_asset_event)
+        _publish(instance, store, loaded.name, journal)
+        publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
     _report_sinks(instance, store, loaded)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     if remaining:
@@ -57,31 +63,61 @@ def tick(
     try:
         work = find_work(store, loaded, build_source)
     except DeltaforgeError as error:
+        tick_failed(store, loaded.name, error)
         report_change(instance, source_evaluation(loaded.name, str(error)))
         return dg.SkipReason(str(error))
+    tick_passed(store, loaded.name)
     report_change(instance, source_evaluation(loaded.name, None))
     if isinstance(work, NoWork):
         return dg.SkipReason(work.detail)
     return dg.RunRequest(tags={RUN_TAG: "live", REASON_TAG: work.reason})
 
 
+_published: dict[str, object] = {}
+"""What decides whether something is due, as it was when nothing was any more; by uid of the pipeline."""
+
+
+def _publish(
+    instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
+) -> None:
+    """Publish what is due; the ranges are looked through only if that may have changed."""
+    row = store.pipeline(pipeline)
+    if row is None:
+        return
+    newest = store.ranges(pipeline, limit=1, newest_first=True)
+    due_by = (
+        [(one.range, one.state) for one in newest],
+        [
+            (sink, one.segment, one.complete, one.first_segment)
+            for sink, one in sorted(store.checkpoints(pipeline).items())
+        ],
+    )
+    if _published.get(row.uid) != due_by:
+        publish(instance, store, pipeline, instance.report_runless_asset_event, journal)
+        _published[row.uid] = due_by
+
+
 def _report_sinks(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
-    """Show which sinks fail, and which have everything again; to be behind alone is no failure."""
+    """Show which sinks fail or are late, and which have everything again.
+
+    To be behind alone is no failure: a sink that works is only late once the file's threshold is passed.
+    """
     rows = store.checkpoints(loaded.name)
     failing = {
         asset_key(loaded.name, sink)
         for sink, row in rows.items()
-        if row.failures or not row.attached
+        if row.failures or row.state != "attached"
     }
-    ranges = store.ranges(loaded.name) if failing else []
-    for evaluation in delivered(store, loaded, ranges):
+    for evaluation in delivered(store, loaded):
         if evaluation.passed or evaluation.asset_key in failing:
             report_turn(instance, evaluation)
+    for evaluation in freshness(store, loaded):
+        report_change(instance, evaluation)
 
 
 def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg.RunRecord]:
     return instance.get_run_records(
-        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "live"}, statuses=_UNFINISHED)
+        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "live"}, statuses=UNFINISHED)
     )
 
 
@@ -98,7 +134,7 @@ def _other_holder(
         return []
     if any(record.dagster_run.run_id == lease.run_id for record in live):
         return []
-    return instance.get_run_records(dg.RunsFilter(run_ids=[lease.run_id], statuses=_UNFINISHED))
+    return instance.get_run_records(dg.RunsFilter(run_ids=[lease.run_id], statuses=UNFINISHED))
 
 
 def _report_dead(

@@ -10,6 +10,7 @@ import pytest
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensors import tick as module
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sources.base import Source
@@ -61,7 +62,7 @@ def test_a_run_that_lost_its_lease_is_reported(
         held(sqlite_store, run_id=run.run_id)
 
         def status() -> dg.DagsterRunStatus:
-            tick(instance, sqlite_store, loaded, no_source)
+            tick(instance, sqlite_store, loaded, no_source, Journal("memory://links"))
             found = instance.get_run_by_id(run.run_id)
             assert found is not None
             return found.status
@@ -82,7 +83,7 @@ def test_a_failing_sink_shows_while_the_run_works(
     with dg.DagsterInstance.ephemeral() as instance:
 
         def outcomes() -> list[bool]:
-            tick(instance, sqlite_store, loaded, no_source)
+            tick(instance, sqlite_store, loaded, no_source, Journal("memory://links"))
             storage = instance.event_log_storage
             history = storage.get_asset_check_execution_history(key, limit=9)
             events = [one.event.dagster_event for one in reversed(history) if one.event]

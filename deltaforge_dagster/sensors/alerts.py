@@ -1,0 +1,62 @@
+"""What tells people that a check or a run fails: one sensor for all pipelines that name hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from deltaforge_dagster.assets.checks import check_specs
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.catalog import reread
+from deltaforge_dagster.resources.alert_hooks import Problem, tell
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.report import newest_evaluation
+
+SENSOR = "deltaforge_alerts"
+
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+
+
+def build_alerts_sensor(pipelines: Sequence[LoadedPipeline]) -> dg.SensorDefinition:
+    """Return the sensor; it runs unless someone turns it off."""
+
+    @dg.sensor(
+        name=SENSOR,
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Tells the hooks of engine.alerts which checks and runs fail, and when they recover.",
+    )
+    def alerts(
+        context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
+    ) -> dg.SkipReason:
+        deaf = []
+        with platform.open() as opened:
+            for one in pipelines:
+                try:
+                    now = reread(opened.store, one)
+                    if isinstance(now, LoadedPipeline):
+                        found = problems(context.instance, now)
+                        deaf += [f"{one.name}: {hook}" for hook in tell(opened.store, now, found)]
+                except DeltaforgeError as error:  # the others' turn comes nevertheless
+                    deaf.append(f"{one.name}: {error}")
+        return dg.SkipReason("could not tell " + "; ".join(deaf) if deaf else "everybody knows")
+
+    return alerts
+
+
+def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[Problem]:
+    """Return the checks of a pipeline that fail now, and its live run if the newest one failed."""
+    found = []
+    for spec in check_specs(loaded):
+        shown = newest_evaluation(instance, spec.key)
+        if shown is not None and not shown.passed:
+            path = spec.asset_key.to_user_string()
+            found.append(Problem(path, spec.name, shown.severity.value))
+    live = dg.RunsFilter(tags={PIPELINE_TAG: loaded.name, RUN_TAG: "live"}, statuses=_ENDED)
+    newest = instance.get_runs(live, limit=1)
+    if newest and newest[0].status == dg.DagsterRunStatus.FAILURE:
+        found.append(Problem(loaded.name, "run", "ERROR"))
+    return found

@@ -1,0 +1,142 @@
+"""What Dagster's storage keeps for ever of what it is told every few seconds, and no longer shall.
+
+Dagster deletes runs and, after days, ticks. What was reported without a run, and every evaluation of a
+check, it keeps; also the output of runs that were deleted. Newest things stay: they are what its UI shows.
+
+There is no call for the events, so they are deleted as Dagster's own storage deletes those of a run
+(`SqlEventLogStorage.delete_events_for_run`), in its tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import sqlalchemy as sa
+from dagster._core.instance import RUNLESS_RUN_ID
+from dagster._core.scheduler.instigation import TickStatus
+from dagster._core.storage.event_log import SqlEventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    AssetEventTagsTable,
+    SqlEventLogStorageTable,
+)
+
+SKIPPED_SECONDS = 3600.0
+"""How long a tick is kept that started nothing: with fifty pipelines there are twenty a second."""
+
+TICK_SECONDS = 7 * 86400.0
+"""How long any other tick is kept."""
+
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+def delete_runs(
+    instance: dg.DagsterInstance,
+    before: datetime,
+    limit: int,
+    *,
+    tags: Mapping[str, str] | None = None,
+    job: str | None = None,
+) -> int:
+    """Delete ended runs with their events and output, the oldest first; return how many.
+
+    Args:
+        instance: Dagster's.
+        before: Runs that ended later stay.
+        limit: How many at most.
+        tags: Only runs with these.
+        job: Only runs of this job.
+    """
+    ended = dg.RunsFilter(tags=tags, job_name=job, statuses=_ENDED, updated_before=before)
+    records = instance.get_run_records(ended, limit=limit, ascending=True)
+    for record in records:
+        run_id = record.dagster_run.run_id
+        instance.delete_run(run_id)
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+        storage = instance.event_log_storage
+        if isinstance(storage, SqliteEventLogStorage):  # a file for each run
+            Path(storage.path_for_shard(run_id)).unlink(missing_ok=True)
+    return len(records)
+
+
+def forget_ticks(instance: dg.DagsterInstance, names: Collection[str]) -> None:
+    """Delete old ticks of these sensors and schedules."""
+    now = time.time()
+    for state in instance.all_instigator_state():
+        if state.instigator_name not in names:
+            continue
+        for seconds, statuses in (
+            (SKIPPED_SECONDS, [TickStatus.SKIPPED]),
+            (TICK_SECONDS, [TickStatus.SUCCESS, TickStatus.FAILURE]),
+        ):
+            instance.purge_ticks(
+                state.instigator_origin_id, state.selector_id, now - seconds, statuses
+            )
+
+
+def forget_events(
+    instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], partition: str, before: float
+) -> int:
+    """Delete what was reported of assets without a run; return how many events.
+
+    Args:
+        instance: Dagster's.
+        assets: The assets; the newest event of each stays.
+        partition: Materializations of earlier partitions go.
+        before: Of checks, evaluations before this time go, except for the newest of each.
+    """
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return 0
+    gone = 0
+    for asset in (one.to_string() for one in assets):
+        with storage.index_connection() as connection:
+            gone += _forget_materializations(connection, asset, partition)
+            _forget_evaluations(connection, asset, datetime.fromtimestamp(before, UTC))
+        if isinstance(storage, SqliteEventLogStorage):  # has them twice
+            with storage.run_connection(RUNLESS_RUN_ID) as connection:
+                _forget_materializations(connection, asset, partition)
+    return gone
+
+
+def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
+    events = SqlEventLogStorageTable.c
+    newest = sa.select(sa.func.max(events.id)).where(events.asset_key == asset).scalar_subquery()
+    where = (
+        (events.run_id == RUNLESS_RUN_ID)
+        & (events.asset_key == asset)
+        & (events.partition < partition)
+        & (events.id < newest)
+    )
+    tagged = sa.select(events.id).where(where)
+    connection.execute(
+        sa.delete(AssetEventTagsTable).where(AssetEventTagsTable.c.event_id.in_(tagged))
+    )
+    return connection.execute(sa.delete(SqlEventLogStorageTable).where(where)).rowcount
+
+
+def _forget_evaluations(connection: sa.Connection, asset: str, before: datetime) -> None:
+    checks, events = AssetCheckExecutionsTable.c, SqlEventLogStorageTable.c
+    newest = (
+        sa.select(sa.func.max(checks.id))
+        .where(checks.asset_key == asset)
+        .group_by(checks.check_name)
+    )
+    where = (
+        (checks.asset_key == asset)
+        & (checks.create_timestamp < before.replace(tzinfo=None))
+        & checks.id.not_in(newest)
+    )
+    reported = sa.select(checks.evaluation_event_storage_id).where(
+        where, checks.run_id == RUNLESS_RUN_ID
+    )
+    connection.execute(
+        sa.delete(SqlEventLogStorageTable).where(
+            events.run_id == RUNLESS_RUN_ID, events.id.in_(reported)
+        )
+    )
+    connection.execute(sa.delete(AssetCheckExecutionsTable).where(where))

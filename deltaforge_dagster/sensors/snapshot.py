@@ -1,0 +1,102 @@
+"""What starts the runs that read snapshots: a sensor of each pipeline.
+
+A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
+missing because their run died, or what it had read could not be used, or rows have strayed (`strays`); one at a time. After a run that
+failed there is a pause.
+"""
+
+import time
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import (
+    PIPELINE_TAG,
+    REASON_TAG,
+    RUN_TAG,
+    dagster_name,
+    snapshot_job_name,
+)
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.snapshot_life import is_alive
+from deltaforge_dagster.pipeline.snapshot_wish import wish
+from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.tick import UNFINISHED
+from deltaforge_dagster.state.store import StateStore
+
+PAUSE_SECONDS = 60.0
+"""How long nothing is started after a run that failed."""
+
+BEGIN_SECONDS = 180.0
+"""How long a run may take until it shows that it lives."""
+
+
+def build_snapshot_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
+    """Return the sensor of a pipeline's snapshots."""
+
+    @dg.sensor(
+        name=f"{dagster_name(loaded.name)}_snapshots",
+        job_name=snapshot_job_name(loaded.name),
+        minimum_interval_seconds=int(loaded.spec.spec.engine.dagster.sensor_interval_seconds),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Starts a run that reads a snapshot of {loaded.name} when one is wanted.",
+    )
+    def snapshots(
+        context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
+    ) -> dg.RunRequest | dg.SkipReason:
+        try:
+            with platform.open() as opened:
+                now = current(opened.store, loaded)
+                if now is None:
+                    return dg.SkipReason(REMOVED)
+                return look(context.instance, opened.store, now)
+        except DeltaforgeError as error:
+            return dg.SkipReason(str(error))
+
+    return snapshots
+
+
+def look(
+    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
+) -> dg.RunRequest | dg.SkipReason:
+    """Return the run to start, or why none is needed now."""
+    pipeline = register(store, loaded)
+    if pipeline.want != "running":
+        return dg.SkipReason(pipeline.want)
+    snapshot = wish(store, loaded, pipeline)
+    if snapshot is None:
+        return dg.SkipReason("no snapshot is wanted")
+    number = snapshot.snapshot
+    planned = (
+        snapshot.state == "wanted"
+        or store.chunks(loaded.name, number, state="planned", limit=1)
+        or store.stray_tables(loaded.name, number)
+    )
+    if not planned:
+        return dg.SkipReason(f"snapshot {number} is read; the pipeline's run takes it over")
+    hindrance = _hindrance(instance, store, loaded.name)
+    if hindrance is not None:
+        return dg.SkipReason(hindrance)
+    return dg.RunRequest(tags={RUN_TAG: "snapshot", REASON_TAG: f"snapshot {number}"})
+
+
+def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
+    """Return which run is reading already, or has just failed; None when there is none."""
+    records = instance.get_run_records(
+        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "snapshot"}), limit=1
+    )
+    for record in records:
+        run = record.dagster_run
+        if run.status in UNFINISHED:
+            begun = record.start_time
+            silent = begun is not None and time.time() - begun > BEGIN_SECONDS
+            if not silent or is_alive(store, pipeline, run.run_id):
+                return f"run {run.run_id[:8]} is reading"
+            instance.report_run_failed(run, "the run's process is gone: it shows no sign of life")
+        elif run.status == dg.DagsterRunStatus.FAILURE:
+            left = PAUSE_SECONDS - (time.time() - (record.end_time or 0.0))
+            if left > 0:
+                return f"run {run.run_id[:8]} failed; the next one begins in {left:.0f} s"
+    return None

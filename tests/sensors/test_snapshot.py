@@ -1,0 +1,149 @@
+"""When a run is started that reads a snapshot: over a real state store and Dagster's runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.snapshot_life import Life
+from deltaforge_dagster.sensors import snapshot as module
+from deltaforge_dagster.sensors.snapshot import look
+from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
+from deltaforge_dagster.state.store import StateStore
+from tests.sensors.test_tick import work
+from tests.state.make import NAME, position
+
+FILE = """\
+metadata: {{name: orders, tenant: acme, labels: {{version: "{version}"}}}}
+spec:
+  source:
+    type: postgres
+    config:
+      {{id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]{snapshot}}}
+  sinks:
+    - {{type: redis, config: {{id: redis, uri: "redis://localhost", stream: s}}}}
+"""
+
+Look = Callable[..., str]
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """Dagster's runs."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> Look:
+    """What a look says, by the `snapshot` block and the version of the pipeline file."""
+
+    def loaded(mode: str | None, version: int) -> LoadedPipeline:
+        block = "" if mode is None else f", snapshot: {{mode: {mode}}}"
+        (tmp_path / "orders.yaml").write_text(FILE.format(snapshot=block, version=version))
+        return load_pipeline(tmp_path / "orders.yaml")
+
+    def say(mode: str | None = None, version: int = 1) -> str:
+        found = look(instance, sqlite_store, loaded(mode, version))
+        if isinstance(found, dg.RunRequest):
+            assert found.tags[RUN_TAG] == "snapshot"
+            return "run"
+        return str(found.skip_message)
+
+    return say
+
+
+def begin(store: StateStore) -> None:
+    """Fix where the pipeline starts."""
+    store.set_start(NAME, position(0))
+
+
+def finish(store: StateStore) -> None:
+    """Let the wanted snapshot have no rows."""
+    row = store.unfinished_snapshot(NAME)
+    assert row is not None
+    store.plan_snapshot(NAME, row.snapshot, [])
+
+
+def causes(store: StateStore) -> list[str]:
+    """Return why there were snapshots, the newest first."""
+    return [row.cause for row in store.snapshots(NAME)]
+
+
+def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
+    """Without the block, and with `never`, only a person begins a snapshot."""
+    for mode in (None, "never"):
+        assert looked(mode) == "no snapshot is wanted"
+    begin(sqlite_store)
+    assert looked() == "no snapshot is wanted"
+    sqlite_store.want_snapshot(NAME, cause="command")
+    assert looked() == "run"
+
+
+def test_initial_is_once(sqlite_store: StateStore, looked: Look) -> None:
+    """As soon as the stream's start is fixed; never again, whatever becomes of the file."""
+    assert looked("initial") == "no snapshot is wanted"
+    begin(sqlite_store)
+    assert looked("initial") == "run"
+    assert looked("initial") == "run", "nobody has begun it yet"
+    finish(sqlite_store)
+    assert looked("initial") == "no snapshot is wanted"
+    assert looked("initial", version=2) == "no snapshot is wanted"
+    assert causes(sqlite_store) == ["initial"]
+
+
+def test_always_is_once_for_each_file(sqlite_store: StateStore, looked: Look) -> None:
+    """A new run of the same file asks for nothing; an edited file does."""
+    looked("always")
+    begin(sqlite_store)
+    for version in (1, 2):
+        assert looked("always", version) == "run"
+        finish(sqlite_store)
+        assert looked("always", version) == "no snapshot is wanted"
+    assert causes(sqlite_store) == ["always", "always"]
+
+
+def test_only_what_is_missing(sqlite_store: StateStore, looked: Look) -> None:
+    """Chunks that wait for the pipeline's run are nothing to read; one that is missing is."""
+    looked()
+    begin(sqlite_store)
+    number = sqlite_store.want_snapshot(NAME, cause="command").snapshot
+    chunk = PlannedChunk("public.t", 1, "{}")
+    sqlite_store.plan_snapshot(NAME, number, [chunk])
+    assert looked() == "run"
+    staged = StagedChunk("path", "sum", 1, 1, "s", position(1), "{}", 1, 0.1)
+    sqlite_store.stage_chunk(NAME, number, chunk, staged)
+    assert "the pipeline's run takes it over" in looked()
+
+
+def test_one_run_at_a_time(
+    sqlite_store: StateStore,
+    looked: Look,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that shows signs of life is left alone, one without is reported failed; then there is a pause."""
+    looked()
+    begin(sqlite_store)
+    sqlite_store.want_snapshot(NAME, cause="command")
+    tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
+    run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTING, tags=tags)
+    instance.report_engine_event("begins", run)
+    instance.report_dagster_event(
+        dg.DagsterEvent("PIPELINE_START", run.job_name), run_id=run.run_id
+    )
+    assert "is reading" in looked()
+    monkeypatch.setattr(module, "BEGIN_SECONDS", -1.0)
+    Life(sqlite_store, NAME, run.run_id).show()
+    assert "is reading" in looked()
+    monkeypatch.setattr(module, "is_alive", lambda *_: False)
+    assert looked() == "run"
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.status == dg.DagsterRunStatus.FAILURE
+    assert "failed; the next one begins in" in looked()
