@@ -1,0 +1,73 @@
+"""Letting a running Dagster read the pipelines again, after one was made, changed or removed.
+
+Dagster loads definitions when a code location is loaded. Its webserver reloads code locations on request
+(GraphQL mutation `reloadWorkspace`); the daemon notices by itself that a code server has reloaded.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+
+from deltaforge_dagster.config.secrets import mask
+
+_SECONDS = 60.0
+
+_MUTATION = """
+mutation {
+  reloadWorkspace {
+    __typename
+    ... on PythonError { message }
+    ... on Workspace {
+      locationEntries { name locationOrLoadError { __typename ... on PythonError { message } } }
+    }
+  }
+}
+"""
+
+
+class DagsterReload:
+    """Reloads the code locations of one webserver, one request at a time.
+
+    Args:
+        url: Address of the webserver; None where nobody has named one.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._url = None if url is None else url.rstrip("/")
+        self._lock = threading.Lock()
+
+    def __call__(self) -> str:
+        """Reload, and return in one sentence what came of it; a webserver that is not there is no error."""
+        if self._url is None:
+            return (
+                "no webserver is named (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
+                "location is reloaded"
+            )
+        with self._lock:
+            try:
+                answer = httpx.post(
+                    f"{self._url}/graphql", json={"query": _MUTATION}, timeout=_SECONDS
+                )
+                answer.raise_for_status()
+                problem = _problem(answer.json())
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                problem = mask(str(error)) or type(error).__name__
+        if problem is None:
+            return "Dagster has reloaded its code locations"
+        return f"Dagster did not reload, its code location must be reloaded: {problem}"
+
+
+def _problem(answer: dict[str, dict[str, dict[str, object]]]) -> str | None:
+    """Return what went wrong by the webserver's own account."""
+    reloaded = answer["data"]["reloadWorkspace"]
+    if reloaded["__typename"] != "Workspace":
+        return str(reloaded.get("message", reloaded["__typename"]))
+    entries = reloaded["locationEntries"]
+    assert isinstance(entries, list)
+    for entry in entries:
+        location = entry["locationOrLoadError"]
+        if location is not None and location["__typename"] == "PythonError":
+            return f"{entry['name']}: {location['message']}"
+    return None

@@ -1,0 +1,74 @@
+"""Routes about changes that a sink can never be given: shown, delivered again, or given up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Path, Query
+
+from deltaforge_dagster.api.context import Context, Pipeline
+from deltaforge_dagster.api.errors import FeatureOff, NotFound
+from deltaforge_dagster.api.shapes import Acked, Count, Purged, Redrive, Redriven, UpTo
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.state.dead_letters import entry_json
+
+router = APIRouter(prefix="/pipelines/{name}/journal/dlq", tags=["Dead letters"])
+
+
+def _enabled(loaded: Pipeline) -> LoadedPipeline:
+    if not loaded.spec.spec.journal.enabled:
+        raise FeatureOff(f"pipeline {loaded.name!r} keeps no dead letters (spec.journal.enabled)")
+    return loaded
+
+
+Enabled = Annotated[LoadedPipeline, Depends(_enabled)]
+Entry = dict[str, Any]
+
+
+@router.get("")
+def entries(
+    loaded: Enabled,
+    context: Context,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    sink_id: str | None = None,
+    error_kind: str | None = None,
+) -> list[Entry]:
+    """Entries with their events, the oldest first."""
+    rows = context.store.dead_letters(loaded.name, sink=sink_id, error_kind=error_kind, limit=limit)
+    return [orjson.loads(entry_json(loaded.name, row)) for row in rows]
+
+
+@router.get("/count")
+def count(loaded: Enabled, context: Context) -> Count:
+    """How many entries there are."""
+    return Count(count=context.store.dead_letter_depth(loaded.name).entries)
+
+
+@router.get("/{seq}")
+def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2**63)]) -> Entry:
+    """One entry with its event."""
+    rows = context.store.dead_letters(loaded.name, seqs=[seq])
+    if not rows:
+        raise NotFound(f"pipeline {loaded.name!r} has no dead letter {seq}")
+    found: Entry = orjson.loads(entry_json(loaded.name, rows[0]))
+    return found
+
+
+@router.post("/ack")
+def ack(loaded: Enabled, context: Context, body: UpTo) -> Acked:
+    """Give entries up, all to a number: the sink never gets these changes."""
+    return Acked(acked=context.store.remove_dead_letters(loaded.name, up_to=body.up_to_seq))
+
+
+@router.post("/redrive")
+def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
+    """Deliver entries again, by the pipeline's run: in order for each key, with what waits behind them."""
+    done = context.store.redrive_dead_letters(loaded.name, sink=body.sink_id, seqs=body.seqs)
+    return Redriven(redriven=done)
+
+
+@router.delete("")
+def purge(loaded: Enabled, context: Context) -> Purged:
+    """Give up every entry, also those that only wait behind others."""
+    return Purged(purged=context.store.remove_dead_letters(loaded.name))

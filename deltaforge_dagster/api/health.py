@@ -1,0 +1,61 @@
+"""Routes about the server itself and about all pipelines together."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.api.context import Context
+from deltaforge_dagster.api.guard import ALIVE_PATH
+from deltaforge_dagster.api.shapes import Healthy, LogLevel, Ready, Unhealthy, Version
+from deltaforge_dagster.api.views import info
+from deltaforge_dagster.config import logs
+from deltaforge_dagster.pipeline.health import health
+
+router = APIRouter(tags=["Health"])
+
+
+@router.get(ALIVE_PATH, response_class=PlainTextResponse)
+def alive() -> str:
+    """The process is alive; asked without a token."""
+    return "ok"
+
+
+@router.get("/readyz")
+@router.get("/ready", operation_id="ready_by_its_other_name")
+def ready(context: Context) -> Ready:
+    """State store and pipelines can be read, and how each pipeline is; 503 when they cannot."""
+    return Ready(pipelines=[info(context.store, one) for one in context.pipelines()])
+
+
+@router.get(
+    "/health",
+    response_model=Healthy,
+    responses={int(HTTPStatus.SERVICE_UNAVAILABLE): {"model": Unhealthy}},
+)
+def healthy(context: Context) -> Healthy | JSONResponse:
+    """Whether a pipeline has failed, so that nothing is captured until a person acts.
+
+    A source that cannot be reached for now is no failure.
+    """
+    pipelines = context.pipelines()
+    failed = [one.name for one in pipelines if health(context.store, one).status == "failed"]
+    if failed:
+        answer = Unhealthy(failed_pipelines=failed).model_dump()
+        return JSONResponse(answer, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+    return Healthy(pipelines=len(pipelines))
+
+
+@router.get("/log-level")
+def log_level() -> LogLevel:
+    """The filter of the server's logs."""
+    return LogLevel(level=logs.level())
+
+
+@router.get("/version")
+def version() -> Version:
+    """Which release this is."""
+    return Version(version=__version__)

@@ -1,0 +1,117 @@
+"""`/metrics`: what Prometheus reads, as text or OpenMetrics, and the counting of the API's requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deltaforge_dagster.api.context import Context
+from deltaforge_dagster.api.metrics_collector import collect
+from deltaforge_dagster.state.metric_families import API_ACTIONS, API_REQUESTS, API_SECONDS
+from deltaforge_dagster.state.metrics import Stored, Tally
+
+router = APIRouter(tags=["Observability"])
+
+_ACTIONS = {
+    ("POST", "/pipelines"): "create",
+    ("PATCH", "/pipelines/{name}"): "patch",
+    ("DELETE", "/pipelines/{name}"): "delete",
+    ("POST", "/pipelines/{name}/pause"): "pause",
+    ("POST", "/pipelines/{name}/resume"): "resume",
+    ("POST", "/pipelines/{name}/stop"): "stop",
+    ("DELETE", "/pipelines/{name}/checkpoint"): "reset",
+}
+
+
+class _Requests:
+    """What this process has counted of its requests; from 0 when it begins, as servers count."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self._lock = threading.Lock()
+
+    def add(self, tally: Tally) -> None:
+        """Count a request."""
+        with self._lock:
+            self._tally.join(tally)
+
+    def counted(self) -> list[Stored]:
+        """Return every number."""
+        with self._lock:
+            rows, _ = self._tally.rows("")
+        return [Stored("", row["name"], orjson.loads(row["labels"]), row["value"]) for row in rows]
+
+
+_requests = _Requests()
+
+
+class RequestMetrics:
+    """Counts requests by route, method and status, and what they asked of pipelines.
+
+    A route that changes a pipeline says whose it is in `request.state.tenant`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500
+
+        async def answered(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        scope.setdefault("state", {})
+        try:
+            await self._app(scope, receive, answered)
+        finally:
+            _requests.add(_tally_of(scope, status, time.monotonic() - began))
+
+
+def _tally_of(scope: Scope, status: int, seconds: float) -> Tally:
+    # Only names from our own lists become labels: what clients send is without bounds.
+    route = getattr(scope.get("route"), "path", "none")
+    method = scope["method"] if route != "none" else "any"
+    tally = Tally()
+    tally.add(API_REQUESTS, route=route, method=method, status=str(status))
+    tally.observe(API_SECONDS, seconds, route=route, method=method)
+    action = _ACTIONS.get((method, route))
+    if action is not None:
+        result = "success" if status < 400 else "error"
+        tenant = scope["state"].get("tenant", "")
+        tally.add(API_ACTIONS, action=action, result=result, tenant=tenant)
+    return tally
+
+
+class _Snapshot(Collector):
+    """Metrics gathered already: an encoder asks for them."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        yield from self._metrics
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request, context: Context) -> Response:
+    """Every metric of every pipeline, as Prometheus text or, if asked for, as OpenMetrics."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    found = list(collect(context.store, context.pipelines(), _requests.counted()))
+    return Response(encode(_Snapshot(found)), media_type=content_type)

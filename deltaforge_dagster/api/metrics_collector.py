@@ -1,0 +1,264 @@
+"""The metrics of an installation, gathered from the state store whenever somebody asks.
+
+What pipelines count while they work is stored (`state.metrics`); how things stand now is worked out
+here. A family of `state.metric_families` is always there, with zeros for what has not happened yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.metrics_core import Metric
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.sensing_views import classifications, schemas
+from deltaforge_dagster.state import metric_families as families
+from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX, Family
+from deltaforge_dagster.state.metrics import LE, SUM, Stored
+from deltaforge_dagster.state.store import StateStore
+
+_Labels = tuple[str, ...]
+_Values = dict[_Labels, float]
+_STATUS = {"running": 1.0, "paused": 0.5, "stopped": 0.0, "failed": -1.0}
+_ALIKE = {
+    families.SENSING_CACHE_HITS: families.SCHEMA_CACHE_HITS,
+    families.SENSING_CACHE_MISSES: families.SCHEMA_CACHE_MISSES,
+}
+"""Other names that people know for the same."""
+
+
+def collect(
+    store: StateStore,
+    pipelines: Sequence[LoadedPipeline | BrokenPipeline],
+    counted: Iterable[Stored] = (),
+) -> Iterator[Metric]:
+    """Yield every family with its values.
+
+    Args:
+        store: The state store.
+        pipelines: Those of the installation.
+        counted: What this process has counted by itself.
+    """
+    numbers = defaultdict[str, list[Stored]](list)
+    for one in itertools.chain(store.metrics(), counted):
+        numbers[one.name].append(one)
+    loaded = [one for one in pipelines if isinstance(one, LoadedPipeline)]
+    now = _Now(store, pipelines, loaded, numbers)
+    for family in FAMILIES.values():
+        if family.kind == "histogram":
+            yield _histogram(family, numbers[family.name], numbers[family.name + SUM])
+            continue
+        values = _zeros(family, loaded)
+        values |= _summed(family, numbers[_ALIKE.get(family, family).name])
+        if family in now.made:
+            values |= now.made[family]()
+        yield _plain(family, values)
+
+
+class _Now:
+    """How things stand: what is worked out, family by family."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        pipelines: Sequence[LoadedPipeline | BrokenPipeline],
+        loaded: Sequence[LoadedPipeline],
+        numbers: Mapping[str, Sequence[Stored]],
+    ) -> None:
+        self._store = store
+        self._pipelines = pipelines
+        self._loaded = loaded
+        self._numbers = numbers
+        self._time = store.now()
+        self._rows = {row.name: row for row in store.pipelines()}
+        self._checkpoints = {name: store.checkpoints(name) for name in self._rows}
+        self._sensed = [
+            (one, str(schema["table"]))
+            for one in loaded
+            if (sensing := one.spec.spec.schema_sensing) is not None
+            and sensing.enabled
+            and one.name in self._rows
+            for schema in schemas(store, one)
+        ]
+        self._depths = {name: store.dead_letter_depth(name) for name in self._rows}
+        self.made: dict[Family, Callable[[], _Values]] = {
+            families.PIPELINES: lambda: {(): len(pipelines)},
+            families.PIPELINE_STATUS: self._status,
+            families.PIPELINE_INFO: self._info,
+            families.PIPELINE_RUNS: self._runs,
+            families.CHANNEL_DEPTH: self._channel_depth,
+            families.JOURNAL_BYTES: lambda: {
+                (name,): store.journal_bytes(name) for name in self._rows
+            },
+            families.CAPTURE_PAUSED: lambda: {
+                (name,): row.capture_pause is not None for name, row in self._rows.items()
+            },
+            families.BUILD_INFO: _build,
+            families.SOURCE_IDLE: self._idle,
+            families.SINK_STATUS: self._sink_status,
+            families.LAST_CHECKPOINT_TS: self._last_checkpoint,
+            families.CHECKPOINT_LAG: self._checkpoint_lag,
+            families.DLQ_ENTRIES: lambda: {
+                (name,): depth.entries for name, depth in self._depths.items()
+            },
+            families.DLQ_SATURATION: self._saturation,
+            families.SCHEMA_TABLES: lambda: {(): len(self._sensed)},
+            families.SCHEMA_MAPS: self._maps,
+            families.DLQ_EVICTED: lambda: {
+                (name,): depth.evicted + depth.expired for name, depth in self._depths.items()
+            },
+            families.DLQ_REJECTED: lambda: {
+                (name,): depth.rejected for name, depth in self._depths.items()
+            },
+        }
+
+    def _status(self) -> _Values:
+        return {(one.name,): _STATUS[health(self._store, one).status] for one in self._pipelines}
+
+    def _info(self) -> _Values:
+        return {(one.name, one.spec.metadata.tenant): 1 for one in self._loaded}
+
+    def _runs(self) -> _Values:
+        leases = {name: self._store.lease(name) for name in self._rows}
+        return {
+            (name,): lease is not None and lease.held_at(self._time)
+            for name, lease in leases.items()
+        }
+
+    def _channel_depth(self) -> _Values:
+        return {
+            (name,): max(
+                (
+                    segments_behind(row, one)
+                    for one in self._checkpoints[name].values()
+                    if one.attached
+                ),
+                default=0,
+            )
+            for name, row in self._rows.items()
+        }
+
+    def _idle(self) -> _Values:
+        return {
+            (one.pipeline, one.labels["source"]): max(0.0, self._time - one.value)
+            for one in self._numbers[families.SOURCE_RECEIVED.name]
+        }
+
+    def _sink_status(self) -> _Values:
+        status: _Values = {}
+        for one in self._loaded:
+            known = self._checkpoints.get(one.name, {})
+            for sink in one.spec.spec.sinks:
+                row = known.get(sink.config.id)
+                if row is not None:  # else no run has begun yet
+                    required = str(sink.config.required).lower()
+                    well = row.attached and not row.failures
+                    status[one.name, sink.config.id, required] = well
+        return status
+
+    def _last_checkpoint(self) -> _Values:
+        newest: _Values = {}
+        for one in self._numbers[families.SINK_CHECKPOINT_TS.name]:
+            newest[one.pipeline,] = max(newest.get((one.pipeline,), 0.0), one.value)
+        return newest
+
+    def _checkpoint_lag(self) -> _Values:
+        lag: _Values = {
+            (name, sink): 0 for name, known in self._checkpoints.items() for sink in known
+        }
+        return lag | dict(self._store.lacking_rows())
+
+    def _saturation(self) -> _Values:
+        return {
+            (one.name,): self._depths[one.name].entries / one.spec.spec.journal.dlq.max_entries
+            for one in self._loaded
+            if one.name in self._depths
+        }
+
+    def _maps(self) -> _Values:
+        paths = (
+            path
+            for one, table in self._sensed
+            for path in classifications(self._store, one, table)["paths"].values()
+        )
+        return {(): sum(bool(path["has_dynamic_fields"]) for path in paths)}
+
+
+def _build() -> _Values:
+    commit, date = (
+        os.environ.get(f"DELTAFORGE_{name}", "") or "unknown" for name in ("COMMIT", "BUILD_DATE")
+    )
+    return {(__version__, commit, date): 1}
+
+
+def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
+    """Return the counters of what is known to be there, so that a first count shows as a rise."""
+    if family.kind != "counter":
+        return {}
+    values: _Values = {}
+    match family.labels:
+        case ():
+            values[()] = 0
+        case ("pipeline",):
+            values |= {(one.name,): 0 for one in loaded}
+        case ("pipeline", "source"):
+            values |= {(one.name, one.spec.spec.source.config.id): 0 for one in loaded}
+        case ("pipeline", "sink"):
+            for one in loaded:
+                values |= {(one.name, sink.config.id): 0 for sink in one.spec.spec.sinks}
+        case ("pipeline", "processor"):
+            for one in loaded:
+                values |= {(one.name, processor.id): 0 for processor in one.spec.spec.processors}
+        case _:
+            pass
+    return values
+
+
+def _labels(family: Family, one: Stored) -> _Labels:
+    known = {**one.labels, "pipeline": one.pipeline}
+    return tuple(known[name] for name in family.labels)
+
+
+def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
+    """Return stored numbers by the family's labels; pipelines are added up where it has none."""
+    values = defaultdict[_Labels, float](float)
+    for one in numbers:
+        values[_labels(family, one)] += one.value
+    return dict(values)
+
+
+def _plain(family: Family, values: _Values) -> Metric:
+    # OpenMetrics knows no counter whose name does not end so.
+    known = family.kind == "gauge" or family.name.endswith("_total")
+    name = PREFIX + family.name
+    kind = family.kind if known else "unknown"
+    metric = Metric(name.removesuffix("_total") if kind == "counter" else name, family.help, kind)
+    for labels, value in sorted(values.items()):
+        metric.add_sample(name, dict(zip(family.labels, labels, strict=True)), float(value))
+    return metric
+
+
+def _histogram(family: Family, buckets: Iterable[Stored], sums: Iterable[Stored]) -> Metric:
+    """Return a histogram: each of its buckets counts what lies below its bound, too."""
+    name = PREFIX + family.name
+    metric = Metric(name, family.help, "histogram")
+    found = defaultdict[_Labels, dict[float, float]](lambda: defaultdict(float))
+    for one in buckets:
+        found[_labels(family, one)][float(one.labels[LE])] += one.value
+    total = _summed(family, sums)
+    for labels, counts in sorted(found.items()):
+        known = dict(zip(family.labels, labels, strict=True))
+        count = 0.0
+        for bound in (*family.buckets, float("inf")):
+            count += counts.get(float(f"{bound:g}"), 0.0)
+            text = "+Inf" if bound == float("inf") else str(float(bound))
+            metric.add_sample(f"{name}_bucket", {**known, LE: text}, count)
+        metric.add_sample(f"{name}_count", known, count)
+        metric.add_sample(f"{name}_sum", known, total.get(labels, 0.0))
+    return metric

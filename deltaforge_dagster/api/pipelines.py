@@ -1,0 +1,163 @@
+"""Routes that list pipelines, make, change and remove them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Query, Request
+
+from deltaforge_dagster.api.context import ApiContext, Context
+from deltaforge_dagster.api.documents import (
+    DOCUMENT_BODY,
+    PATCH_BODY,
+    JsonObject,
+    checked,
+    merged,
+)
+from deltaforge_dagster.api.errors import (
+    NameMismatch,
+    PipelineBusy,
+    PipelineExists,
+    PipelineHasFile,
+    PipelineNotFound,
+)
+from deltaforge_dagster.api.shapes import PipeChange, PipeDetail, PipeInfo
+from deltaforge_dagster.api.views import info, ops, shown
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.begin_anew import remove
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.wishes import go_on
+from deltaforge_dagster.state.stored_specs import StoredSpec
+
+router = APIRouter(prefix="/pipelines", tags=["Pipelines"])
+
+_END_SECONDS = 45.0
+"""How long a removal waits for the run to end, which takes it 30 s at most."""
+
+
+@router.get("")
+def list_pipelines(
+    context: Context,
+    label: Annotated[
+        list[str] | None,
+        Query(description="`key:value`, `key=value` or `key`; several must all fit."),
+    ] = None,
+) -> list[PipeInfo]:
+    """Every pipeline, or those with these labels."""
+    fitting = [one for one in context.pipelines() if _has_labels(one, label or [])]
+    return [info(context.store, one) for one in fitting]
+
+
+@router.get("/{name}")
+def show(name: str, context: Context) -> PipeDetail:
+    """One pipeline, and how it does."""
+    pipeline = context.pipeline(name)
+    about = info(context.store, pipeline)
+    return PipeDetail(**about.model_dump(), ops=ops(context, name))
+
+
+@router.post("", openapi_extra=DOCUMENT_BODY)
+def create(document: JsonObject, request: Request, context: Context) -> PipeChange:
+    """Make a pipeline, which starts at once; the state store keeps it."""
+    loaded = checked(document, strict=context.settings.strict)
+    request.state.tenant = loaded.spec.metadata.tenant
+    if any(one.name == loaded.name for one in context.pipelines()):
+        raise PipelineExists(f"pipeline {loaded.name!r} exists already")
+    if not context.store.add_stored_spec(loaded.name, orjson.dumps(document).decode()):
+        raise PipelineExists(f"pipeline {loaded.name!r} exists already")
+    go_on(context.store, loaded)
+    return _changed(context, loaded)
+
+
+@router.patch("/{name}", openapi_extra=PATCH_BODY)
+def patch(name: str, changes: JsonObject, request: Request, context: Context) -> PipeChange:
+    """Change a pipeline that the state store keeps: its run ends, the next one goes on from the checkpoints.
+
+    A stopped pipeline is started. A sink that is gone loses its checkpoint.
+    """
+    stored = _stored(context, name)
+    before = context.pipeline(name)
+    if before.path is not None:
+        before = context.loaded(name)  # a file has the same name, which is said
+    view = shown(before.spec) if isinstance(before, LoadedPipeline) else {}
+    document = merged(orjson.loads(stored.document), changes, view)
+    loaded = checked(document, strict=context.settings.strict)
+    request.state.tenant = loaded.spec.metadata.tenant
+    if loaded.name != name:
+        raise NameMismatch(f"metadata.name is {loaded.name!r}, the pipeline is {name!r}")
+    text = orjson.dumps(document).decode()
+    if not context.store.replace_stored_spec(name, stored.version, text):
+        raise PipelineBusy(f"pipeline {name!r} was changed by somebody else meanwhile; ask again")
+    go_on(context.store, loaded)
+    return _changed(context, loaded)
+
+
+@router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT)
+def delete(name: str, context: Context) -> None:
+    """Stop a pipeline that the state store keeps, and forget it with its checkpoints and its journal.
+
+    Its slot and publication stay in the database.
+    """
+    _stored(context, name)
+    pipeline = context.pipeline(name)
+    if pipeline.path is not None:  # a file has the same name, and keeps the state
+        context.store.remove_stored_spec(name)
+    else:
+        _end(context, pipeline)
+        try:
+            remove(context.store, context.journal, name)
+        except NotAllowed as error:
+            raise PipelineBusy(f"{error}; it is being stopped: ask again") from error
+    context.reload()
+
+
+def _changed(context: ApiContext, loaded: LoadedPipeline) -> PipeChange:
+    dagster = context.reload()
+    about = info(context.store, loaded)
+    return PipeChange(**about.model_dump(), warnings=list(loaded.warnings), dagster=dagster)
+
+
+def _stored(context: ApiContext, name: str) -> StoredSpec:
+    """Return a pipeline's document, which only those have that were made here."""
+    stored = context.store.stored_spec(name)
+    if stored is not None:
+        return stored
+    if any(one.name == name for one in context.pipelines()):
+        raise PipelineHasFile(f"pipeline {name!r} is a file: change or remove that")
+    raise PipelineNotFound(name)
+
+
+def _end(context: ApiContext, pipeline: AnyPipeline) -> None:
+    """Have the pipeline's run end, and wait for it; gives up in time for an answer."""
+    store = context.store
+    if store.pipeline(pipeline.name) is not None:
+        store.set_want(pipeline.name, "stopped")
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        lease = store.lease(pipeline.name)
+        if lease is None or not lease.held_at(store.now()):
+            return
+        time.sleep(0.5)
+
+
+def _has_labels(pipeline: AnyPipeline, wanted: list[str]) -> bool:
+    if not isinstance(pipeline, LoadedPipeline):
+        return not wanted
+    labels = pipeline.spec.metadata.labels
+    return all(_has_label(labels, one) for one in wanted)
+
+
+def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
+    """Say whether labels fit; a key may hold `:` or `=` itself, so every way to divide counts."""
+    if wanted in labels:
+        return True
+    return any(
+        labels.get(wanted[:index]) == wanted[index + 1 :]
+        for index, letter in enumerate(wanted)
+        if letter in ":="
+    )

@@ -1,0 +1,74 @@
+"""Pipelines as answers show them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+
+from deltaforge_dagster.api.context import ApiContext
+from deltaforge_dagster.api.shapes import Ops, PipeInfo, SinkCheckpoint
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
+from deltaforge_dagster.pipeline.specs import kept_form
+from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.state.store import StateStore
+
+
+def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
+    """Return a pipeline with its status."""
+    now = health(store, pipeline)
+    spec = shown(pipeline.spec) if isinstance(pipeline, LoadedPipeline) else None
+    error = None if now.error is None else mask(now.error)
+    return PipeInfo(name=pipeline.name, status=now.status, spec=spec, error=error)
+
+
+def shown(spec: PipelineSpec) -> dict[str, Any]:
+    """Return a spec without secrets; a script may hold what an environment variable gave it."""
+    return kept_form(spec)
+
+
+def checkpoints(store: StateStore, name: str) -> list[SinkCheckpoint]:
+    """Return how far each sink of a pipeline has acknowledged."""
+    now = store.now()
+    return [_checkpoint(row, now) for row in store.checkpoints(name).values()]
+
+
+def ops(context: ApiContext, name: str) -> Ops | None:
+    """Return how a pipeline does; None when nothing is known of it yet."""
+    store = context.store
+    row = store.pipeline(name)
+    if row is None:
+        return None
+    now = store.now()
+    sinks = store.checkpoints(name).values()
+    attached = [sink_lag_seconds(store, row, one, now) for one in sinks if one.attached]
+    return Ops(
+        lag_seconds=max(attached, default=None),
+        dlq_entries=store.dead_letter_depth(name).entries,
+        sink_errors={one.sink: mask(one.last_error) for one in sinks if one.last_error},
+        uptime_seconds=_uptime(context, name, now),
+        checkpoints=[_checkpoint(one, now) for one in sinks],
+    )
+
+
+def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
+    position = None if row.source_position is None else orjson.loads(row.source_position)
+    age = max(0.0, now - row.updated_at)
+    return SinkCheckpoint(sink_id=row.sink, position=position, age_seconds=age)
+
+
+def _uptime(context: ApiContext, name: str, now: float) -> float | None:
+    """Return how long the run has been at work that holds the lease; Dagster knows when it began."""
+    lease = context.store.lease(name)
+    if lease is None or lease.run_id is None or not lease.held_at(now):
+        return None
+    record = context.instance.get_run_record_by_id(lease.run_id)
+    if record is None or record.start_time is None:
+        return None
+    return max(0.0, time.time() - record.start_time)

@@ -1,0 +1,33 @@
+"""Routes that let a pipeline pause, stop and go on."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from deltaforge_dagster.api.context import Context, Pipeline
+from deltaforge_dagster.api.shapes import PipeInfo
+from deltaforge_dagster.api.views import info
+from deltaforge_dagster.pipeline.wishes import end, go_on
+
+router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
+
+
+@router.post("/pause")
+def pause(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Capture nothing more; what is in the journal is still delivered."""
+    end(context.store, loaded, "paused")
+    return info(context.store, loaded)
+
+
+@router.post("/stop")
+def stop(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Capture and deliver nothing more: the run closes its range and ends within seconds."""
+    end(context.store, loaded, "stopped")
+    return info(context.store, loaded)
+
+
+@router.post("/resume")
+def resume(loaded: Pipeline, context: Context) -> PipeInfo:
+    """Let a paused or stopped pipeline go on from its checkpoints."""
+    go_on(context.store, loaded)
+    return info(context.store, loaded)

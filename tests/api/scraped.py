@@ -1,0 +1,34 @@
+"""Metrics as tests read them: values by family and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.metrics_core import Metric
+
+from deltaforge_dagster.api.metrics_collector import collect
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.state.metric_families import PREFIX
+from deltaforge_dagster.state.store import StateStore
+
+
+class Scraped:
+    """What was collected at one time."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self.metrics = list(metrics)
+
+    def of(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of that name that have these labels, 0 if there is none."""
+        return sum(
+            sample.value
+            for metric in self.metrics
+            for sample in metric.samples
+            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
+        )
+
+
+def scrape(store: StateStore, *pipelines: LoadedPipeline) -> Scraped:
+    """Collect the metrics of pipelines."""
+    found: Sequence[LoadedPipeline] = pipelines
+    return Scraped(collect(store, found))

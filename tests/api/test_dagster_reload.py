@@ -1,0 +1,31 @@
+"""What is said when Dagster cannot reload. That it does is tried with `deltaforge dev`, below `tests/e2e`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deltaforge_dagster.api.dagster_reload import DagsterReload
+from deltaforge_dagster.servers.process import free_port
+from tests.api.conftest import Api, document
+
+
+def test_without_a_webserver() -> None:
+    """It is said which variable names one."""
+    assert "DELTAFORGE_DAGSTER_URL" in DagsterReload(None)()
+
+
+def test_a_webserver_that_is_not_there(serve: Callable[..., Api]) -> None:
+    """The pipeline is made all the same, and the answer says what to do; no password of the address."""
+    api = serve(dagster_url=f"http://me:geheim@127.0.0.1:{free_port()}")
+    made = api.client.post("/pipelines", json=document("orders"))
+    assert made.status_code == 200
+    assert made.json()["dagster"].startswith("Dagster did not reload")
+    assert "geheim" not in made.text
+
+
+def test_an_address_of_something_else(serve: Callable[..., Api]) -> None:
+    """What answers there is no webserver of Dagster, which is said."""
+    other = serve()
+    said = DagsterReload(str(other.client.base_url))()
+    assert said.startswith("Dagster did not reload")
+    assert "404" in said
