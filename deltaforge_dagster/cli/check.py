@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deltaforge_dagster.cli.run import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import store_if_any
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.preflight import preflight
+from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.sources.findings import Finding
 
@@ -30,7 +30,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     source = build_source(loaded.spec)
     try:
-        with store_if_any(settings) as store:
+        with existing_store(settings) as store:
             found = preflight(source, store, loaded.name)
     finally:
         source.close()

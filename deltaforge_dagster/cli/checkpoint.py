@@ -2,74 +2,213 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
 from deltaforge_dagster.cli.output import moment, position
+from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
-from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.begin_anew import begin_anew
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.first_start import sink_positions
+from deltaforge_dagster.state import legacy
+from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline.")]
-
 
 @app.callback()
 def checkpoint() -> None:
-    """Show how far sinks have acknowledged, or set it."""
+    """Show how far sinks have acknowledged, set it, or bring it from DeltaForge."""
 
 
 @app.command()
-def show(pipeline: PipelineArgument) -> None:
+def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show each sink's checkpoint: everything up to it, and nothing known beyond, has arrived."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("sink", "segment", "row", "source position", "last moved"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "row" else "left")
     with opened_store() as store:
-        known_pipeline(store, pipeline)
-        for one in store.checkpoints(pipeline).values():
-            row = "all" if one.complete else f"{one.ordinal:,}"
-            table.add_row(
-                one.sink,
-                f"{one.segment:,}",
-                row,
-                position(one.source_position),
-                moment(one.updated_at),
-            )
-    Console(highlight=False).print(table)
+        row = known_pipeline(store, pipeline)
+        checkpoints = store.checkpoints(pipeline)
+    if json_output:
+        typer.echo(json.dumps(_as_json(row, checkpoints)))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("sink", "state", "segment", "row", "behind", "source position", "last moved"):
+        right = heading in {"segment", "row", "behind"}
+        table.add_column(heading, overflow="fold", justify="right" if right else "left")
+    for one in checkpoints.values():
+        table.add_row(
+            one.sink,
+            one.state,
+            f"{one.segment:,}",
+            "all" if one.complete else f"{one.ordinal:,}",
+            f"{segments_behind(row, one):,}" if one.attached else "-",
+            position(one.source_position),
+            moment(one.updated_at),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"\ncommitted  {position(row.confirmed_position)}")
+    console.print(f"captured   {position(row.captured_position or row.start_position)}")
 
 
 @app.command()
 def reset(
-    pipeline: PipelineArgument,
+    pipeline: NameArgument,
     *,
-    sink: Annotated[str, typer.Option(help="The sink whose checkpoint is set.")],
+    sink: Annotated[str | None, typer.Option(help="The sink whose checkpoint is set.")] = None,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="oldest|tail|range:N",
             help="Go on with the oldest segment of the journal, with what is captured next "
             "(skipping everything before), or with the first segment of a range.",
         ),
-    ],
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Forget journal and positions: begin as a new pipeline would."),
+    ] = False,
+    json_output: JsonOption = False,
 ) -> None:
-    """Let a sink go on somewhere else in the journal; no run may hold the pipeline.
+    """Let one sink go on somewhere else in the journal, or all of the pipeline begin anew.
 
-    Going back delivers again, unmarked. Going forward skips: what lies between never arrives.
+    No run may hold the pipeline. Going back delivers again, unmarked. Going forward skips: what
+    lies between never arrives.
     """
     with opened_store() as store:
-        known_pipeline(store, pipeline)
-        before = store.checkpoints(pipeline).get(sink)
-        if before is None:
-            names = ", ".join(store.checkpoints(pipeline)) or "none"
-            raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
-        after = store.reset_checkpoint(pipeline, sink, _first_segment(store, pipeline, to) - 1)
-    typer.echo(f"{sink} goes on with segment {after.segment + 1:,}: {_change(before, after)}.")
+        before = known_pipeline(store, pipeline)
+        if everything:
+            if sink is not None or to is not None:
+                raise NotAllowed("--all is the whole pipeline: leave --sink and --to out")
+            said = _reset_all(store, before)
+        elif sink is None or to is None:
+            raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
+        else:
+            said = _reset_sink(store, pipeline, sink, to)
+        rows = _as_json(known_pipeline(store, pipeline), store.checkpoints(pipeline))
+    typer.echo(json.dumps(rows) if json_output else said)
+
+
+@app.command("import")
+def import_(
+    pipeline: PipelineArgument,
+    *,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STORAGE",
+            help="DeltaForge's storage: its SQLite file, a postgresql:// address, or the JSON file "
+            "of old versions. It is only read.",
+        ),
+    ] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Drop what was imported; begin without it.")
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Begin a new pipeline where DeltaForge's sinks stand, by the checkpoints of its storage.
+
+    Stop DeltaForge first. The pipeline must not have run here yet.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    if (storage is None) != forget:
+        raise NotAllowed("write --from STORAGE, or --forget")
+    if settings.state_url == "memory":
+        raise NotAllowed("DELTAFORGE_STATE_URL is memory: nothing imported would be there later")
+    source_id = loaded.spec.spec.source.config.id
+    found = {} if storage is None else legacy.of_source(legacy.read(storage), source_id)
+    if storage is not None and not found:
+        raise SettingsError(
+            f"{storage}: holds no checkpoint of source {source_id!r} (spec.source.config.id)"
+        )
+    positions = sink_positions(loaded, found)
+    store = StateStore.open(settings.state_url)
+    try:
+        _import(store, loaded, found)
+    finally:
+        store.close()
+    if json_output:
+        has = {sink: json.loads(one.to_json()) for sink, one in positions.items()}
+        typer.echo(json.dumps({"pipeline": loaded.name, "sinks": has}))
+        return
+    for sink, one in positions.items():
+        typer.echo(f"{sink} has everything up to {position(one.to_json())}.")
+    if positions:
+        first = position(min(positions.values()).to_json())
+        typer.echo(f"{loaded.name} begins at {first}, or before it where a transaction begins.")
+    else:
+        typer.echo(f"{loaded.name} begins by the rules of its file.")
+
+
+def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) -> None:
+    row = store.pipeline(loaded.name)
+    if row is not None and row.start_position is not None:
+        raise NotAllowed(
+            f"pipeline {loaded.name!r} has begun already, at {row.start_position}; to begin anew: "
+            f"deltaforge checkpoint reset {loaded.name} --all"
+        )
+    with store.database.write() as connection:
+        legacy.forget(connection, loaded.spec.spec.source.config.id)
+    checkpoints = Kv(store.database, legacy.NAMESPACE)
+    for key, value in found.items():
+        checkpoints.put(key, value)
+
+
+def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
+    before = store.checkpoints(pipeline).get(sink)
+    if before is None:
+        names = ", ".join(store.checkpoints(pipeline)) or "none"
+        raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
+    after = store.reset_checkpoint(pipeline, sink, _first_segment(store, pipeline, to) - 1)
+    return f"{sink} goes on with segment {after.segment + 1:,}: {_change(before, after)}."
+
+
+def _reset_all(store: StateStore, before: PipelineRow) -> str:
+    after = begin_anew(store, Journal(Settings.from_env().journal_url), before)
+    return (
+        f"{before.name} begins anew with segment {after.next_segment:,}, where a new pipeline would: "
+        "PostgreSQL has what the slot still holds, MySQL what is committed from then on."
+    )
+
+
+def _as_json(row: PipelineRow, checkpoints: dict[str, CheckpointRow]) -> dict[str, Any]:
+    return {
+        "pipeline": row.name,
+        "uid": row.uid,
+        "next_segment": row.next_segment,
+        "captured_position": _fields(row.captured_position or row.start_position),
+        "committed_position": _fields(row.confirmed_position),
+        "sinks": {
+            one.sink: {
+                "state": one.state,
+                "segment": one.segment,
+                "ordinal": one.ordinal,
+                "complete": one.complete,
+                "segments_behind": segments_behind(row, one),
+                "first_segment": one.first_segment,
+                "source_position": _fields(one.source_position),
+                "failures": one.failures,
+                "updated_at": one.updated_at,
+            }
+            for one in checkpoints.values()
+        },
+    }
+
+
+def _fields(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
 def _first_segment(store: StateStore, pipeline: str, to: str) -> int:

@@ -2,7 +2,7 @@
 
 The changes come in three parts. A few *first* ones wake the sensor: they wait for a run, a Spark
 session and compiled kernels. Then *calm* ones, some per transaction, paced: the latency is theirs,
-from PostgreSQL's commit to Redis's own time of arrival. Then a *burst*, as fast as PostgreSQL takes
+from the database's commit to Redis's own time of arrival. Then a *burst*, as fast as the database takes
 it: the rate is its changes over the time from its first commit to the last delivery.
 
 What Redis and the files hold afterwards is compared with the writer's own record (`demo_proof`).
@@ -16,20 +16,19 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import psycopg
 import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from deltaforge_dagster.cli.demo_display import progress, summary
-from deltaforge_dagster.cli.demo_environment import PIPELINE, STREAMS, DemoEnvironment
+from deltaforge_dagster.cli.demo_environment import STREAMS, DemoEnvironment, DemoSource
 from deltaforge_dagster.cli.demo_proof import (
     Arrival,
     ArrivalCounter,
@@ -43,6 +42,7 @@ from deltaforge_dagster.cli.demo_proof import (
 from deltaforge_dagster.cli.demo_workload import Workload
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 
+_ROWS: Mapping[DemoSource, int] = {"postgres": 100_000, "turso": 20_000}
 _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
 _FIRST_MOST, _CALM_MOST = 300, 3_000
 _CALM_SECONDS = 15.0
@@ -55,7 +55,14 @@ _TICK_SECONDS = 0.25
 
 def demo(
     *,
-    rows: Annotated[int, typer.Option(min=100, help="How many changes to write.")] = 100_000,
+    source: Annotated[
+        DemoSource,
+        typer.Option(help="Read PostgreSQL, or a SQLite file through the source `turso`."),
+    ] = "postgres",
+    rows: Annotated[
+        int | None,
+        typer.Option(min=100, help="How many changes to write. Default: 100,000; turso: 20,000."),
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")
     ] = False,
@@ -69,7 +76,7 @@ def demo(
 ) -> None:
     """Start everything, write live changes, and prove that each one arrived once and in order.
 
-    Real PostgreSQL, Redis, Spark and Dagster are started on free ports, and ended again, whatever
+    Real PostgreSQL (or none), Redis, Spark and Dagster are started on free ports, and ended again, whatever
     happens. The exit code is 0 only if nothing was lost, repeated, reordered or changed.
     """
     console = Console(stderr=json_output, log_path=False)
@@ -77,8 +84,11 @@ def demo(
     signal.signal(signal.SIGHUP, _end)
     result: Result | None = None
     try:
-        with _directory(home) as directory, DemoEnvironment(directory, console.log) as environment:
-            result = _Demo(environment, console, rows).run()
+        with (
+            _directory(home) as directory,
+            DemoEnvironment(directory, console.log, source) as environment,
+        ):
+            result = _Demo(environment, console, rows or _ROWS[source]).run()
             console.print(_summary(result))
             if keep:
                 console.print(f"Everything runs on until Ctrl-C. Dagster's UI: {environment.ui}")
@@ -160,7 +170,8 @@ class _Demo:
         self._log = console.log
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._changes = changes
-        self._workload = Workload(environment.dsn)
+        self._database = environment.database
+        self._workload = Workload(environment.database)
         self._arrived = ArrivalCounter(environment.redis_uri, STREAMS, environment.files)
         self._failure: BaseException | None = None
 
@@ -180,7 +191,7 @@ class _Demo:
             self._log(f"writing {calm:,} changes calmly, over {_CALM_SECONDS:.0f} s")
             self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
             burst_at = time.time()
-            self._log(f"writing {burst:,} changes as fast as PostgreSQL takes them")
+            self._log(f"writing {burst:,} changes as fast as {self._database.title} takes them")
             self._write(burst, _BURST_TRANSACTION)
             self._log("waiting for the last range to close")
             self._wait_for_ranges()
@@ -191,7 +202,7 @@ class _Demo:
             "files": self._judge(read_lines(self._environment.files)),
         }
         last_at = max((arrival.at_ms or 0 for arrival in in_redis), default=0) / 1000
-        ranges = self._environment.store.ranges(PIPELINE)
+        ranges = self._environment.store.ranges(self._database.pipeline)
         return Result(
             captured=sum(one.rows for one in ranges),
             verdicts=verdicts,
@@ -203,7 +214,7 @@ class _Demo:
         )
 
     def _judge(self, arrivals: Iterable[Arrival]) -> Verdict:
-        proof = Proof(self._workload.record)
+        proof = Proof(self._workload.record, self._database.tables)
         for arrival in arrivals:
             proof.see(arrival.event)
         return proof.verdict()
@@ -212,7 +223,7 @@ class _Demo:
         """Write from a thread of its own; return when every sink has as many as were written.
 
         Raises:
-            SettingsError: PostgreSQL refused a change, or Dagster has ended.
+            SettingsError: The database refused a change, or Dagster has ended.
         """
         stop = threading.Event()
         writer = threading.Thread(
@@ -237,19 +248,21 @@ class _Demo:
             stop.set()
             writer.join()
         if self._failure:
-            raise SettingsError(f"PostgreSQL refused a change: {self._failure}") from self._failure
+            raise SettingsError(
+                f"{self._database.title} refused a change: {self._failure}"
+            ) from self._failure
 
     def _write_here(
         self, changes: int, per_transaction: int, seconds: float, stop: threading.Event
     ) -> None:
         try:
             self._workload.write(changes, per_transaction, seconds=seconds, stop=stop)
-        except psycopg.Error as error:
+        except self._database.errors as error:
             self._failure = error
 
     def _wait_for_ranges(self) -> None:
         deadline = time.monotonic() + _CLOSING_SECONDS
-        while self._environment.store.ranges(PIPELINE, state="open", limit=1):
+        while self._environment.store.ranges(self._database.pipeline, state="open", limit=1):
             if time.monotonic() > deadline:
                 return
             self._show()
@@ -259,7 +272,7 @@ class _Demo:
         """Look at everything, draw it, and return how many events each sink holds."""
         self._environment.check()
         arrived = self._arrived.count()
-        ranges = self._environment.store.ranges(PIPELINE, newest_first=True)
+        ranges = self._environment.store.ranges(self._database.pipeline, newest_first=True)
         self._live.update(
             progress(
                 written=self._workload.record.total,

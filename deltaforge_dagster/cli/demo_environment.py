@@ -1,4 +1,4 @@
-"""What the demo runs in: PostgreSQL, Redis, Spark and Dagster's processes.
+"""What the demo runs in: a database, Redis, Spark and Dagster's processes.
 
 Everything is started here, keeps its files in one directory, listens on free ports of 127.0.0.1,
 and ends with the environment: in order when the demo ends, by the guards of `servers.process` when
@@ -17,25 +17,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses
-from deltaforge_dagster.cli.instance import dagster_home
+from deltaforge_dagster.cli.demo_databases import PostgresDatabase, SqliteDatabase
+from deltaforge_dagster.cli.demo_workload import Database
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.servers.process import ServerProcess
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.state.store import StateStore
 
-PIPELINE_FILE = Path(__file__).with_name("demo.yaml").resolve()
-PIPELINE = "demo"
 STREAMS = "demo.*"
 
 _TICK_SECONDS = 60.0
 
 Say = Callable[[str], None]
+
+DemoSource = Literal["postgres", "turso"]
 
 
 class DemoEnvironment:
@@ -44,10 +46,12 @@ class DemoEnvironment:
     Args:
         home: Directory for state, journal, logs and files.
         say: Told what is being started, one short line each.
+        source: What changes are read from.
     """
 
-    def __init__(self, home: Path, say: Say) -> None:
+    def __init__(self, home: Path, say: Say, source: DemoSource = "postgres") -> None:
         self._home = home
+        self._source = source
         self._say = say
         self._owned = ExitStack()
         self._dagster: DagsterProcesses | None = None
@@ -71,25 +75,32 @@ class DemoEnvironment:
         self._owned.close()
 
     def _start_servers(self) -> None:
-        """Start PostgreSQL and Redis, from packages if those are installed."""
-        self._say("starting PostgreSQL and Redis")
-        postgres = self._owned.enter_context(PostgresServer.start(origins=["package", "installed"]))
+        """Start Redis, and PostgreSQL if that is the source, from packages if those are installed."""
+        self.database = self._start_database()
+        self._say("starting Redis")
         redis = self._owned.enter_context(RedisServer.start(origins=["package", "installed"]))
-        self._say(f"PostgreSQL {postgres.version}, Redis {redis.version}")
-        self.dsn = postgres.create_database("shop")
+        self._say(f"Redis {redis.version}")
         self.redis_uri = redis.uri
         self.files.mkdir(parents=True, exist_ok=True)
         for name in [name for name in os.environ if name.startswith(("DELTAFORGE_", "DAGSTER_"))]:
             del os.environ[name]  # the demo is an installation of its own
         os.environ.update(
             {
-                "DEMO_POSTGRES_DSN": self.dsn,
+                **self.database.environment,
                 "DEMO_REDIS_URI": self.redis_uri,
                 "DEMO_FILES": str(self.files),
                 "DELTAFORGE_HOME": str(self._home),
-                "DELTAFORGE_PIPELINES": str(PIPELINE_FILE),
+                "DELTAFORGE_PIPELINES": str(_pipeline_file(self.database)),
             }
         )
+
+    def _start_database(self) -> Database:
+        if self._source == "turso":
+            return SqliteDatabase(self._home / "shop.db")
+        self._say("starting PostgreSQL")
+        postgres = self._owned.enter_context(PostgresServer.start(origins=["package", "installed"]))
+        self._say(f"PostgreSQL {postgres.version}")
+        return PostgresDatabase(postgres.create_database("shop"))
 
     def start_platform(self) -> None:
         """Start Spark, Dagster's webserver and daemon; return when the pipeline waits for changes.
@@ -149,8 +160,12 @@ class DemoEnvironment:
 
     def _pipeline_waits(self) -> bool:
         """Say whether the sensor has fixed the start position."""
-        pipeline = self.store.pipeline(PIPELINE)
+        pipeline = self.store.pipeline(self.database.pipeline)
         return pipeline is not None and pipeline.start_position is not None
+
+
+def _pipeline_file(database: Database) -> Path:
+    return Path(__file__).with_name(f"{database.pipeline}.yaml").resolve()
 
 
 def _stop_spark(starting: Future[SparkServer]) -> None:

@@ -8,7 +8,7 @@ the events, and nothing of the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from typing import Any, Self
 import orjson
 import redis
 
-from deltaforge_dagster.cli.demo_workload import TABLES, Record
+from deltaforge_dagster.cli.demo_workload import TABLES, Record, Table
 
 _PAGE = 5_000
 _BLOCK = 1 << 20
@@ -52,11 +52,12 @@ class Proof:
 
     Args:
         record: The workload's, complete.
+        tables: Those that it wrote to.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, tables: Sequence[Table] = TABLES) -> None:
         self._record = record
-        self._tables = {table.name: table for table in TABLES}
+        self._tables = {table.name: table for table in tables}
         self._seen: dict[tuple[str, int], int] = {}
         """Bits: which steps of a key have been seen; the highest one is the latest change."""
         self._delivered = self._found = 0

@@ -1,4 +1,4 @@
-"""What the demo writes into PostgreSQL, and its own record of it.
+"""What the demo writes into its database, and its own record of it.
 
 A `Workload` inserts, updates and deletes rows of three tables, in transactions of several
 statements, from one thread. After each commit it notes every change in the order of the source:
@@ -7,8 +7,8 @@ that record, not anything the pipeline counts, is what `demo_proof` compares the
 Each row carries a `version` that counts the changes of its key, and every other value is a function
 of key and version, so an event shows by itself which change it is and what must stand in it.
 
-`orders` has REPLICA IDENTITY FULL (its events show the old row) and keys that come back after a
-delete; the other tables have the default identity, and a deleted key stays away.
+`orders` has keys that come back after a delete, and in PostgreSQL REPLICA IDENTITY FULL (its events show
+the old row); the other tables have the default identity there, and a deleted key stays away.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import psycopg
-from psycopg import sql
+from typing import Any, Literal, Protocol
 
 Op = Literal["c", "u", "d"]
 Step = tuple[Op, int]
@@ -149,36 +147,53 @@ class _Rows:
         return removed
 
 
+Write = Callable[[Table, Op, Mapping[int, int]], None]
+"""Writes one kind of change of rows: their keys, with the version that each has then or had."""
+
+
+class Database(Protocol):
+    """Where the demo writes; see `demo_databases`.
+
+    Attributes:
+        title: What people call it.
+        pipeline: The pipeline that reads it, whose file is `<pipeline>.yaml`.
+        tables: Its tables.
+        environment: Variables that the pipeline's file needs.
+        errors: What it raises when it refuses something.
+    """
+
+    title: str
+    pipeline: str
+    tables: tuple[Table, ...]
+    environment: Mapping[str, str]
+    errors: tuple[type[Exception], ...]
+
+    def create_tables(self) -> None:
+        """Create the tables, empty."""
+        ...
+
+    def connected(self) -> AbstractContextManager[tuple[Write, Callable[[], None]]]:
+        """Connect; lend what writes, and what commits."""
+        ...
+
+
 class Workload:
     """Writes changes and remembers them.
 
     Args:
-        dsn: The database; `create_tables` makes the tables there.
+        database: Where; `create_tables` makes the tables there.
         seed: The same seed writes the same changes.
     """
 
-    def __init__(self, dsn: str, seed: int = 1) -> None:
+    def __init__(self, database: Database, seed: int = 1) -> None:
         self.record = Record()
-        self._dsn = dsn
+        self._database = database
         self._chance = random.Random(seed)  # noqa: S311 - not for secrets
-        self._rows = [_Rows(table) for table in TABLES]
+        self._rows = [_Rows(table) for table in database.tables]
 
     def create_tables(self) -> None:
         """Create the tables, empty."""
-        with psycopg.connect(self._dsn) as connection:
-            for table in TABLES:
-                name = sql.Identifier(table.name)
-                columns = sql.SQL(", ").join(
-                    sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
-                    for column in table.columns
-                )
-                connection.execute(
-                    sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, version int, {})").format(
-                        name, columns
-                    )
-                )
-                if table.full_identity:
-                    connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
+        self._database.create_tables()
 
     def write(
         self,
@@ -194,16 +209,16 @@ class Workload:
         """
         begun = time.monotonic()
         first = self.record.total
-        with psycopg.connect(self._dsn) as connection:
+        with self._database.connected() as (write, commit):
             while (done := self.record.total - first) < changes:
                 if stop and stop.is_set():
                     return
-                self._transaction(connection, min(per_transaction, changes - done))
+                self._transaction(write, commit, min(per_transaction, changes - done))
                 ahead = seconds * (self.record.total - first) / changes - (time.monotonic() - begun)
                 if ahead > 0:
                     (stop or threading.Event()).wait(ahead)
 
-    def _transaction(self, connection: psycopg.Connection[Any], size: int) -> None:
+    def _transaction(self, write: Write, commit: Callable[[], None], size: int) -> None:
         """Write up to `size` changes, at least one, of one table after another, and commit."""
         written: list[tuple[Table, Op, dict[int, int]]] = []
         for place, rows in enumerate(self._rows):
@@ -215,32 +230,8 @@ class Workload:
             statements = [("c", inserted), ("u", updated), ("d", deleted)]
             written += [(rows.table, op, changed) for op, changed in statements if changed]
         for table, op, changed in written:
-            connection.execute(*_statement(table, op, changed))
-        connection.commit()
+            write(table, op, changed)
+        commit()
         for table, op, changed in written:
             for key, version in changed.items():
                 self.record.note(table.name, key, op, version)
-
-
-def _statement(table: Table, op: Op, changed: Mapping[int, int]) -> tuple[sql.Composed, list[Any]]:
-    """Return one statement for all rows, and its parameters: an array per column."""
-    name = sql.Identifier(table.name)
-    if op == "d":
-        return sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(name), [list(changed)]
-    columns = ["id", "version", *(column.name for column in table.columns)]
-    types = ["bigint", "int", *(column.type.partition("(")[0] for column in table.columns)]
-    values = [list(changed), list(changed.values())]
-    values += [
-        [column.value(key, version) for key, version in changed.items()] for column in table.columns
-    ]
-    names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    # Arrays of text may hold any type's text; the cast to the column's type is made per value.
-    arrays = sql.SQL(", ").join(sql.SQL("%s::{}[]").format(sql.SQL(kind)) for kind in types)
-    new = sql.SQL("unnest({}) AS new ({})").format(arrays, names)
-    if op == "c":
-        return sql.SQL("INSERT INTO {} ({}) SELECT * FROM {}").format(name, names, new), values
-    assignments = sql.SQL(", ").join(
-        sql.SQL("{0} = new.{0}").format(sql.Identifier(column)) for column in columns[1:]
-    )
-    statement = sql.SQL("UPDATE {0} SET {1} FROM {2} WHERE {0}.id = new.id")
-    return statement.format(name, assignments, new), values

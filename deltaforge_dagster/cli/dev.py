@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses, wait_for_interrupt
-from deltaforge_dagster.cli.instance import dagster_home
-from deltaforge_dagster.config.load import BrokenPipeline, load_pipelines
+from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 
@@ -25,7 +26,7 @@ def dev(
     """
     console = Console()
     settings = Settings.from_env()
-    pipelines = load_pipelines(settings.pipelines)
+    pipelines = installed_pipelines(settings)
     for one in pipelines:
         if isinstance(one, BrokenPipeline):
             console.print(f"[red]{one.name} is left out:[/red] {one.error}", highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,28 +11,31 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import duration, position, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.holds import TABLE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-_Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline.")]
-
 
 @app.callback()
 def hold() -> None:
-    """Show what is kept back of a pipeline, and release it once the cause is mended."""
+    """Show what is kept back of a pipeline; release it once the cause is mended, or approve it."""
 
 
 @app.command("list")
-def list_(pipeline: _Pipeline) -> None:
+def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Show every hold: of what, since when, how much, and why."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         holds = store.holds(pipeline)
         now = store.now()
+    if json_output:
+        found = [{**asdict(one), "seconds": round(now - one.since, 1)} for one in holds]
+        typer.echo(json.dumps({"pipeline": pipeline, "holds": found}))
+        return
     table = Table(box=None, pad_edge=False)
     for heading in ("of", "state", "events", "bytes", "since", "after", "reason"):
         table.add_column(heading, overflow="fold")
@@ -50,7 +54,7 @@ def list_(pipeline: _Pipeline) -> None:
 
 @app.command()
 def release(
-    pipeline: _Pipeline,
+    pipeline: NameArgument,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Full name of a held table.")],
     *,
     create_table: Annotated[
@@ -64,13 +68,15 @@ def release(
     catalog: Annotated[
         bool,
         typer.Option(
-            "--catalog", help="All that is held is of the table as the server has it now."
+            "--catalog",
+            help="All that is held is of the table, and of types of those names, as the server has them now.",
         ),
     ] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Let the next run decode what is held of a table and deliver it, before newer changes of it.
 
-    Without an option the log itself must say what the columns are (binlog_row_metadata=FULL). What
+    Without an option the log itself must say what the columns are (MySQL: binlog_row_metadata=FULL). What
     still cannot be decoded is held again, with the new reason.
     """
     if catalog and create_table is not None:
@@ -87,4 +93,29 @@ def release(
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.release_hold(pipeline, TABLE, table, json.dumps(mend))
-    typer.echo(f"{table}: the next run delivers the {row.events:,} events that are held.")
+    say(
+        f"{table}: the next run delivers the {row.events:,} events that are held.",
+        {"pipeline": pipeline, "table": table, "events": row.events},
+        as_json=json_output,
+    )
+
+
+@app.command()
+def approve(
+    pipeline: NameArgument,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Full name of a waiting table.")],
+    *,
+    json_output: JsonOption = False,
+) -> None:
+    """Approve the forms that a table has had so far; the next run delivers what waits, in order.
+
+    What waits is shown by `deltaforge hold list`, what is different by `deltaforge schemas diff`.
+    """
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        changes = store.approve_table(pipeline, table)
+    say(
+        f"{table}: approved; the next run delivers the {changes:,} changes that wait.",
+        {"pipeline": pipeline, "table": table, "changes": changes},
+        as_json=json_output,
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import position
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
@@ -22,7 +25,7 @@ def journal() -> None:
 
 @app.command()
 def rebuild(
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline.")],
+    pipeline: NameArgument,
     *,
     accept_loss: Annotated[
         bool,
@@ -31,6 +34,7 @@ def rebuild(
             help="Go on although sinks lack changes that the source may have forgotten.",
         ),
     ] = False,
+    json_output: JsonOption = False,
 ) -> None:
     """Capture again, from the confirmed position on, what sinks lack of a lost journal.
 
@@ -44,6 +48,9 @@ def rebuild(
     # All that is left in the old journal's folder, also what killed runs left there.
     files = Journal(Settings.from_env().journal_url)
     files.sweep(pipeline, before.uid, (), epoch=sys.maxsize, older_than=-1.0)
+    if json_output:
+        typer.echo(json.dumps({"pipeline": pipeline, **asdict(rebuilt)}))
+        return
     typer.echo(
         f"{pipeline}: dropped {rebuilt.segments:,} segments of {rebuilt.ranges:,} ranges; "
         f"the next run captures again from {position(rebuilt.position)} on."

@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def say(text: str, found: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what a command has done: a sentence for people, or one JSON object for programs."""
+    typer.echo(json.dumps(found) if as_json else text)
+
+
+def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table without lines, whose cells are folded where the terminal is narrow."""
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
+    """Print such a table, or what there is to say when it has no rows."""
+    shown = grid(headings, rows) if rows else nothing
+    Console(highlight=False, markup=False).print(shown)
 
 
 def size(count: int) -> str:

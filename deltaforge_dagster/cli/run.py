@@ -28,20 +28,16 @@ from deltaforge_dagster.assets.names import (
     partition_key,
 )
 from deltaforge_dagster.assets.publish import add_partition
-from deltaforge_dagster.cli.instance import local_instance
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.replay import split_by_delivery
+from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
-
-PipelineArgument = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or its file.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 def run(
@@ -82,12 +78,20 @@ def replay(
     *,
     ranges: Annotated[str, typer.Option("--range", help="A range N, or consecutive ranges N-M.")],
     sink: Annotated[str, typer.Option(help="The sink that gets them again.")],
+    reprocess: Annotated[
+        bool,
+        typer.Option(
+            "--reprocess",
+            help="Run the file's processors of today over what was captured, and deliver that.",
+        ),
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Deliver closed ranges to one sink again; every message is marked, nothing else moves.
 
     What the sink does not have yet it gets for the first time, in order and unmarked, if no run
-    is working on the pipeline.
+    is working on the pipeline. With --reprocess it must have the ranges; the journal keeps what it
+    recorded of them.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     numbers = range_numbers(ranges)
@@ -95,7 +99,8 @@ def replay(
     # Dagster must know the partitions, and a refusal shall be one sentence of ours.
     with Platform(settings, single_process=True).open() as opened:
         split_by_delivery(opened.store, loaded.name, sink, numbers)
-    tags = {
+    tags = {RUN_TAG: "reprocess"} if reprocess else {}
+    tags |= {
         "dagster/asset_partition_range_start": partition_key(first),
         "dagster/asset_partition_range_end": partition_key(last),
     }
@@ -108,7 +113,8 @@ def replay(
         known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
         typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
         return
-    text = f"Range {ranges}: {again} messages sent to {sink} again"
+    how = "again, as processors make them now" if reprocess else "again"
+    text = f"Range {ranges}: {again} messages sent to {sink} {how}"
     Console().print(text + (f", {caught_up} for the first time." if caught_up else "."))
 
 
@@ -121,8 +127,9 @@ def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
             metadata = event.step_materialization_data.materialization.metadata
         elif event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
-        if "replayed" in metadata:
-            again += int(metadata["replayed"].value)
+        again += sum(
+            int(metadata[name].value) for name in ("replayed", "reprocessed") if name in metadata
+        )
         if CAUGHT_UP_METADATA in metadata:
             caught_up += int(metadata[CAUGHT_UP_METADATA].value)
     return again, caught_up
@@ -136,7 +143,7 @@ def _execute(
     selection: list[dg.AssetKey] | None = None,
     ranges: Iterable[int] = (),
 ) -> dg.ExecuteInProcessResult:
-    definitions = build_definitions(settings, single_process=True)
+    definitions = build_definitions(settings, [loaded], single_process=True)
     with local_instance(settings) as instance:
         for number in ranges:
             add_partition(instance, loaded.name, number)

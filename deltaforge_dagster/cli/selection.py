@@ -8,6 +8,7 @@ from pathlib import Path
 from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.resources.installed import installed_pipelines
 
 
 def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, LoadedPipeline]:
@@ -21,9 +22,9 @@ def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, Loaded
     """
     if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
         settings = replace(settings, pipelines=Path(pipeline).absolute())
-        (only,) = load_pipelines(settings.pipelines)
+        (only,) = load_pipelines(settings.pipelines, strict=settings.strict)
     else:
-        found = {one.name: one for one in load_pipelines(settings.pipelines)}
+        found = {one.name: one for one in installed_pipelines(settings)}
         if pipeline not in found:
             names = ", ".join(sorted(found)) or "none"
             raise NotAllowed(

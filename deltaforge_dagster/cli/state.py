@@ -34,21 +34,6 @@ def opened_store() -> Iterator[StateStore]:
         store.close()
 
 
-@contextmanager
-def store_if_any(settings: Settings) -> Iterator[StateStore | None]:
-    """Lend the installation's state store; None where nothing has run yet."""
-    url = settings.state_url
-    file = url.removeprefix("sqlite:///")
-    if url == "memory" or (file != url and not Path(file).exists()):
-        yield None
-        return
-    store = StateStore.open(url)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 def known_pipeline(store: StateStore, name: str) -> PipelineRow:
     """Return a pipeline by name.
 

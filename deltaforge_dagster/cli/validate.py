@@ -16,18 +16,28 @@ from deltaforge_dagster.config.load import (
     load_files,
     pipeline_files,
 )
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.sinks.build import problems
+from deltaforge_dagster.pipeline.build_check import build_problems
 
 
 def validate(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Pipeline files, or directories of them."),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE...]",
+            help="Pipeline files, or directories of them; DELTAFORGE_PIPELINES (./pipelines) without.",
+        ),
+    ] = None,
     *,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of lines.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            envvar="DELTAFORGE_STRICT", help="Unknown fields are problems instead of warnings."
+        ),
     ] = False,
 ) -> None:
     """Check pipeline files and print every problem and warning, each with its line.
@@ -37,7 +47,7 @@ def validate(
     """
     files: dict[Path, None] = {}
     missing: list[str] = []
-    for path in paths:
+    for path in paths or [Settings.from_env().pipelines]:
         try:
             found = pipeline_files(path)
         except SpecError as error:
@@ -46,7 +56,7 @@ def validate(
         if not found:
             missing.append(f"{path}: holds no *.yaml or *.yml file")
         files |= dict.fromkeys(found)
-    pipelines = [_checked(pipeline) for pipeline in load_files(files)]
+    pipelines = [_checked(pipeline) for pipeline in load_files(files, strict=strict)]
     valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
     if json_output:
         typer.echo(
@@ -64,10 +74,10 @@ def validate(
 
 
 def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
-    """Let the sinks' libraries read their settings, too."""
+    """Let the sinks' libraries read their settings, and the engine of scripts the scripts, too."""
     if isinstance(pipeline, BrokenPipeline):
         return pipeline
-    found = [f"{pipeline.path}: {problem}" for problem in problems(pipeline.spec)]
+    found = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]
     if not found:
         return pipeline
     return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*found), pipeline.warnings)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from deltaforge_dagster.cli.run import PipelineArgument, range_numbers
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -36,6 +40,7 @@ def verify(
             "--range", help="A range N, or consecutive ranges N-M; every closed one by default."
         ),
     ] = None,
+    json_output: JsonOption = False,
 ) -> None:
     """Check the files of closed ranges: there, unchanged and without a gap.
 
@@ -44,45 +49,42 @@ def verify(
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     journal = Journal(settings.journal_url)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=json_output)
+    events: dict[int, int] = {}
+    compared: list[Compared] = []
     with opened_store() as store:
         known_pipeline(store, loaded.name)
         chosen = _chosen(store, loaded.name, ranges)
         for number in chosen:
-            events = replay.verify(store, journal, loaded.name, number)
-            console.print(f"range {number}: {events:,} events, files as they were written")
-        if not from_source:
-            return
-        different = [
-            one for one in _again(store, journal, loaded, chosen, console) if not one.equal
-        ]
-    if different:
-        raise typer.Exit(1)
+            events[number] = replay.verify(store, journal, loaded.name, number)
+            console.print(f"range {number}: {events[number]:,} events, files as they were written")
+        if from_source:
+            for one in _again(store, journal, loaded, chosen):
+                compared.append(one)
+                console.print(_sentence(one))
+    same = all(one.equal for one in compared)
+    if json_output:
+        segments = [{**dataclasses.asdict(one), "equal": one.equal} for one in compared]
+        found = {"pipeline": loaded.name, "ok": same, "ranges": events, "segments": segments}
+        typer.echo(json.dumps(found))
+    raise typer.Exit(0 if same else 1)
 
 
 def _again(
-    store: StateStore,
-    journal: Journal,
-    loaded: LoadedPipeline,
-    ranges: list[int],
-    console: Console,
-) -> list[Compared]:
+    store: StateStore, journal: Journal, loaded: LoadedPipeline, ranges: list[int]
+) -> Iterator[Compared]:
     source = build_source(loaded.spec)
-    found = []
     try:
-        for one in recapture(
+        yield from recapture(
             store,
             journal,
             source,
             pipeline=loaded.name,
             tenant=loaded.spec.metadata.tenant,
             ranges=ranges,
-        ):
-            found.append(one)
-            console.print(_sentence(one))
+        )
     finally:
         source.close()
-    return found
 
 
 def _sentence(one: Compared) -> str:

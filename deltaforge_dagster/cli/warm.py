@@ -7,9 +7,14 @@ import time
 import typer
 
 from deltaforge_dagster.pipeline import messages
-from deltaforge_dagster.sinks import resp
+from deltaforge_dagster.processors import spliced_fields
+from deltaforge_dagster.sensing import scan
+from deltaforge_dagster.sinks import nats_answers, nats_pack, resp, resp_replies
+from deltaforge_dagster.sources import hiding, snapshot_rows
 from deltaforge_dagster.sources.mysql import made_up as mysql
-from deltaforge_dagster.sources.postgres import decoder as postgres
+from deltaforge_dagster.sources.mysql import selected as mysql_selected
+from deltaforge_dagster.sources.postgres import made_up as postgres
+from deltaforge_dagster.sources.postgres import selected as postgres_selected
 
 
 def warm() -> None:
@@ -21,6 +26,15 @@ def warm() -> None:
     started = time.monotonic()
     postgres.warm()
     mysql.warm()
+    postgres_selected.warm()
+    mysql_selected.warm()
+    snapshot_rows.warm()
+    hiding.warm()
     messages.warm()
+    spliced_fields.warm()
+    scan.warm()
     resp.warm()
+    resp_replies.warm()
+    nats_pack.warm()
+    nats_answers.warm()
     typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")

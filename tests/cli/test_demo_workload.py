@@ -8,6 +8,7 @@ import threading
 import psycopg
 import pytest
 
+from deltaforge_dagster.cli.demo_databases import PostgresDatabase
 from deltaforge_dagster.cli.demo_workload import TABLES, Workload
 
 
@@ -22,7 +23,7 @@ def test_rows_are_functions_of_key_and_version() -> None:
 @pytest.mark.postgres
 def test_the_record_agrees_with_the_database(postgres_dsn: str) -> None:
     """What the last steps of all keys say is what the tables hold, value by value."""
-    workload = Workload(postgres_dsn)
+    workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(700, 50)
     workload.write(300, 1)
@@ -53,7 +54,7 @@ def _as_text(row: dict[str, object]) -> dict[str, object]:
 @pytest.mark.postgres
 def test_each_key_has_a_history_that_can_happen(postgres_dsn: str) -> None:
     """Insert first, versions one by one, delete last; only orders come back, with the next one."""
-    workload = Workload(postgres_dsn)
+    workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(5000, 100)
 
@@ -71,7 +72,7 @@ def test_each_key_has_a_history_that_can_happen(postgres_dsn: str) -> None:
 @pytest.mark.postgres
 def test_several_changes_of_a_key_share_a_transaction(postgres_dsn: str) -> None:
     """Order inside a transaction is part of what the demo proves."""
-    workload = Workload(postgres_dsn)
+    workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(100, 100)
 
@@ -81,7 +82,7 @@ def test_several_changes_of_a_key_share_a_transaction(postgres_dsn: str) -> None
 @pytest.mark.postgres
 def test_writing_takes_the_time_it_is_given_and_can_be_stopped(postgres_dsn: str) -> None:
     """The calm phase is paced, and Ctrl-C does not wait for its end."""
-    workload = Workload(postgres_dsn)
+    workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     stop = threading.Event()
     threading.Timer(0.3, stop.set).start()

@@ -1,4 +1,4 @@
-"""`sink attach` over a real state store."""
+"""`sink pause`, `sink resume` and `sink attach` over a real state store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
     shown = lines("status")
 
     assert ["paused", "the journal is full"] in shown
-    assert ["file", "1", "detached; deltaforge sink attach orders file", "0"] in shown
+    assert ["file", "1", "detached; deltaforge sink attach orders file"] in [
+        line[:3] for line in shown
+    ]
     assert shown[-1] == ["sink file: detached: the journal is full"]
 
 
@@ -47,6 +49,28 @@ def test_attach(store: StateStore, options: tuple[str, ...], segment: int) -> No
 
     assert shown == [[f"file is attached and goes on with segment {segment}."]]
     assert store.checkpoints(NAME)["file"].attached
+
+
+def test_pause_and_resume(store: StateStore) -> None:
+    """Both say what they mean, and the status shows it with the command that undoes it."""
+    (said,) = lines("sink", "pause", NAME, "cache")
+    assert said[0].startswith("cache is paused; ")
+    assert said[0].endswith("Everything from segment 3 on is kept for it.")
+    shown = lines("status")
+    assert ["cache", "2", "no; paused: deltaforge sink resume orders cache"] in [
+        line[:3] for line in shown
+    ]
+
+    assert lines("sink", "resume", NAME, "cache") == [["cache goes on with segment 3."]]
+    assert store.checkpoints(NAME)["cache"].state == "attached"
+
+
+def test_status_shows_where_a_sink_began(store: StateStore) -> None:
+    """A sink that was added later has not everything, and that is said."""
+    store.register_pipeline(NAME, "spec-2", ["cache", "file", "late"], {"late": "tail"})
+
+    expected = "sink late: added; begins with segment 3, with what was captured after it was added"
+    assert [f"{expected} (start: tail)"] in lines("status")
 
 
 def test_refusals(store: StateStore) -> None:

@@ -28,6 +28,16 @@ def test_good_files_are_named(write: Write) -> None:
     assert result.output == f"ok      {path}: pipeline orders, postgres to cache, lines\n"
 
 
+def test_without_files_those_of_the_installation_are_checked(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every other command finds them."""
+    path = write()
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
+
+    assert run().output == f"ok      {path}: pipeline orders, postgres to cache, lines\n"
+
+
 def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> None:
     """Problems of all files come out in one go, brackets and all, and the exit code is 1."""
     good = write({"metadata.name": "good", "spec.colour": "red"}, file="a.yaml")
@@ -42,8 +52,8 @@ def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> N
         f"error   {bad}:1: metadata.tenant: is required",
         (
             f"error   {bad}:17: spec.sinks[0].config.uri: is not a Redis address (write "
-            "redis://user:password@host:port/database, or rediss:// for TLS, unix:// or "
-            "redis+sentinel://, with special characters of the password percent-encoded)"
+            "redis://user:password@host:port/database, or rediss:// for TLS, unix://, "
+            "redis+sentinel:// or redis+cluster://, with special characters of the password percent-encoded)"
         ),
     ]
 
@@ -119,3 +129,15 @@ def test_the_librarys_own_settings_are_read(write: Write, exactly_once: bool) ->
         assert bad.output.startswith(f"error   {path}: sink out: client_conf: ")
         assert said in bad.output
         assert "geheim" not in bad.output
+
+
+def test_strict(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--strict`, or the installation's setting, makes an unknown field a problem."""
+    path = write({"spec.enginee": {}})
+    said = f"{path}:24: spec.enginee: is not a known field"
+
+    assert run(path).output.startswith(f"warning {said}, it is ignored (did you mean engine?)\n")
+    assert run("--strict", path).output == f"error   {said} (did you mean engine?)\n"
+    assert run("--strict", path).exit_code == 1
+    monkeypatch.setenv("DELTAFORGE_STRICT", "true")
+    assert run(path).exit_code == 1

@@ -8,10 +8,12 @@ from types import FrameType
 import typer
 
 from deltaforge_dagster.cli.bench.capture import capture
+from deltaforge_dagster.cli.bench.debezium import debezium
 from deltaforge_dagster.cli.bench.decode import decode
 from deltaforge_dagster.cli.bench.drain import PAIRS, drain_command
 from deltaforge_dagster.cli.bench.latency import latency
 from deltaforge_dagster.cli.bench.seam import seam
+from deltaforge_dagster.cli.bench.snapshot import snapshot
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -30,6 +32,8 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 for _pair in PAIRS:
     app.command(_pair)(drain_command(_pair))
 app.command()(capture)
+app.command()(debezium)
 app.command()(decode)
 app.command()(latency)
 app.command()(seam)
+app.command()(snapshot)

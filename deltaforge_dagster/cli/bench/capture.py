@@ -1,6 +1,7 @@
 """`deltaforge bench capture`: a backlog from the source into the journal, and nothing behind it.
 
-One thread reads, decodes and journals, as a run's does, in segments as large as the defaults allow.
+One thread reads, decodes and journals, as a run's does, in segments as large as the defaults allow; with
+`--parallel` Spark's tasks do, as in a run whose sinks wait for them.
 Beside it stands the limit: the same log, received by a client that throws the bytes away. Their
 ratio says what our part costs where the server is the slower one; the processor seconds say what
 it costs where it is not, also on a busy machine.
@@ -8,33 +9,40 @@ it costs where it is not, also on a busy machine.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from deltaforge_dagster.cli.bench.drain import progress
 from deltaforge_dagster.cli.bench.installation import Say
 from deltaforge_dagster.cli.bench.processes import Sampler
+from deltaforge_dagster.cli.bench.results import show
 from deltaforge_dagster.cli.bench.shapes import SHAPES, Shape
 from deltaforge_dagster.cli.bench.sources import STARTS, BenchSource
 from deltaforge_dagster.config.load import load_pipeline
-from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.journal.files import Journal, SegmentWriter
-from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import ReadLimits
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backlog import Backlog
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.resources.spark import SparkSessions
+from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.sources.base import DivisibleSource, Source
 from deltaforge_dagster.sources.build import build_source
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.state.store import StateStore
 
 _PIPELINE = """\
 metadata: {{name: bench, tenant: acme}}
@@ -43,7 +51,9 @@ spec:
   sinks: [{{type: file, config: {{id: unused, path: unused}}}}]
 """
 _WARM_ROWS = 20_000
+_WARM_PARALLEL = 1_000_000
 _PATIENCE = 60.0
+_LOOK_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class CaptureResult:
         cpu_seconds_per_million: Of the capturing process and of the server, per million changes.
         raw_cpu_seconds_per_million: The same while the bytes are thrown away.
         segments: Segments that the backlog became.
+        parallel_segments: Those of them that Spark's tasks have written.
         journal_bytes: Bytes of their files.
         cores: Processors that this process may use.
     """
@@ -73,6 +84,7 @@ class CaptureResult:
     cpu_seconds_per_million: dict[str, float]
     raw_cpu_seconds_per_million: dict[str, float]
     segments: int
+    parallel_segments: int
     journal_bytes: int
     cores: int
 
@@ -84,25 +96,22 @@ def capture(
     shape: Annotated[
         Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
     ] = "wide10",
+    parallel: Annotated[
+        bool, typer.Option(help="Let Spark's tasks read the backlog (MySQL).")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
     """Capture a backlog into the journal: rate, cost, and the limit of the server's own decoding."""
     with progress(quiet=as_json) as say:
-        result = measure(source, rows, SHAPES[shape], say)
-    if as_json:
-        typer.echo(json.dumps(asdict(result)))
-        return
-    table = Table("measure", "value", title=f"capture from {source}, {rows:,} changes {shape}")
-    for name, value in asdict(result).items():
-        table.add_row(
-            name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
-        )
-    Console().print(table)
+        result = measure(source, rows, SHAPES[shape], say, parallel=parallel)
+    show(result, f"capture from {source}, {rows:,} changes {shape}", as_json=as_json)
 
 
-def measure(kind: Literal["postgres", "mysql"], rows: int, shape: Shape, say: Say) -> CaptureResult:
+def measure(
+    kind: Literal["postgres", "mysql"], rows: int, shape: Shape, say: Say, *, parallel: bool
+) -> CaptureResult:
     """Start a server, capture a backlog of `rows` changes, and read it raw.
 
     Raises:
@@ -113,20 +122,28 @@ def measure(kind: Literal["postgres", "mysql"], rows: int, shape: Shape, say: Sa
         say("starting the server")
         server = owned.enter_context(closing(STARTS["pg" if kind == "postgres" else kind]()))
         server.create(shape)
-        bench = _Bench(server, folder)
-        say("warming up")
-        _fill(server, 1, _WARM_ROWS)
-        bench.capture(_WARM_ROWS)
+        groups = {"capture": os.getpid(), "source": server.server.pid}
+        sessions = None
+        if parallel:
+            say("starting Spark")
+            spark = SparkServer.ensure(folder)
+            owned.callback(spark.stop)
+            settings = Settings.from_env({"DELTAFORGE_HOME": str(folder)})
+            sessions = SparkSessions(settings, None, lambda _session_id: None)
+            groups["spark"] = spark.pid
+        bench = _Bench(server, folder, sessions)
+        warm = max(_WARM_ROWS, min(rows // 2, _WARM_PARALLEL)) if parallel else _WARM_ROWS
+        say(f"warming up: {warm:,} changes")
+        _fill(server, 1, warm)
+        bench.capture(warm)
+        before = bench.journal_bytes
         server.begin_backlog()
-        for written in server.write(1 + _WARM_ROWS, rows):
+        for written in server.write(1 + warm, rows):
             say(f"filling the backlog: {written:,} of {rows:,} rows")
         server.end_backlog()
         say(f"capturing {rows:,} changes")
-        groups = {"capture": os.getpid(), "source": server.server.pid}
-        began = time.monotonic()
         with Sampler(groups, alone="capture", together=("capture",)) as captured:
-            segments, size = bench.capture(rows)
-        seconds = time.monotonic() - began
+            seconds, segments, of_tasks = bench.capture(rows)
         say("reading the raw log")
         with Sampler(groups, alone="capture", together=("capture",)) as raw:
             raw_seconds = server.read_raw()
@@ -140,88 +157,104 @@ def measure(kind: Literal["postgres", "mysql"], rows: int, shape: Shape, say: Sa
             cpu_seconds_per_million=_per_million(captured.cpu_seconds(), rows),
             raw_cpu_seconds_per_million=_per_million(raw.cpu_seconds(), rows),
             segments=segments,
-            journal_bytes=size,
+            parallel_segments=of_tasks,
+            journal_bytes=bench.journal_bytes - before,
             cores=len(os.sched_getaffinity(0)),
         )
 
 
 class _Bench:
-    """Captures from one server again and again, each time on from where it ended."""
+    """A pipeline that captures from one server again and again, each time on from where it ended.
 
-    def __init__(self, server: BenchSource, folder: Path) -> None:
+    Args:
+        server: The server.
+        folder: Where the journal goes.
+        sessions: Whose tasks read backlogs; None for one reader.
+    """
+
+    def __init__(self, server: BenchSource, folder: Path, sessions: SparkSessions | None) -> None:
         path = folder / "pipeline.yaml"
         path.write_text(_PIPELINE.format(source=server.block))
-        self._spec: PipelineSpec = load_pipeline(path).spec
+        self._loaded = load_pipeline(path)
         self._journal = Journal(f"file://{folder}/journal")
-        self._segments = 0
-        self._bytes = 0
-        self._stamps = _Stamps()
-        source = build_source(self._spec)
-        self._end = source.ensure_start()
-        self._stamps.define(source.definitions(self._end), self._end)
-        source.close()
+        self._sessions = sessions
+        self._store = StateStore.open("memory")
+        register(self._store, self._loaded)
+        with closing(self._source()) as source:
+            start = source.ensure_start()
+            self._store.set_start(self._loaded.name, start.to_json(), source.definitions(start))
 
-    def capture(self, rows: int) -> tuple[int, int]:
-        """Journal so many changes; return the segments and bytes that they became."""
-        limits = self._spec.spec.engine.segment
-        before = self._segments, self._bytes
-        reading = ReadLimits(max_events=limits.max_events, max_wait=limits.min_ms / 1000)
-        writer: SegmentWriter | None = None
-        taken = 0
-        heard = time.monotonic()
-        with closing(build_source(self._spec)) as source:
-            for batch in source.read(self._end, reading, self._stamps):
-                if batch.rows is not None:
-                    writer = writer or self._open()
-                    writer.write(batch.rows)
-                    taken += batch.rows.num_rows
-                    heard = time.monotonic()
-                if writer is not None and batch.end is not None:
-                    full = writer.rows >= limits.max_events or writer.bytes >= limits.max_bytes
-                    if full or taken >= rows:
-                        self._seal(writer, batch.end)
-                        writer = None
-                if (taken >= rows and writer is None) or time.monotonic() - heard > _PATIENCE:
+    def capture(self, rows: int) -> tuple[float, int, int]:
+        """Journal so many changes; return the seconds, the segments, and how many tasks wrote."""
+        name, spec = self._loaded.name, self._loaded.spec
+        row = self._store.pipeline(name)
+        lease = HeldLease.take(
+            self._store, name, "bench", seconds=30, renew_seconds=5, on_renewal=lambda: None
+        )
+        assert row is not None
+        assert lease is not None
+        # As in a run whose sinks are faster: a segment ends where it is full.
+        limits = spec.spec.engine.segment.model_copy(update={"min_ms": 1000})
+        backlog = None
+        if self._sessions is not None:
+            backlog = Backlog(
+                sessions=self._sessions,
+                journal=self._journal,
+                pipeline=name,
+                uid=row.uid,
+                lease=lease,
+                limits=limits,
+            )
+            with closing(self._source()) as source:  # as in a run that has delivered before
+                if isinstance(source, DivisibleSource):
+                    backlog.warm_up(source).result()
+        began = time.monotonic()
+        ranges = Ranges(
+            self._store,
+            lease,
+            pipeline=name,
+            spec_hash=self._loaded.hash,
+            limits=spec.spec.engine.range,
+            opened=lambda _: None,
+        )
+        capture = Capture(
+            build_source=self._source,
+            registry=FencedRegistry(self._store, lease, spec.metadata.tenant),
+            journal=self._journal,
+            pipeline=name,
+            uid=row.uid,
+            lease=lease,
+            ranges=ranges,
+            holds=Holds(self._store, self._journal, lease),
+            limits=limits,
+            start=parse_position(str(row.captured_position or row.start_position)),
+            next_segment=row.next_segment,
+            someone_waits=lambda: True,
+            captured=lambda _: None,
+            backlog=backlog,
+        )
+        try:
+            while capture.rows < rows and capture.error is None:
+                if time.monotonic() - capture.moved_at > _PATIENCE:
                     break
-        if taken != rows:
-            raise DeltaforgeError(f"{taken:,} of {rows:,} changes were captured")
-        return self._segments - before[0], self._bytes - before[1]
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            seconds = capture.moved_at - began
+            capture.stop()
+            ranges.close("bench")
+            lease.release()
+        if capture.rows != rows:
+            reason = capture.error or "nothing more came"
+            raise DeltaforgeError(f"{capture.rows:,} of {rows:,} changes were captured; {reason}")
+        return seconds, capture.segments, 0 if backlog is None else backlog.segments
 
-    def _open(self) -> SegmentWriter:
-        return self._journal.writer("bench", "bench", self._segments + 1, 1)
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal."""
+        return self._store.journal_bytes(self._loaded.name)
 
-    def _seal(self, writer: SegmentWriter, end: Position) -> None:
-        self._bytes += writer.close().bytes
-        self._segments += 1
-        self._end = end
-
-
-class _Stamps:
-    """A registry in memory: what it is asked to keep is gone with the benchmark."""
-
-    def __init__(self) -> None:
-        self._known: dict[TableSchema, SchemaStamp] = {}
-        self._definitions: dict[str, str] = {}
-
-    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Number the versions as they come."""
-        del position
-        number = len(self._known) + 1
-        return self._known.setdefault(table, SchemaStamp(f"sha256:{number:064d}", number, number))
-
-    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Keep what tables look like; nothing changes them here."""
-        del position
-        self._definitions |= {name: text for name, text in definitions.items() if text is not None}
-
-    def defined(self, position: Position) -> dict[str, str]:
-        """Return what tables look like."""
-        del position
-        return dict(self._definitions)
-
-    def held(self) -> Mapping[str, str]:
-        """Hold nothing back."""
-        return {}
+    def _source(self) -> Source:
+        return build_source(self._loaded.spec)
 
 
 def _per_million(seconds: Mapping[str, float], rows: int) -> dict[str, float]:

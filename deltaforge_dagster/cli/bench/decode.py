@@ -21,9 +21,10 @@ from deltaforge_dagster.sources.mysql import families as mysql_families
 from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import samples as mysql_samples
 from deltaforge_dagster.sources.mysql.decoder import Decoder as MysqlDecoder
-from deltaforge_dagster.sources.postgres import decoder as postgres
 from deltaforge_dagster.sources.postgres import families as postgres_families
+from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import samples as postgres_samples
+from deltaforge_dagster.sources.postgres.decoder import Decoder as PostgresDecoder
 
 PIECE = 4 << 20
 
@@ -83,7 +84,7 @@ def _seconds_to_copy(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> floa
 
 
 def _seconds_to_decode(
-    decoder: postgres.Decoder | MysqlDecoder, stream: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    decoder: PostgresDecoder | MysqlDecoder, stream: np.ndarray[tuple[int], np.dtype[np.uint8]]
 ) -> float:
     begun = time.process_time()
     at = 0

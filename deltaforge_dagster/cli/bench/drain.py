@@ -35,8 +35,10 @@ from deltaforge_dagster.sinks.base import SinkBatch
 PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
     "pg-redis": ("pg", "redis"),
     "pg-kafka": ("pg", "kafka"),
+    "pg-nats": ("pg", "nats"),
     "mysql-redis": ("mysql", "redis"),
     "mysql-kafka": ("mysql", "kafka"),
+    "mysql-nats": ("mysql", "nats"),
 }
 
 WARM_ROWS = 60_000
@@ -73,6 +75,7 @@ class Drain:
         rows: Events of the backlog.
         shape: Shape of its table.
         exactly_once: Whether the sink kept its own position.
+        sensing: Whether schema sensing was enabled, at its default settings.
         seconds: From the run's beginning to the last acknowledgement.
         first_seconds: From the run's beginning to the first acknowledgement.
         events_per_second: `rows / seconds`.
@@ -89,6 +92,7 @@ class Drain:
     rows: int
     shape: str
     exactly_once: bool
+    sensing: bool
     seconds: float
     first_seconds: float
     events_per_second: int
@@ -109,27 +113,41 @@ def drain_command(pair: str) -> Callable[..., None]:
         exactly_once: Annotated[
             bool, typer.Option("--exactly-once", help="The sink keeps its own position.")
         ] = False,
+        sensing: Annotated[
+            bool, typer.Option("--sensing", help="With schema sensing, at its default settings.")
+        ] = False,
         shape: Annotated[
-            Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
+            Literal["orders6", "wide10", "documents3"],
+            typer.Option(help="What the table looks like."),
         ] = "orders6",
         as_json: Annotated[
             bool, typer.Option("--json", help="Print one JSON object on the last line.")
         ] = False,
     ) -> None:
         with progress(quiet=as_json) as say:
-            result = measure(pair, rows, SHAPES[shape], exactly_once=exactly_once, say=say)
+            result = measure(
+                pair, rows, SHAPES[shape], exactly_once=exactly_once, sensing=sensing, say=say
+            )
         if as_json:
             typer.echo(json.dumps(asdict(result)))
         else:
             Console().print(_table(result))
 
     source, _, sink = pair.partition("-")
-    names = {"pg": "PostgreSQL", "mysql": "MySQL", "redis": "Redis", "kafka": "Kafka"}
+    names = {
+        "pg": "PostgreSQL",
+        "mysql": "MySQL",
+        "redis": "Redis",
+        "kafka": "Kafka",
+        "nats": "NATS",
+    }
     command.__doc__ = f"Drain a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
     return command
 
 
-def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say) -> Drain:
+def measure(
+    pair: str, rows: int, shape: Shape, *, exactly_once: bool, sensing: bool = False, say: Say
+) -> Drain:
     """Start everything, drain a backlog of `rows` events, and measure the limits.
 
     Raises:
@@ -142,7 +160,7 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
         sink = owned.enter_context(closing(SINKS[sink_kind]()))
         source.create(shape)
         installation = owned.enter_context(
-            installed(source, sink, exactly_once=exactly_once, say=say)
+            installed(source, sink, exactly_once=exactly_once, sensing=sensing, say=say)
         )
         warm = min(WARM_ROWS, rows)
         for ready in range(0, warm, WARM_BACKLOG):
@@ -170,6 +188,8 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
             raise DeltaforgeError(
                 f"{done.rows:,} of {rows:,} events were delivered; {problem or 'no error'}"
             )
+        if sensing:
+            _check_sensed(installation)
         # Now: the raw writes below are acknowledged by the same sink, and would count.
         seconds = done.last_at - began
         rate = rows / seconds
@@ -184,6 +204,7 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
             rows=rows,
             shape=shape.name,
             exactly_once=exactly_once,
+            sensing=sensing,
             seconds=round(seconds, 3),
             first_seconds=round(first_seconds, 3),
             events_per_second=round(rate),
@@ -201,6 +222,15 @@ def measure(pair: str, rows: int, shape: Shape, *, exactly_once: bool, say: Say)
             ),
             cores=len(os.sched_getaffinity(0)),
         )
+
+
+def _check_sensed(installation: Installation) -> None:
+    """Prove that sensing has looked at everything: else it would seem cheaper than it is."""
+    store, name = installation.store, installation.loaded.name
+    row, progress = store.pipeline(name), store.sensing_progress(name)
+    assert row is not None
+    if progress is None or progress.problem or progress.segment != row.next_segment - 1:
+        raise DeltaforgeError(f"sensing has not looked at everything: {progress}")
 
 
 def _fill(source: BenchSource, first: int, rows: int) -> None:

@@ -130,7 +130,7 @@ class _Publisher:
 
 @contextmanager
 def installed(
-    source: BenchSource, sink: BenchSink, *, exactly_once: bool, say: Say
+    source: BenchSource, sink: BenchSink, *, exactly_once: bool, sensing: bool = False, say: Say
 ) -> Iterator[Installation]:
     """Lend an installation in a temporary directory; Spark runs, the start position is fixed."""
     with ExitStack() as owned:
@@ -144,6 +144,7 @@ def installed(
             f"metadata: {{name: {PIPELINE}, tenant: bench}}\n"
             f"spec:\n  source: {source.block}\n"
             f"  sinks: [{sink.block(exactly_once=exactly_once)}]\n"
+            f"  schema_sensing: {{enabled: {str(sensing).lower()}}}\n"
         )
         settings = Settings.from_env({"DELTAFORGE_HOME": str(home)})
         opened = owned.enter_context(Platform(settings, single_process=True).open())

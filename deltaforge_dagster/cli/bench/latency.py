@@ -61,7 +61,7 @@ class Latency:
 def latency(
     *,
     pair: Annotated[
-        Literal["pg-redis", "pg-kafka", "mysql-redis", "mysql-kafka"],
+        Literal["pg-redis", "pg-kafka", "pg-nats", "mysql-redis", "mysql-kafka", "mysql-nats"],
         typer.Option(help="Source and sink."),
     ] = "pg-redis",
     seconds: Annotated[float, typer.Option(min=1, help="How long each rate is held.")] = 20.0,

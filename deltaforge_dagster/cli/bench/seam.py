@@ -30,7 +30,8 @@ from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.prepare import Prepared, Preparer
+from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.records import SegmentRow

@@ -97,4 +97,23 @@ WIDE10 = Shape(
 )
 """Ten columns, about 260 bytes of JSON."""
 
-SHAPES = {one.name: one for one in (ORDERS6, WIDE10)}
+DOCUMENTS3 = Shape(
+    "documents3",
+    (
+        Column("id", "bigint", "n"),
+        Column("kind", "text", _STATUS, "varchar(20)"),
+        Column(
+            "document",
+            "jsonb",
+            "jsonb_build_object('customer', n * 7919 % 100003, 'status', "
+            f"{_STATUS}, 'lines', jsonb_build_array(jsonb_build_object('sku', "
+            "concat('SKU-', n * 31 % 5000), 'count', n % 7)))",
+            "json",
+            f"JSON_OBJECT('customer', n * 7919 % 100003, 'status', {_STATUS}, 'lines', "
+            "JSON_ARRAY(JSON_OBJECT('sku', concat('SKU-', n * 31 % 5000), 'count', n % 7)))",
+        ),
+    ),
+)
+"""Three columns, one of them a document with an array; about 110 bytes of JSON."""
+
+SHAPES = {one.name: one for one in (ORDERS6, WIDE10, DOCUMENTS3)}

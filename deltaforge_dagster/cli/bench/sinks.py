@@ -18,9 +18,11 @@ from deltaforge_dagster.cli.demo_proof import Arrival, read_redis
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.base import Server
 from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_dagster.servers.nats import NatsServer
+from deltaforge_dagster.servers.nats_client import NatsClient
 from deltaforge_dagster.servers.redis import RedisServer
 
-SinkKind = Literal["redis", "kafka"]
+SinkKind = Literal["redis", "kafka", "nats"]
 
 DESTINATION = "bench"
 PARTITIONS = 4
@@ -133,4 +135,39 @@ class KafkaBench(BenchSink):
             consumer.close()
 
 
-STARTS: dict[SinkKind, Callable[[], BenchSink]] = {"redis": RedisBench, "kafka": KafkaBench}
+class NatsBench(BenchSink):
+    """NATS: one stream in files, as JetStream has it unless told otherwise."""
+
+    def __init__(self) -> None:
+        self._nats = NatsServer.start()
+        self.server = self._nats
+        with NatsClient(self._nats.url) as client:
+            wanted = {"name": DESTINATION, "subjects": [DESTINATION], "storage": "file"}
+            answer = client.ask(f"STREAM.CREATE.{DESTINATION}", wanted)
+            if "error" in answer:
+                raise SettingsError(f"NATS makes no stream: {answer['error']}")
+
+    def block(self, *, exactly_once: bool) -> str:
+        """Return the sink."""
+        return (
+            f'{{type: nats, config: {{id: sink, url: "{self._nats.url}", subject: {DESTINATION}, '
+            f"stream: {DESTINATION}, exactly_once: {str(exactly_once).lower()}}}}}"
+        )
+
+    def count(self) -> int:
+        """Return how many messages the stream has."""
+        with NatsClient(self._nats.url) as client:
+            return int(client.ask(f"STREAM.INFO.{DESTINATION}")["state"]["messages"])
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yield the stream's messages with the time at which they were stored."""
+        with NatsClient(self._nats.url) as client:
+            for one in client.read(DESTINATION):
+                yield Arrival(orjson.loads(one.value), one.ms)
+
+
+STARTS: dict[SinkKind, Callable[[], BenchSink]] = {
+    "redis": RedisBench,
+    "kafka": KafkaBench,
+    "nats": NatsBench,
+}

@@ -1,12 +1,16 @@
 """The sources of benchmarks: a server that is filled, read by the pipeline, and read raw.
 
-The raw reading is the limit of a source on this machine: the same log, received by one client that
-looks at nothing but the end.
+The raw reading is the limit of a source on this machine: the same log, or the same table, received by
+one client that looks at nothing but the end.
 """
+
+# ruff: noqa: SLF001 - PyMySQL has no other way to a result's bytes
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import struct
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import psycopg
+from pymysql.connections import MySQLResult
+from pymysql.constants import COMMAND
 
 from deltaforge_dagster.cli.bench.shapes import TRANSACTION_ROWS, Shape
 from deltaforge_dagster.errors import SettingsError
@@ -29,6 +35,8 @@ SourceKind = Literal["pg", "mysql"]
 
 _BUFFER = 4 << 20
 _PATIENCE = 60.0
+_END_BYTES = 16
+_EOF = b"\x05\x00\x00"
 _CHECKSUMS = "SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'"
 
 
@@ -37,9 +45,11 @@ class BenchSource(ABC):
 
     Attributes:
         server: The server.
+        dsn: Of the database.
     """
 
     server: Server
+    dsn: str
 
     @property
     @abstractmethod
@@ -70,6 +80,10 @@ class BenchSource(ABC):
     def read_raw(self) -> float:
         """Receive the log of the backlog into memory; return seconds."""
 
+    @abstractmethod
+    def read_table_raw(self) -> float:
+        """Receive the whole table into memory; return seconds."""
+
     def close(self) -> None:
         """End the server."""
         self.server.close()
@@ -80,15 +94,15 @@ class PostgresBench(BenchSource):
 
     def __init__(self) -> None:
         self.server = PostgresServer.start(origins=["package", "installed"])
-        self._dsn = self.server.create_database("shop")
-        self._connection = psycopg.connect(self._dsn, autocommit=True)
+        self.dsn = self.server.create_database("shop")
+        self._connection = psycopg.connect(self.dsn, autocommit=True)
         self._marker = secrets.token_hex(16)
 
     @property
     def block(self) -> str:
         """The `source` of the pipeline file."""
         return (
-            f'{{type: postgres, config: {{id: shop, dsn: "{self._dsn}", slot: bench, '
+            f'{{type: postgres, config: {{id: shop, dsn: "{self.dsn}", slot: bench, '
             f"publication: bench, tables: [public.{self._shape.name}]}}}}"
         )
 
@@ -124,7 +138,7 @@ class PostgresBench(BenchSource):
 
     def read_raw(self) -> float:
         """Receive what pgoutput makes of the backlog."""
-        server = postgres.Server.from_dsn(self._dsn, "deltaforge/bench")
+        server = postgres.Server.from_dsn(self.dsn, "deltaforge/bench")
         with server.query(_PATIENCE) as connection:
             connected = server.replicate(connection, _PATIENCE)
         stream = ReplicationStream(connected, server.where)
@@ -149,6 +163,16 @@ class PostgresBench(BenchSource):
         finally:
             stream.close()
 
+    def read_table_raw(self) -> float:
+        """Receive what COPY sends; `ReadyForQuery`, `Z Int32(5) I`, is the last message."""
+        with psycopg.connect(self.dsn) as connection:
+            began = time.monotonic()
+            connection.pgconn.send_query(f"COPY {self._shape.name} TO STDOUT".encode())
+            with socket.socket(fileno=os.dup(connection.pgconn.socket)) as plain:
+                _receive_until(plain, lambda end: end.endswith(b"Z\x00\x00\x00\x05I"))
+            connection.pgconn.finish()  # libpq has not seen what came
+        return time.monotonic() - began
+
     def close(self) -> None:
         """End the server."""
         self._connection.close()
@@ -160,8 +184,8 @@ class MysqlBench(BenchSource):
 
     def __init__(self) -> None:
         self.server = MysqlServer.start()
-        self._dsn = self.server.create_database("shop")
-        self._connection = connect(self._dsn)
+        self.dsn = self.server.create_database("shop")
+        self._connection = connect(self.dsn)
         self._execute("SET time_zone = '+00:00'")
         self._execute("CREATE TABLE numbers (i INT PRIMARY KEY)")
         numbers = ", ".join(f"({i})" for i in range(TRANSACTION_ROWS))
@@ -171,7 +195,7 @@ class MysqlBench(BenchSource):
     def block(self) -> str:
         """The `source` of the pipeline file."""
         return (
-            f'{{type: mysql, config: {{id: shop, dsn: "{self._dsn}", '
+            f'{{type: mysql, config: {{id: shop, dsn: "{self.dsn}", '
             f"tables: [shop.{self._shape.name}]}}}}"
         )
 
@@ -200,10 +224,14 @@ class MysqlBench(BenchSource):
         self._start = self._execute("SHOW MASTER STATUS")[0][:2]
 
     def end_backlog(self) -> None:
-        """Nothing: the server says where the log ends."""
+        """Remember how much log there is."""
+        file, position = self._start
+        files = {str(row[0]): int(row[1]) for row in self._execute("SHOW BINARY LOGS")}
+        later = [size for name, size in files.items() if name > str(file)]
+        self._log_bytes = files[str(file)] - int(position) + sum(later)
 
     def read_raw(self) -> float:
-        """Receive the binary log.
+        """Receive the binary log, all of it.
 
         MySQL protocol, "COM_BINLOG_DUMP": `Int32 position | Int16 flags | Int32 server id | file`,
         and with the flag 1 an EOF packet at the log's end. A packet is `Int24 size | Int8 number`
@@ -211,24 +239,47 @@ class MysqlBench(BenchSource):
         """
         file, position = self._start
         body = struct.pack("<IHI", position, 1, 4_000_000_001) + str(file).encode()
-        server = mysql.Server.from_dsn(self._dsn, "deltaforge/bench")
+        server = mysql.Server.from_dsn(self.dsn, "deltaforge/bench")
         began = time.monotonic()
         with server.dump([_CHECKSUMS], 0x12, body, _PATIENCE) as connected:
             connected.settimeout(_PATIENCE)
             buffer = bytearray(_BUFFER)
             view = memoryview(buffer)
             filled = at = 0  # received; where the next packet begins, maybe beyond that
+            received = 0
             while count := connected.recv_into(view[filled:]):
+                received += count
                 filled += count
                 while filled - at >= 5:
                     size = int.from_bytes(view[at : at + 3], "little")
                     if buffer[at + 4] == 0xFE and size < 9:
-                        return time.monotonic() - began
+                        seconds = time.monotonic() - began
+                        if received < self._log_bytes:
+                            raise SettingsError("the raw log is shorter than the server's files")
+                        return seconds
                     at += 4 + size
                 if at < filled:
                     view[: filled - at] = view[at:filled]
                 filled, at = max(filled - at, 0), max(at - filled, 0)
         raise SettingsError("the raw log has no end")
+
+    def read_table_raw(self) -> float:
+        """Receive what a SELECT sends.
+
+        MySQL protocol, "Text Resultset": an EOF packet, `Int24 5 | Int8 number | 0xFE | warnings |
+        status`, ends the columns' descriptions and another one the rows.
+        """
+        connection = mysql.Server.from_dsn(self.dsn, "deltaforge/bench").connect(_PATIENCE)
+        began = time.monotonic()
+        query = f"SELECT * FROM {self._shape.name}"  # noqa: S608 - our name
+        connection._execute_command(COMMAND.COM_QUERY, query)
+        result = MySQLResult(connection)
+        result.init_unbuffered_query()  # takes the descriptions
+        result.unbuffered_active = False  # or it would take the rest, too, when it is forgotten
+        ahead = connection._rfile.read1(1 << 16)
+        _receive_until(connection._sock, lambda end: end[-9:-6] == _EOF and end[-5] == 0xFE, ahead)
+        connection._force_close()  # PyMySQL has not seen what came
+        return time.monotonic() - began
 
     def close(self) -> None:
         """End the server."""
@@ -239,6 +290,20 @@ class MysqlBench(BenchSource):
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
             return cast("tuple[tuple[Any, ...], ...]", cursor.fetchall())
+
+
+def _receive_until(
+    connected: socket.socket, ended: Callable[[bytes], bool], received: bytes = b""
+) -> None:
+    """Receive into memory until the last bytes say that nothing more will come."""
+    connected.settimeout(_PATIENCE)
+    buffer = bytearray(_BUFFER)
+    end = received[-_END_BYTES:]
+    while not ended(end):
+        count = connected.recv_into(buffer)
+        if not count:
+            raise SettingsError("the raw table has no end")
+        end = (end + bytes(buffer[max(0, count - _END_BYTES) : count]))[-_END_BYTES:]
 
 
 STARTS: dict[SourceKind, Callable[[], BenchSource]] = {"pg": PostgresBench, "mysql": MysqlBench}

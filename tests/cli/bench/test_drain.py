@@ -13,7 +13,7 @@ from deltaforge_dagster.cli.bench.installation import Acknowledged, Installation
 from deltaforge_dagster.cli.main import app
 
 SERVERS = {"pg": pytest.mark.postgres, "mysql": pytest.mark.mysql}
-SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka}
+SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka, "nats": pytest.mark.nats}
 
 LATER = 10_000
 """Seconds that no drain of a test takes."""

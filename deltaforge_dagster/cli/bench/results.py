@@ -1,0 +1,27 @@
+"""Showing what a benchmark has measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def show(result: DataclassInstance, title: str, *, as_json: bool) -> None:
+    """Print a line for each field of a result; or one JSON object."""
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    table = Table("measure", "value", title=title)
+    for name, value in asdict(result).items():
+        table.add_row(
+            name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
+        )
+    Console().print(table)

@@ -1,0 +1,119 @@
+"""What a pipeline file makes when it is loaded and run: names in Dagster, in the store, on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.config.sinks import KafkaConfig, NatsConfig, RedisConfig, Sink
+from deltaforge_dagster.config.sources import PostgresSource, Source
+from deltaforge_dagster.config.templates import Variable, compile_template
+from deltaforge_dagster.config.turso import TursoSource
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.sinks.build import position_key, transactional_id
+from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.turso import triggers
+
+
+def creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    """Return, by where it is, what the pipeline makes or uses; plain JSON values."""
+    sinks = loaded.spec.spec.sinks
+    source = loaded.spec.spec.source
+    return {
+        "dagster": _in_dagster(settings, loaded),
+        "state store": {
+            "pipeline": loaded.name,
+            "checkpoints": [sink.config.id for sink in sinks],
+        },
+        "source": _of_source(source),
+        "sinks": {sink.config.id: _of_sink(sink, loaded.name, source) for sink in sinks},
+    }
+
+
+def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    definitions = build_definitions(settings, [loaded])
+    graph = definitions.resolve_asset_graph()
+    assets = sorted(graph.get_all_asset_keys())
+    partitions = [graph.get(key).partitions_def for key in assets]
+    repository = definitions.get_repository_def()
+    jobs = [job_name(loaded.name), snapshot_job_name(loaded.name)]
+    return {
+        "assets": [key.to_user_string() for key in assets],
+        "partitions": sorted(
+            {
+                one.name
+                for one in partitions
+                if isinstance(one, dg.DynamicPartitionsDefinition) and one.name
+            }
+        ),
+        "jobs": jobs,
+        "sensors": [
+            one.name
+            for one in repository.sensor_defs
+            if any(target.job_name in jobs for target in one.targets)
+        ],
+        "schedules": [
+            f"{one.name} ({one.cron_schedule})"
+            for one in repository.schedule_defs
+            if one.job_name in jobs
+        ],
+    }
+
+
+def _of_source(source: Source) -> dict[str, Any]:
+    config = source.config
+    tables = {"tables": list(config.tables) or ["every table of users"]}
+    if isinstance(source, PostgresSource):
+        return {"slot": source.config.slot, "publication": source.config.publication, **tables}
+    if isinstance(source, TursoSource):
+        makes = {"table": triggers.TABLE} if source.config.auto_create_triggers else {}
+        return {"mode": source.config.cdc_mode, **makes, **tables}
+    return {"server id of the reader": server_id(config.id), **tables}
+
+
+def _of_sink(sink: Sink, pipeline: str, source: Source) -> dict[str, Any]:
+    config = sink.config
+    word = {"redis": "streams", "kafka": "topics", "nats": "subjects", "file": "files"}[sink.type]
+    made: dict[str, Any] = {word: destinations(config.destination, source)}
+    if isinstance(config, NatsConfig) and config.stream is not None:
+        made["stream"] = config.stream
+    if isinstance(config, KafkaConfig) and config.exactly_once:
+        made["transactional id, group"] = transactional_id(pipeline, config.id)
+    if isinstance(config, RedisConfig) and config.exactly_once:
+        made["position key"] = position_key(pipeline, config.id)
+    return made
+
+
+def destinations(template: str, source: Source) -> list[str]:
+    """Return where messages go as far as the file alone says; else the template itself.
+
+    `${source.table}` and its schema or database are known where no pattern of tables has a wildcard.
+    """
+    names = [_table(pattern, source) for pattern in source.config.tables]
+    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
+        names = [{}]
+    return list(dict.fromkeys(_filled(template, name) for name in names))
+
+
+def _filled(template: str, known: Mapping[str, str]) -> str:
+    parts = []
+    for part in compile_template(template).parts:
+        path = ".".join(part.path) if isinstance(part, Variable) else None
+        parts.append(str(part) if path is None else known.get(path, f"${{{path}}}"))
+    return "".join(parts)
+
+
+def _table(pattern: str, source: Source) -> dict[str, str]:
+    """Return the variables of templates that a pattern of tables decides."""
+    first, dot, rest = pattern.partition(".")
+    if isinstance(source, TursoSource):
+        return {"source.db": "main", "source.table": pattern}
+    if not isinstance(source, PostgresSource):
+        return {"source.db": first, "source.table": rest} if dot else {"source.table": first}
+    schema, table = (first, rest) if dot else ("public", first)
+    return {"source.schema": schema, "source.table": table}

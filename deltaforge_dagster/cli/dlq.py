@@ -1,0 +1,182 @@
+"""`deltaforge dlq`: changes that could not be delivered, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import duration
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state.dead_letters import entry_json
+from deltaforge_dagster.state.records import DeadLetterRow
+from deltaforge_dagster.state.store import StateStore
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_Numbers = Annotated[
+    list[int] | None, typer.Argument(metavar="[N]...", help="Numbers of entries.", min=1)
+]
+_Sink = Annotated[str | None, typer.Option("--sink", metavar="S", help="Only of this sink.")]
+
+
+@app.callback()
+def dlq() -> None:
+    """Show a pipeline's dead letters, deliver them again, or give them up."""
+
+
+@app.command("list")
+def list_(
+    pipeline: NameArgument,
+    *,
+    sink: _Sink = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Only routing, serialization, too_large or waiting ones."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, the oldest first.")] = 50,
+    json_output: JsonOption = False,
+) -> None:
+    """Show entries: which change, of which sink, and why; without the events themselves."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        rows = store.dead_letters(pipeline, sink=sink, error_kind=kind, limit=limit)
+        depth = store.dead_letter_depth(pipeline)
+        now = store.now()
+    if json_output:
+        entries = [orjson.Fragment(entry_json(pipeline, row)) for row in rows]
+        found = {"pipeline": pipeline, "count": depth.entries, "entries": entries}
+        typer.echo(orjson.dumps(found))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("n", "sink", "table", "state", "cause", "attempts", "since", "place", "why"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            f"{row.seq}",
+            row.sink,
+            row.table_name,
+            row.state,
+            row.error_kind,
+            f"{row.attempts}",
+            f"{duration(now - row.created_at)} ago",
+            f"{row.segment}:{row.ordinal}",
+            row.error_message,
+        )
+    console = Console(highlight=False)
+    console.print(table if rows else "There are no such dead letters.")
+    if depth.entries > len(rows) > 0:
+        console.print(f"{len(rows)} of {depth.entries} entries.")
+
+
+@app.command()
+def show(
+    pipeline: NameArgument,
+    number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of an entry.")],
+    *,
+    json_output: JsonOption = False,
+) -> None:
+    """Show one entry with its event, values included."""
+    with opened_store() as store:
+        (row,) = _known(store, pipeline, [number])
+    if json_output:
+        typer.echo(entry_json(pipeline, row))
+        return
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in (
+        ("sink", row.sink),
+        ("state", row.state),
+        ("cause", f"{row.error_kind}: {row.error_message}"),
+        ("attempts", f"{row.attempts}"),
+        ("event", row.event_id),
+        ("place", f"segment {row.segment}, ordinal {row.ordinal}; {row.source_cursor}"),
+        ("table", row.table_name),
+        ("key", row.row_key or "none"),
+    ):
+        facts.add_row(name, value)
+    Console(highlight=False, markup=False).print(facts)
+    typer.echo(row.event)
+
+
+@app.command()
+def redrive(
+    pipeline: NameArgument,
+    numbers: _Numbers = None,
+    *,
+    sink: _Sink = None,
+    every: Annotated[bool, typer.Option("--all", help="Every dead entry.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Deliver entries again, after their cause is mended: by the pipeline file as it is then.
+
+    The sink's own deliverer does it, in the run that is live or in the next one: in order for each
+    key, with what waits behind them. What is refused again stays.
+    """
+    if not (numbers or sink or every):
+        raise NotAllowed("say which entries: their numbers, --sink or --all")
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        if numbers:
+            _known(store, pipeline, numbers)
+        count = store.redrive_dead_letters(pipeline, sink=sink, seqs=numbers or None)
+    if json_output:
+        typer.echo(orjson.dumps({"pipeline": pipeline, "redriven": count}))
+    else:
+        typer.echo(f"{_entries(count)} will be delivered again by the pipeline's run.")
+
+
+@app.command()
+def ack(
+    pipeline: NameArgument,
+    numbers: _Numbers = None,
+    *,
+    up_to: Annotated[
+        int | None, typer.Option("--up-to", metavar="N", min=1, help="All up to this number.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Give entries up: the sink never gets these changes. What waits behind them goes on."""
+    if bool(numbers) is (up_to is not None):
+        raise NotAllowed("say which entries: their numbers, or --up-to N")
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        if numbers:
+            _known(store, pipeline, numbers)
+        count = store.remove_dead_letters(pipeline, seqs=numbers or None, up_to=up_to)
+    if json_output:
+        typer.echo(orjson.dumps({"pipeline": pipeline, "acked": count}))
+    else:
+        typer.echo(f"{_entries(count)} given up.")
+
+
+@app.command()
+def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption = False) -> None:
+    """Give up every entry, also those that only wait behind others."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        count = store.remove_dead_letters(pipeline, sink=sink)
+    if json_output:
+        typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
+    else:
+        typer.echo(f"{_entries(count)} given up.")
+
+
+def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:
+    """Return entries, all of which must exist."""
+    known_pipeline(store, pipeline)
+    rows = store.dead_letters(pipeline, seqs=numbers)
+    missing = sorted(set(numbers) - {row.seq for row in rows})
+    if missing:
+        names = ", ".join(map(str, missing))
+        raise NotAllowed(f"pipeline {pipeline!r} has no dead letter {names}")
+    return rows
+
+
+def _entries(count: int) -> str:
+    return f"{count:,} {'entry' if count == 1 else 'entries'}"

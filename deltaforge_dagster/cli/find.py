@@ -1,0 +1,143 @@
+"""`deltaforge find`: where the changes of a key are, and which sinks have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import moment, size
+from deltaforge_dagster.cli.run import range_numbers
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.key_search import Found, Wanted, search, segments_of
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+
+def find(
+    pipeline: NameArgument,
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="Value of the row's key, several with commas between, or a JSON object: '{\"id\": 7}'.",
+        ),
+    ],
+    *,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Only of this table; may be repeated.")
+    ] = None,
+    ranges: Annotated[
+        str | None, typer.Option("--range", help="Only in a range N, or consecutive ranges N-M.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many changes, the oldest first.")] = 100,
+    json_output: JsonOption = False,
+) -> None:
+    """Show where in the journal a row's changes are, and whether each sink has them.
+
+    The journal is searched as far back as it is kept. A sink has a change once its checkpoint has passed
+    it, also one that the file's `filter` keeps from it. The exit code is 1 when there is none.
+    """
+    wanted = Wanted(key)
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        within = _within(store, pipeline, ranges)
+        journal = Journal(Settings.from_env().journal_url)
+        with _progress(store, pipeline, within) as progress:
+            matches = search(
+                store,
+                journal,
+                pipeline,
+                wanted,
+                tables=tables or (),
+                segments=within,
+                progress=progress,
+            )
+            found = list(islice(matches, limit + 1))
+        held = [one for one in store.holds(pipeline) if one.state != "journaled"]
+        sinks = list(store.checkpoints(pipeline))
+    more = len(found) > limit
+    found = found[:limit]
+    if json_output:
+        changes = [_as_json(one) for one in found]
+        typer.echo(json.dumps({"pipeline": pipeline, "changes": changes, "more": more}))
+    else:
+        _print(found, sinks, more=more)
+        for one in held:
+            typer.echo(f"{one.events:,} events of {one.subject} are held and were not searched.")
+    raise typer.Exit(0 if found else 1)
+
+
+def _within(store: StateStore, pipeline: str, ranges: str | None) -> tuple[int | None, int | None]:
+    return (None, None) if ranges is None else segments_of(store, pipeline, range_numbers(ranges))
+
+
+@contextmanager
+def _progress(
+    store: StateStore, pipeline: str, within: tuple[int | None, int | None]
+) -> Iterator[Any]:
+    """Show on standard error, where that is a terminal, how much of the journal was searched."""
+    console = Console(stderr=True)
+    total = store.journal_bytes(pipeline) if within == (None, None) else None
+    bar = Progress(
+        TextColumn("searching"),
+        BarColumn(),
+        TextColumn("{task.fields[done]}, segment {task.fields[segment]:,}"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = bar.add_task("", total=total, done="", segment=0)
+    searched = 0
+
+    def show(segment: SegmentRow) -> None:
+        nonlocal searched
+        searched += segment.bytes + (segment.processed_bytes or 0)
+        bar.update(task, completed=searched, done=size(searched), segment=segment.segment)
+
+    with bar:
+        yield show
+
+
+def _as_json(one: Found) -> dict[str, Any]:
+    return {
+        **asdict(one),
+        "key": json.loads(one.key),
+        "old_key": None if one.old_key is None else json.loads(one.old_key),
+    }
+
+
+def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
+    console = Console(highlight=False, markup=False)
+    if not found:
+        console.print("The journal holds no change of that key.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("time", "table", "op", "key", "range", "segment", "position", *sinks):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        keys = one.key if one.old_key is None else f"{one.old_key} -> {one.key}"
+        table.add_row(
+            moment(one.ts_us / 1e6),
+            one.table,
+            one.op,
+            keys,
+            f"{one.range}",
+            f"{one.segment}:{one.ordinal}",
+            one.position,
+            *(one.sinks.get(sink, "-") for sink in sinks),
+        )
+    console.print(table)
+    if more:
+        console.print(f"There are more than these {len(found)}; --limit shows more.")

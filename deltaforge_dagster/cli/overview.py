@@ -1,0 +1,173 @@
+"""Everything that `deltaforge status` says of a pipeline, read from the state store at one time.
+
+No server is asked. Display (`status_display`) and JSON are two views of the same values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
+from deltaforge_dagster.state.records import (
+    CheckpointRow,
+    DeadLetterDepth,
+    HoldRow,
+    LeaseRow,
+    PipelineRow,
+    RangeRow,
+)
+from deltaforge_dagster.state.snapshots import SnapshotProgress, SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class SinkView:
+    """How one sink stands.
+
+    Attributes:
+        checkpoint: How far it is.
+        segments: How many segments it lacks, whole or in part.
+        rows: How many changes it lacks.
+        lag_seconds: Age of the oldest of them; 0 when there is none.
+    """
+
+    checkpoint: CheckpointRow
+    segments: int
+    rows: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How one pipeline stands.
+
+    Attributes:
+        pipeline: Its row.
+        sinks: Its sinks.
+        newest: Its newest range, None when there is none.
+        lease: Who works on it.
+        journal_bytes: Size of its journal.
+        holds: What is kept back.
+        dead_letters: How full the queue is.
+        snapshot: The newest snapshot with how far each table is, None when there is none.
+        now: The store's time.
+    """
+
+    pipeline: PipelineRow
+    sinks: Sequence[SinkView]
+    newest: RangeRow | None
+    lease: LeaseRow | None
+    journal_bytes: int
+    holds: Sequence[HoldRow]
+    dead_letters: DeadLetterDepth
+    snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
+    now: float
+
+    @property
+    def status(self) -> str:
+        """Return `running`, `paused` or `stopped`, as it is wanted; `failed` when it cannot run."""
+        failed = self.pipeline.failure is not None and self.pipeline.want == "running"
+        return "failed" if failed else self.pipeline.want
+
+    @property
+    def problem(self) -> str | None:
+        """Return why nothing is captured until a person acts, None while all is well."""
+        failure = self.pipeline.failure
+        return None if failure is None else str(json.loads(failure)["message"])
+
+    @property
+    def lag_seconds(self) -> float:
+        """Return the lag of the sink that is furthest behind."""
+        return max((one.lag_seconds for one in self.sinks), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values; times are seconds since 1970."""
+        row, newest, lease = self.pipeline, self.newest, self.lease
+        held = lease is not None and lease.held_at(self.now)
+        return {
+            "name": row.name,
+            "status": self.status,
+            "problem": self.problem,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "captured_position": _fields(row.captured_position or row.start_position),
+            "committed_position": _fields(row.confirmed_position),
+            "captured_segments": row.next_segment - 1,
+            "capture_pause": row.capture_pause,
+            "journal_bytes": self.journal_bytes,
+            "range": newest
+            and {
+                "range": newest.range,
+                "state": newest.state,
+                "rows": newest.rows,
+                "opened_at": newest.opened_at,
+                "closed_at": newest.closed_at,
+            },
+            "run_id": lease.run_id if lease is not None and held else None,
+            "sinks": [self._sink(one) for one in self.sinks],
+            "holds": [asdict(one) for one in self.holds],
+            "dead_letters": asdict(self.dead_letters),
+            "snapshot": self.snapshot
+            and {
+                **asdict(self.snapshot[0]),
+                "progress": {name: asdict(one) for name, one in self.snapshot[1].items()},
+            },
+        }
+
+    def _sink(self, view: SinkView) -> dict[str, Any]:
+        one = view.checkpoint
+        return {
+            "sink": one.sink,
+            "state": one.state,
+            "segment": one.segment,
+            "ordinal": one.ordinal,
+            "complete": one.complete,
+            "source_position": _fields(one.source_position),
+            "segments_behind": view.segments,
+            "rows_behind": view.rows,
+            "lag_seconds": round(view.lag_seconds, 3),
+            "checkpoint_age_seconds": round(max(0.0, self.now - one.updated_at), 3),
+            "failures": one.failures,
+            "next_attempt_at": one.next_attempt_at if one.failures else None,
+            "last_error": one.last_error,
+            "notice": one.notice,
+            "began": one.began,
+        }
+
+
+def overview(store: StateStore, row: PipelineRow) -> Overview:
+    """Return how a pipeline stands."""
+    now = store.now()
+    newest = store.ranges(row.name, newest_first=True, limit=1)
+    snapshots = store.snapshots(row.name, newest=1)
+    return Overview(
+        pipeline=row,
+        sinks=[_view(store, row, one, now) for one in store.checkpoints(row.name).values()],
+        newest=newest[0] if newest else None,
+        lease=store.lease(row.name),
+        journal_bytes=store.journal_bytes(row.name),
+        holds=store.holds(row.name),
+        dead_letters=store.dead_letter_depth(row.name),
+        snapshot=(snapshots[0], store.snapshot_progress(row.name, snapshots[0].snapshot))
+        if snapshots
+        else None,
+        now=now,
+    )
+
+
+def _view(store: StateStore, row: PipelineRow, one: CheckpointRow, now: float) -> SinkView:
+    behind = segments_behind(row, one)
+    rows = 0
+    if behind:
+        waiting = store.segments(row.name, first=one.segment + one.complete)
+        rows = sum(segment.delivered.rows for segment in waiting)
+        if waiting and not one.complete and waiting[0].segment == one.segment:
+            rows -= one.ordinal + 1
+    return SinkView(one, behind, rows, sink_lag_seconds(store, row, one, now))
+
+
+def _fields(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

@@ -1,0 +1,91 @@
+"""`deltaforge ranges`: a pipeline's newest ranges, and which sinks have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import moment, size
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.state.records import CheckpointRow, RangeRow
+
+
+def ranges(
+    pipeline: NameArgument,
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    json_output: JsonOption = False,
+) -> None:
+    """Show the newest ranges: what they hold, which sinks have them, what Dagster was told."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        rows = store.ranges(pipeline, newest_first=True, limit=limit)
+        checkpoints = store.checkpoints(pipeline)
+        published = store.published(pipeline, rows[-1].range, rows[0].range) if rows else set()
+        now = store.now()
+    assets = {
+        row.range: sorted(asset for number, asset in published if number == row.range)
+        for row in rows
+    }
+    if json_output:
+        found = [_as_json(row, checkpoints, assets[row.range]) for row in rows]
+        typer.echo(json.dumps({"pipeline": pipeline, "ranges": found}))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("range", "state", "rows", "bytes", "opened", "seconds"):
+        justify: JustifyMethod = "left" if heading in {"state", "opened"} else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for sink in checkpoints:
+        table.add_column(sink, overflow="fold")
+    table.add_column("published", overflow="fold")
+    for row in rows:
+        told = assets[row.range]
+        table.add_row(
+            f"{row.range}",
+            row.state,
+            f"{row.rows:,}",
+            size(row.bytes),
+            moment(row.opened_at),
+            f"{(row.closed_at or now) - row.opened_at:.1f}",
+            *(_SAID[_delivered(row, one)] for one in checkpoints.values()),
+            "all" if len(told) == len(checkpoints) + 1 else ", ".join(told) or "no",
+        )
+    Console(highlight=False).print(table if rows else "No range yet.")
+
+
+_SAID: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}
+
+
+def _delivered(row: RangeRow, checkpoint: CheckpointRow) -> bool | None:
+    """Say whether a sink has a range; None for one from before the sink was added."""
+    if row.first_segment < checkpoint.first_segment:
+        return None
+    return (checkpoint.segment, checkpoint.complete) >= (row.last_segment, True)
+
+
+def _as_json(
+    row: RangeRow, checkpoints: Mapping[str, CheckpointRow], published: list[str]
+) -> dict[str, Any]:
+    return {
+        "range": row.range,
+        "state": row.state,
+        "rows": row.rows,
+        "bytes": row.bytes,
+        "first_segment": row.first_segment,
+        "last_segment": row.last_segment,
+        "start_position": json.loads(row.start_position),
+        "end_position": json.loads(row.end_position),
+        "counts": row.counts,
+        "opened_at": row.opened_at,
+        "closed_at": row.closed_at,
+        "close_reason": row.close_reason,
+        "content_hash": row.content_hash,
+        "delivered": {sink: _delivered(row, one) for sink, one in checkpoints.items()},
+        "published": published,
+    }

@@ -1,0 +1,173 @@
+"""`deltaforge sensing`: which fields documents have, and where rows differ from their tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.output import show_grid
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline import sensing_views as views
+from deltaforge_dagster.state.store import StateStore
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_Table = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="A table, or table:column, as `sensing list` shows it."),
+]
+
+
+@app.callback()
+def sensing() -> None:
+    """Show what sensing has found out of a pipeline's documents and tables (docs/sensing.md)."""
+
+
+@app.command("list")
+def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
+    """Show every schema that was learned, and how far sensing is."""
+    with _opened(pipeline) as (store, loaded):
+        found = views.schemas(store, loaded)
+        progress = store.sensing_progress(loaded.name)
+        row = known_pipeline(store, loaded.name)
+    behind = row.next_segment - 1 - (0 if progress is None else progress.segment)
+    problem = None if progress is None else progress.problem
+    skipped = 0 if progress is None else progress.skipped
+    if json_output:
+        rest = {"segments_behind": behind, "segments_skipped": skipped, "problem": problem}
+        typer.echo(json.dumps({"pipeline": loaded.name, "schemas": found, **rest}))
+        return
+    rows = [
+        (
+            one["table"],
+            f"{one['sequence']}" + (" (stable)" if one["stabilized"] else ""),
+            one["fingerprint"],
+            f"{one['sampled_count']:,} of {one['event_count']:,}",
+            one["last_seen"],
+        )
+        for one in found
+    ]
+    show_grid(
+        ("table", "schema", "fingerprint", "documents", "last seen"),
+        rows,
+        nothing="No document yet.",
+    )
+    if behind:
+        typer.echo(f"{behind:,} segments are still to be looked at.")
+    if skipped:
+        typer.echo(f"{skipped:,} segments were gone before their turn.")
+    if problem:
+        typer.secho(f"sensing does not go on: {problem}", fg=typer.colors.YELLOW)
+
+
+@app.command()
+def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption = False) -> None:
+    """Show the fields of a schema, how it has changed, and objects whose names are values."""
+    with _opened(pipeline) as (store, loaded):
+        found = views.schema(store, loaded, table)
+        changes = views.evolutions(store, loaded, table)
+        classes = views.classifications(store, loaded, table)["paths"]
+    if json_output:
+        typer.echo(json.dumps({**found, "evolutions": changes, "paths": classes}))
+        return
+    rows = [
+        (
+            one["name"],
+            " or ".join(one["types"]),
+            "optional" if one["optional"] else "",
+            _notes(one),
+        )
+        for one in found["fields"]
+    ]
+    show_grid(("field", "type", "", "values"), rows, nothing="It has no fields.")
+    for path, one in classes.items():
+        if one["has_dynamic_fields"]:
+            typer.echo(f"{path}: names are values, about {one['unique_keys']:,} of them")
+    typer.echo(f"Changed {len(changes):,} times since it was first seen.")
+
+
+@app.command()
+def schema(
+    pipeline: PipelineArgument,
+    table: _Table,
+    *,
+    output: Annotated[
+        Path | None, typer.Option(help="Write to this file instead of standard output.")
+    ] = None,
+) -> None:
+    """Print a schema as JSON Schema (draft 2020-12)."""
+    with _opened(pipeline) as (store, loaded):
+        text = json.dumps(views.json_schema(store, loaded, table), indent=2) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, "utf-8")
+
+
+@app.command()
+def drift(
+    pipeline: PipelineArgument,
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
+    *,
+    json_output: JsonOption = False,
+) -> None:
+    """Show where rows differ from what their tables declare."""
+    with _opened(pipeline) as (store, loaded):
+        found = (
+            views.drifts(store, loaded) if table is None else [views.drift(store, loaded, table)]
+        )
+    if json_output:
+        typer.echo(json.dumps({"pipeline": loaded.name, "tables": found}))
+        return
+    rows = [
+        (
+            f"{one['table']}.{column['column']}",
+            column["expected_type"] or "-",
+            ", ".join(column["observed_types"]) or "-",
+            ", ".join(f"{kind} {count:,}" for kind, count in column["problems"].items()),
+            max(column["last_seen"].values(), default="-"),
+        )
+        for one in found
+        for column in one["columns"]
+    ]
+    show_grid(("column", "declared", "seen", "what", "last seen"), rows, nothing="Nothing differs.")
+    analyzed = sum(one["events_analyzed"] for one in found)
+    differing = sum(one["events_with_drift"] for one in found)
+    typer.echo(f"{differing:,} of {analyzed:,} rows that were looked at differ.")
+
+
+@contextmanager
+def _opened(pipeline: str) -> Iterator[tuple[StateStore, LoadedPipeline]]:
+    """Lend the state store, and the pipeline, which has sensing and ran before."""
+    _, loaded = select_pipeline(Settings.from_env(), pipeline)
+    views.options_of(loaded)
+    with opened_store() as store:
+        known_pipeline(store, loaded.name)
+        yield store, loaded
+
+
+def _notes(field: dict[str, Any]) -> str:
+    """Return what is known of a field's values."""
+    notes = []
+    if field.get("null_rate"):
+        notes.append(f"{field['null_rate']:.1%} null")
+    if "format" in field:
+        notes.append(field["format"])
+    if "enum" in field:
+        notes.append("one of " + ", ".join(field["enum"]))
+    if "array_element_types" in field:
+        notes.append("of " + " or ".join(field["array_element_types"]))
+    if "nested_field_count" in field:
+        notes.append(f"{field['nested_field_count']} fields inside")
+    if "cardinality" in field:
+        notes.append(f"{field['min']} to {field['max']}, about {field['cardinality']:,} different")
+    return "; ".join(notes)

@@ -1,0 +1,201 @@
+"""`deltaforge snapshot`: reading tables as they are, beside the stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
+from deltaforge_dagster.cli.output import duration, say, size
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.state.snapshots import SnapshotProgress, SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_Tables = Annotated[
+    str, typer.Option("--tables", help="Full names with commas between; all tables without it.")
+]
+_Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", help="A condition in the database's SQL: rows that do not fulfil it stay."
+    ),
+]
+
+
+@app.callback()
+def snapshot() -> None:
+    """Read tables as they are, in chunks, without stopping the stream."""
+
+
+@app.command()
+def start(
+    pipeline: PipelineArgument,
+    *,
+    tables: _Tables = "",
+    where: _Where = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Ask for a snapshot, which the pipeline's sensor begins."""
+    with _opened(pipeline) as (opened, loaded):
+        row = _wanted(opened.store, loaded, tables, where)
+    _print(loaded.name, row, {}, json_output=json_output)
+
+
+@app.command()
+def run(
+    pipeline: PipelineArgument,
+    *,
+    tables: _Tables = "",
+    where: _Where = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Read what is missing of the snapshot that is not finished, here; or begin one.
+
+    What was read is taken over by the pipeline's run (`deltaforge dev`, `deltaforge run`), which may
+    work at the same time.
+    """
+    from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun  # noqa: PLC0415 - seconds
+    from deltaforge_dagster.resources.tools import build_tools  # noqa: PLC0415
+
+    with _opened(pipeline) as (opened, loaded):
+        if opened.store.unfinished_snapshot(loaded.name) is None:
+            _wanted(opened.store, loaded, tables, where)
+        elif tables or where:
+            raise NotAllowed(
+                f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables and --where out"
+            )
+        console = Console(stderr=True)
+        with _Bars(console) as bars:
+            reading = SnapshotRun(
+                loaded, build_tools(opened, loaded), warn=bars.warn, progress=bars.show
+            )
+            row = reading.execute()
+        progress = opened.store.snapshot_progress(loaded.name, row.snapshot)
+    _print(loaded.name, row, progress, json_output=json_output)
+
+
+@app.command()
+def status(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
+    """Show the newest snapshot, and how far each table has come."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        newest = store.snapshots(pipeline, newest=1)
+        if not newest:
+            raise NotAllowed(f"pipeline {pipeline!r} has no snapshot")
+        progress = store.snapshot_progress(pipeline, newest[0].snapshot)
+        now = store.now()
+    _print(pipeline, newest[0], progress, json_output=json_output, now=now)
+
+
+@app.command()
+def cancel(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
+    """Stop the snapshot that is not finished; what is in the journal already is delivered."""
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        row = store.unfinished_snapshot(pipeline)
+        if row is None or not store.cancel_snapshot(
+            pipeline, row.snapshot, "somebody cancelled it"
+        ):
+            raise NotAllowed(f"pipeline {pipeline!r} has no unfinished snapshot")
+    found = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
+    say(f"Snapshot {row.snapshot} is cancelled.", found, as_json=json_output)
+
+
+@contextmanager
+def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    with Platform(settings).open() as opened:
+        yield opened, loaded
+
+
+def _wanted(
+    store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None
+) -> SnapshotRow:
+    register(store, loaded)
+    names = [name.strip() for name in tables.split(",") if name.strip()]
+    return store.want_snapshot(loaded.name, tables=names, condition=where, cause="command")
+
+
+class _Bars:
+    """A progress bar for each table on standard error, where that is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("chunks, {task.fields[rows]:,} rows{task.fields[waiting]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._tables: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def warn(self, message: str) -> None:
+        """Print a warning above the bars."""
+        self._console.print(f"[yellow]{message}[/yellow]", highlight=False)
+
+    def show(self, progress: Mapping[str, SnapshotProgress]) -> None:
+        """Show how far each table has come."""
+        for table, one in progress.items():
+            if table not in self._tables:
+                self._tables[table] = self._progress.add_task(table, rows=0, waiting="")
+            waiting = f", {size(one.staged_bytes)} wait for the pipeline's run" if one.read else ""
+            self._progress.update(
+                self._tables[table],
+                total=one.chunks,
+                completed=one.read + one.spliced,
+                rows=one.rows,
+                waiting=waiting,
+            )
+
+
+def _print(
+    pipeline: str,
+    row: SnapshotRow,
+    progress: Mapping[str, SnapshotProgress],
+    *,
+    json_output: bool,
+    now: float | None = None,
+) -> None:
+    if json_output:
+        tables: dict[str, Any] = {name: asdict(one) for name, one in progress.items()}
+        typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
+        return
+    console = Console(highlight=False)
+    since = f", asked for {duration(now - row.created_at)} ago" if now is not None else ""
+    console.print(f"Snapshot {row.snapshot} of {pipeline}: {row.state} ({row.cause}{since})")
+    if row.problem:
+        console.print(row.problem)
+    if not progress:
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("table", "chunks", "to read", "waiting", "in the journal", "rows"):
+        table.add_column(heading, justify="left" if heading == "table" else "right")
+    for name, one in progress.items():
+        numbers = (one.chunks, one.planned, one.read, one.spliced, one.rows)
+        table.add_row(name, *(f"{number:,}" for number in numbers))
+    console.print(table)

@@ -1,0 +1,148 @@
+"""What `deltaforge status` looks like: a block for each pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.cli.overview import Overview, SinkView
+from deltaforge_dagster.pipeline.committed import go_on_command
+from deltaforge_dagster.state.records import DeadLetterDepth, HoldRow, LeaseRow, RangeRow
+
+_STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
+
+
+def screen(found: Sequence[Overview]) -> RenderableType:
+    """Return the picture of all pipelines."""
+    blocks: list[RenderableType] = []
+    for one in found:
+        blocks += [_pipeline(one), _sinks(one), ""]
+    return Group(*blocks[:-1] or ["No pipeline has run yet."])
+
+
+def _pipeline(one: Overview) -> RenderableType:
+    row, now = one.pipeline, one.now
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    if one.problem is not None:
+        facts.add_row("  failed", Text(one.problem, style="red"))
+    facts.add_row(
+        "  captured",
+        f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
+    )
+    if row.capture_pause is not None:
+        facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
+    for hold in one.holds:
+        facts.add_row("  held", Text(_hold(hold, now), style="red"))
+    if one.dead_letters.entries:
+        text = _dead_letters(row.name, one.dead_letters, now)
+        facts.add_row("  dead letters", Text(text, style="red"))
+    facts.add_row("  confirmed", position(row.confirmed_position))
+    facts.add_row("  journal", size(one.journal_bytes))
+    if one.snapshot is not None:
+        facts.add_row("  snapshot", _snapshot(one))
+    facts.add_row("  range", _range(one.newest, now) if one.newest else "none yet")
+    facts.add_row("  lease", _lease(one.lease, now))
+    lag = f"  lag {duration(one.lag_seconds)}" if one.lag_seconds >= 1 else ""
+    title = Text.assemble(
+        (row.name, "bold"), "  ", (one.status, _STATUS_STYLES[one.status]), (lag, "yellow")
+    )
+    return Group(title, facts)
+
+
+def _hold(hold: HoldRow, now: float) -> str:
+    if hold.state == "journaled":
+        return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
+    ago = duration(now - hold.since)
+    state = "" if hold.state == "held" else f" ({hold.state})"
+    return f"{hold.kind} {hold.subject}{state}: {hold.events:,} events for {ago}; {hold.reason}"
+
+
+def _dead_letters(pipeline: str, depth: DeadLetterDepth, now: float) -> str:
+    ago = duration(now - (depth.oldest or now))
+    waiting = depth.entries - depth.dead
+    return (
+        f"{depth.dead:,}, {waiting:,} on their way or behind them, the oldest for {ago}; "
+        f"deltaforge dlq list {pipeline}"
+    )
+
+
+def _snapshot(one: Overview) -> Text:
+    assert one.snapshot is not None
+    row, progress = one.snapshot
+    chunks = sum(table.chunks for table in progress.values())
+    done = sum(table.spliced for table in progress.values())
+    read = done + sum(table.read for table in progress.values())
+    rows = sum(table.rows for table in progress.values())
+    text = f"{row.snapshot} {row.state}"
+    if chunks:
+        text += f": {read:,} of {chunks:,} chunks read, {done:,} in the journal, {rows:,} rows"
+    if row.problem:
+        text += f"; {row.problem}"
+    return Text(text, style="red" if row.problem else "")
+
+
+def _range(newest: RangeRow, now: float) -> str:
+    if newest.state == "closed":
+        ago = duration(now - (newest.closed_at or now))
+        return f"{newest.range} closed {ago} ago ({newest.close_reason}), {newest.rows:,} rows"
+    return f"{newest.range} open for {duration(now - newest.opened_at)}, {newest.rows:,} rows"
+
+
+def _lease(row: LeaseRow | None, now: float) -> str:
+    if row is None or row.run_id is None:
+        return "free"
+    if row.expires_at > now:
+        return f"run {row.run_id} (epoch {row.epoch}), {duration(row.expires_at - now)} left"
+    return f"free; run {row.run_id} lost it {duration(now - row.expires_at)} ago"
+
+
+def _sinks(one: Overview) -> RenderableType:
+    """Return a line for each sink, and below them, with room for it, what each has to say."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("  sink", "segment", "behind", "lag", "moved", "failures", "next attempt"):
+        justify: JustifyMethod = "right" if heading == "failures" else "left"
+        table.add_column(heading, overflow="fold", justify=justify)
+    said: list[RenderableType] = []
+    for view in one.sinks:
+        checkpoint = view.checkpoint
+        odd = checkpoint.notice is not None or checkpoint.paused
+        bad = checkpoint.failures or not checkpoint.attached
+        style = "red" if bad else "yellow" if odd else ""
+        wait = checkpoint.next_attempt_at - one.now
+        table.add_row(
+            f"  {checkpoint.sink}",
+            f"{checkpoint.segment:,}"
+            + ("" if checkpoint.complete else f" row {checkpoint.ordinal:,}"),
+            _behind(one.pipeline.name, view),
+            duration(view.lag_seconds) if view.segments else "-",
+            f"{duration(one.now - checkpoint.updated_at)} ago",
+            f"{checkpoint.failures}",
+            "" if not checkpoint.failures else f"in {duration(wait)}" if wait > 0 else "now",
+            style=style,
+        )
+        for text, shade in (
+            (checkpoint.last_error, style),
+            (checkpoint.notice, style),
+            (checkpoint.began, "dim"),
+        ):
+            if text:
+                named = text.startswith("sink ")
+                known = text if named else f"sink {checkpoint.sink}: {text}"
+                said.append(Padding(Text(known, style=shade), (0, 0, 0, 2)))
+    return Group(table, *said)
+
+
+def _behind(pipeline: str, view: SinkView) -> str:
+    checkpoint = view.checkpoint
+    command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
+    if not checkpoint.attached:
+        return f"detached; {command}"
+    lacks = f"{view.segments:,} segments, {view.rows:,} rows" if view.segments else "no"
+    return f"{lacks}; paused: {command}" if checkpoint.paused else lacks

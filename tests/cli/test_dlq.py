@@ -1,0 +1,133 @@
+"""`deltaforge dlq` and what `status` says of dead letters, over a real state store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import NAME, dead_letter, held
+
+DIGITS = "12345678901234567890123456789012345678901"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """A store with three dead letters of one sink, one of them waiting, and one of another."""
+    monkeypatch.setenv("COLUMNS", "250")
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    lease = held(opened, "cache", "bus")
+    letters = [
+        dead_letter(1, source_cursor='{"lsn":"0/1"}', event=f'{{"after":{{"n":{DIGITS}}}}}'),
+        dead_letter(2, error_kind="too_large", error_message="9 bytes", payload_truncated=True),
+        dead_letter(3, state="waiting", error_kind="waiting"),
+    ]
+    with opened.fenced(lease) as writer:
+        writer.add_dead_letters("cache", letters, max_entries=9, overflow="block")
+        writer.add_dead_letters("bus", [dead_letter(1)], max_entries=9, overflow="block")
+    yield opened
+    opened.close()
+
+
+def said(*command: str) -> str:
+    """Return what a command prints."""
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*command: str) -> str:
+    """Return why a command was refused."""
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def test_list(store: StateStore) -> None:
+    """Which change of which sink, and why; the events are not there."""
+    shown = said("dlq", "list", NAME).splitlines()
+    assert [line.split()[:6] for line in shown[1:]] == [
+        ["1", "cache", "public.orders", "dead", "routing", "1"],
+        ["2", "cache", "public.orders", "dead", "too_large", "1"],
+        ["3", "cache", "public.orders", "waiting", "waiting", "0"],
+        ["4", "bus", "public.orders", "dead", "routing", "1"],
+    ]
+    assert "nowhere to go" in shown[1]
+    assert DIGITS not in "".join(shown)
+    assert len(said("dlq", "list", NAME, "--sink", "bus").splitlines()) == 3
+    assert "2 of 4 entries" in said("dlq", "list", NAME, "--limit", "2")
+    nothing = said("dlq", "list", NAME, "--kind", "serialization")
+    assert nothing == "There are no such dead letters.\n"
+    assert "no pipeline 'other'" in refused("dlq", "list", "other")
+
+
+def test_for_programs(store: StateStore) -> None:
+    """The fields of DeltaForge's entries; a number keeps its digits."""
+    found = json.loads(said("dlq", "list", NAME, "--json"), parse_int=str)
+    assert (found["pipeline"], found["count"], len(found["entries"])) == (NAME, "4", 4)
+    first = found["entries"][0]
+    assert first["event"] == {"after": {"n": DIGITS}}
+    assert first["source_cursor"] == {"lsn": "0/1"}
+    assert abs(int(first["timestamp"]) - store.now()) < 100
+    assert {key: first[key] for key in ("seq", "pipeline", "stream", "event_id")} == {
+        "seq": "1",
+        "pipeline": NAME,
+        "stream": "dlq",
+        "event_id": "event-1",
+    }
+    assert first["payload_truncated"] is False
+    assert first["meta"] == {
+        "sink_id": "cache",
+        "error_kind": "routing",
+        "error_message": "nowhere to go",
+        "attempts": "1",
+    }
+
+
+def test_show(store: StateStore) -> None:
+    """Everything of one entry, and its event as it is."""
+    shown = said("dlq", "show", NAME, "1")
+    assert "routing: nowhere to go" in shown
+    assert 'segment 1, ordinal 1; {"lsn":"0/1"}' in shown
+    assert shown.splitlines()[-1] == f'{{"after":{{"n":{DIGITS}}}}}'
+    assert json.loads(said("dlq", "show", NAME, "2", "--json"))["payload_truncated"] is True
+    assert "has no dead letter 9" in refused("dlq", "show", NAME, "9")
+
+
+def test_redrive(store: StateStore) -> None:
+    """By number, by sink, or all; those that only wait need not be asked for."""
+    assert "say which entries" in refused("dlq", "redrive", NAME)
+    assert "has no dead letter 9" in refused("dlq", "redrive", NAME, "1", "9")
+    assert next(row.state for row in store.dead_letters(NAME)) == "dead"
+
+    assert said("dlq", "redrive", NAME, "1").startswith("1 entry will be delivered again")
+    found = json.loads(said("dlq", "redrive", NAME, "--sink", "bus", "--json"))
+    assert found == {"pipeline": NAME, "redriven": 1}
+    assert said("dlq", "redrive", NAME, "--all").startswith("1 entry ")
+    states = [row.state for row in store.dead_letters(NAME)]
+    assert states == ["redrive", "redrive", "waiting", "redrive"]
+
+
+def test_ack_and_purge(store: StateStore) -> None:
+    """Some, up to a number, of one sink, all: gone for good."""
+    assert "say which entries" in refused("dlq", "ack", NAME)
+    assert "say which entries" in refused("dlq", "ack", NAME, "1", "--up-to", "2")
+    assert said("dlq", "ack", NAME, "2") == "1 entry given up.\n"
+    found = json.loads(said("dlq", "ack", NAME, "--up-to", "3", "--json"))
+    assert found == {"pipeline": NAME, "acked": 2}
+    assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries given up.\n"
+    assert json.loads(said("dlq", "purge", NAME, "--json")) == {"pipeline": NAME, "purged": 1}
+    assert store.dead_letters(NAME) == []
+
+
+def test_status(store: StateStore) -> None:
+    """How many there are is seen at once, with the command that shows them."""
+    assert "dead letters  3, 1 on their way or behind them" in said("status")
+    assert f"deltaforge dlq list {NAME}" in said("status")
+    store.remove_dead_letters(NAME)
+    assert "dead letters" not in said("status")

@@ -1,0 +1,146 @@
+"""`deltaforge plan`: a file's meaning, and what it would change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.state.store import StateStore
+from tests.config.conftest import Write, write
+
+__all__ = ["write"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
+    """The state store of an installation."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
+    yield opened
+    opened.close()
+
+
+def planned(path: Path) -> dict[str, Any]:
+    """Return what `deltaforge plan --json` prints."""
+    result = CliRunner().invoke(app, ["plan", str(path), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "geheim" not in result.output
+    return dict(json.loads(result.output))
+
+
+def shown(path: Path) -> str:
+    """Return what `deltaforge plan` prints."""
+    result = CliRunner().invoke(app, ["plan", str(path)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "geheim" not in result.output
+    return result.output
+
+
+def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every default, and every name that the pipeline makes; an installation without state stays one."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "none"))
+    kafka = {"brokers": "h:1", "topic": "${source.schema}.${source.table}.${op}"}
+    path = write(
+        {
+            "metadata.name": "or-ders",
+            "spec.source.config.tables": ["orders", "shop.items"],
+            "spec.sinks.0": {"type": "kafka", "config": {"id": "k", "exactly_once": True, **kafka}},
+        }
+    )
+
+    plan = planned(path)
+
+    assert plan["known"] == "new"
+    assert plan["spec"]["spec"]["engine"]["run"]["max_seconds"] == 900
+    assert plan["spec"]["spec"]["source"]["config"]["dsn"] == "postgres://u:***@localhost/app"
+    made = plan["creates"]
+    assert {"or-ders/changes", "or-ders/sinks/k", "or-ders/sinks/lines"} <= {
+        *made["dagster"]["assets"]
+    }
+    assert "or-ders/ranges" in made["dagster"]["partitions"]
+    assert [job.rpartition("_")[2] for job in made["dagster"]["jobs"]] == ["run", "snapshot"]
+    assert sorted(one.rpartition("_")[2] for one in made["dagster"]["sensors"]) == [
+        "snapshots",
+        "work",
+    ]
+    assert made["state store"] == {"pipeline": "or-ders", "checkpoints": ["k", "lines"]}
+    assert (made["source"]["slot"], made["source"]["publication"]) == ("orders", "orders")
+    assert made["sinks"] == {
+        "k": {
+            "topics": ["public.orders.${op}", "shop.items.${op}"],
+            "transactional id, group": "deltaforge-or-ders:k",
+        },
+        "lines": {"files": ["/tmp/orders.jsonl", "/tmp/items.jsonl"]},
+    }
+    assert not (tmp_path / "none").exists()
+    assert "or-ders is new" in shown(path)
+
+
+def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
+    """What differs from the file that the pipeline ran with, each with what follows."""
+    register(store, load_pipeline(write()))
+    assert planned(write())["known"] == "the same"
+    assert "Nothing: orders runs with the same file." in shown(write())
+
+    path = write({"spec.sinks.1.config.path": "/tmp/x", "spec.engine.range.max_seconds": 7})
+
+    plan = planned(path)
+    assert plan["known"] == "another"
+    assert [(one["path"], one["before"], one["after"]) for one in plan["changes"]] == [
+        ("spec.engine.range.max_seconds", 60, 7),
+        ("spec.sinks[lines].config.path", "/tmp/${source.table}.jsonl", "/tmp/x"),
+    ]
+    text = shown(path)
+    assert "changed spec.engine.range.max_seconds: 60.0 -> 7.0" in text
+    assert "later messages go there" in text
+    assert planned(path) == plan  # looking changes nothing
+
+
+def test_a_snapshot_that_starts_by_itself(store: StateStore, write: Write) -> None:
+    """A new pipeline, and with `always` each changed file, reads its tables: the plan says so."""
+
+    def due(mode: str) -> str | None:
+        found: str | None = planned(write({"spec.source.config.snapshot": {"mode": mode}}))[
+            "snapshot"
+        ]
+        return found
+
+    assert "(snapshot: initial)" in str(due("initial"))
+    assert "(snapshot: always)" in str(due("always"))
+    register(store, load_pipeline(write()))
+    assert [due("initial"), due("never")] == [None, None]
+    assert "(snapshot: always)" in str(due("always"))
+
+
+def test_a_store_of_an_older_version(store: StateStore, write: Write) -> None:
+    """Where no spec was kept, that is said instead of that nothing changes."""
+    store.register_pipeline("orders", "hash of then", ["cache", "lines"])
+
+    assert "Not known: orders ran with another, of a version that kept no specs" in shown(write())
+
+
+def test_where_a_mysql_pipeline_writes(store: StateStore, write: Write) -> None:
+    """Names that the file does not decide stay variables."""
+    config = {"id": "db", "dsn": "mysql://u:geheim@h/d", "tables": ["shop.orders", "items"]}
+    path = write(
+        {
+            "spec.source": {"type": "mysql", "config": config},
+            "spec.sinks.0.config.stream": "${source.db}:${source.table}",
+            "spec.engine": {"dagster": {"schedule": "0 4 * * *"}},
+        }
+    )
+
+    made = planned(path)["creates"]
+
+    assert made["sinks"]["cache"]["streams"] == ["shop:orders", "${source.db}:items"]
+    assert made["source"]["server id of the reader"] > 0
+    assert made["dagster"]["schedules"] == ["orders_schedule (0 4 * * *)"]
+    assert made["dagster"]["sensors"] == ["orders_snapshots"]

@@ -1,0 +1,57 @@
+"""`deltaforge serve`: what keeps it from starting. What it serves is tried below `tests/api`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deltaforge_dagster.cli.main import app
+
+
+def refusal(*arguments: object) -> str:
+    """Return what the command says that does not start."""
+    result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
+    assert result.exit_code == 2
+    return result.output
+
+
+@pytest.fixture(autouse=True)
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installation without a token and without pipelines."""
+    monkeypatch.delenv("DELTAFORGE_API_TOKEN", raising=False)
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipelines"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+@pytest.mark.parametrize("token", [None, " "])
+def test_other_machines_need_a_token(
+    monkeypatch: pytest.MonkeyPatch, host: str, token: str | None
+) -> None:
+    """An address that they reach is refused without one; an empty one is none."""
+    if token is not None:
+        monkeypatch.setenv("DELTAFORGE_API_TOKEN", token)
+    assert "set DELTAFORGE_API_TOKEN" in refusal("--host", host)
+
+
+def test_a_port_that_is_taken() -> None:
+    """It is said, with the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refusal("--port", port)
+    assert said == f"error: --host 127.0.0.1 --port {port}: Address already in use\n"
+
+
+def test_a_state_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process could see it."""
+    monkeypatch.setenv("DELTAFORGE_STATE_URL", "memory")
+    assert "DELTAFORGE_STATE_URL is memory" in refusal("--port", 0)
+
+
+def test_without_the_directory_of_pipelines() -> None:
+    """It is said which one is missing."""
+    said = refusal("--port", 0)
+    assert "DELTAFORGE_PIPELINES" in said
+    assert "does not exist" in said

@@ -1,0 +1,82 @@
+"""`deltaforge snapshot`, as far as it needs no database: asking, looking, cancelling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
+from deltaforge_dagster.state.store import StateStore
+from tests.state.make import position
+
+PIPELINE = """\
+metadata: {name: shop, tenant: acme}
+spec:
+  source:
+    type: postgres
+    config: {id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]}
+  sinks: [{type: redis, config: {id: redis, uri: "redis://localhost", stream: s}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation with one pipeline."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path))
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "shop.yaml"))
+    (tmp_path / "shop.yaml").write_text(PIPELINE)
+    return tmp_path
+
+
+def snapshot(*command: str) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(app, ["snapshot", *command])
+
+
+def test_a_snapshot_is_asked_for_once() -> None:
+    """With its tables and its condition; a second one has to wait."""
+    asked = snapshot(
+        "start", "shop", "--tables", "public.a, public.b", "--where", "x > 1", "--json"
+    )
+    again = snapshot("start", "shop")
+
+    row = json.loads(asked.output.splitlines()[-1])
+    assert (row["snapshot"], row["state"], row["cause"]) == (1, "wanted", "command")
+    assert (row["tables"], row["condition"]) == (["public.a", "public.b"], "x > 1")
+    assert again.exit_code == 2
+    assert "snapshot 1 is not finished" in again.output
+
+
+def test_how_far_it_is(home: Path) -> None:
+    """Each table with its chunks: to be read, waiting, in the journal; for people and for programs."""
+    snapshot("start", "shop")
+    snapshot("cancel", "shop")
+    store = StateStore.open(f"sqlite:///{home}/state.db")
+    number = store.want_snapshot("shop", cause="initial").snapshot
+    chunks = [PlannedChunk("public.a", one, "{}") for one in (1, 2, 3)]
+    store.plan_snapshot("shop", number, chunks)
+    staged = StagedChunk("path", "sum", 1234, 10, "s", position(1), "{}", 1, 0.1)
+    store.stage_chunk("shop", number, chunks[0], staged)
+    store.close()
+
+    shown = snapshot("status", "shop").output
+    assert f"Snapshot {number} of shop: reading (initial" in shown
+    assert shown.splitlines()[-1].split() == ["public.a", "3", "2", "1", "0", "1,234"]
+    found = json.loads(snapshot("status", "shop", "--json").output.splitlines()[-1])
+    assert found["progress"]["public.a"]["read"] == 1
+
+
+def test_cancelling() -> None:
+    """What is not finished can be cancelled, once; then another one may be asked for."""
+    snapshot("start", "shop")
+
+    assert snapshot("cancel", "shop").output == "Snapshot 1 is cancelled.\n"
+    again = snapshot("cancel", "shop")
+    assert (again.exit_code, "has no unfinished snapshot" in again.output) == (2, True)
+    assert "cancelled" in snapshot("status", "shop").output
+    assert snapshot("start", "shop").exit_code == 0
