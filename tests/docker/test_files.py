@@ -1,0 +1,133 @@
+"""Containers without an engine: what the files of `docker/` name is there, and fits together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipelines
+from deltaforge_dagster.config.settings import Settings
+from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
+
+FILES = {
+    "one host": ("compose.yaml",),
+    "samples": ("compose.yaml", "compose.samples.yaml"),
+    "scaled": ("compose.yaml", "compose.scaled.yaml"),
+}
+OURS = "deltaforge-dagster"
+MADE_BY_THE_USER = {"./pipelines", "./tls/ca.crt", "./tls/server.crt", "./tls/server.key"}
+
+
+@pytest.fixture(params=list(FILES.values()), ids=list(FILES))
+def files(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Files that are used together."""
+    found: tuple[str, ...] = request.param
+    return found
+
+
+@pytest.fixture
+def whole(files: tuple[str, ...]) -> dict[str, Any]:
+    """Their contents, with every variable set to its name in small letters."""
+    return read({name: name.lower() for name in variables(*files)}, *files)
+
+
+@pytest.fixture
+def parts(files: tuple[str, ...]) -> dict[str, Service]:
+    """Their services."""
+    return services({name: name.lower() for name in variables(*files)}, *files)
+
+
+def test_what_is_named_is_there(whole: dict[str, Any], parts: dict[str, Service]) -> None:
+    """Volumes, secrets and configs are declared, files exist, and services wait for services."""
+    declared = {kind: whole.get(kind, {}) for kind in ("volumes", "secrets", "configs")}
+    for service in parts.values():
+        for volume in service.definition.get("volumes", []):
+            source, target = volume.split(":")[:2]
+            assert target.startswith("/")
+            if not source.startswith("."):
+                assert source in declared["volumes"], volume
+            elif source not in MADE_BY_THE_USER:
+                assert (DOCKER / source).exists(), volume
+        for secret in service.definition.get("secrets", []):
+            assert secret in declared["secrets"]
+        for config in service.definition.get("configs", []):
+            assert config["source"] in declared["configs"]
+        for other in service.definition.get("depends_on", []):
+            assert other in parts
+    for secret in declared["secrets"].values():
+        assert secret.get("environment") or secret["file"] in MADE_BY_THE_USER
+
+
+def test_hosts_are_services(parts: dict[str, Service]) -> None:
+    """Every address that a service of ours is given names a service, at a port that it listens on."""
+    listening = {"postgres": 5432, "shop": 5432, "redis": 6379, "nats": 4222, "spark-tls": 15443}
+    for service in parts.values():
+        text = " ".join([*service.command, *service.environment.values()])
+        for host, port in re.findall(r"(?:://|@|=)([a-z][a-z-]*):([0-9]+)", text):
+            if host != "localhost":
+                assert host in parts, text
+                other = parts[host]
+                there = " ".join([*other.command, *other.environment.values()])
+                assert port in there or listening.get(host) == int(port), (service.name, host)
+
+
+def test_our_services_have_usable_settings(parts: dict[str, Service]) -> None:
+    """What a service of our image is given are variables that exist, with values that are taken."""
+    known = set(
+        re.findall(r"DELTAFORGE_[A-Z_]+", Path(ROOT / "docs" / "configuration.md").read_text())
+    )
+    programs = {"deltaforge", "dagster-webserver", "dagster-daemon", "spark-submit", "spark-class"}
+    for service in parts.values():
+        if service.image != OURS:
+            continue
+        Settings.from_env(service.environment)
+        names = {name for name in service.environment if name.startswith("DELTAFORGE_")}
+        assert names <= known
+        assert not service.command or service.command[0] in programs
+        assert service.definition["restart"] == "unless-stopped"
+
+
+def test_the_image_has_what_the_services_use() -> None:
+    """The Dockerfile copies files that exist, as an ordinary user, with compiled kernels."""
+    text = (DOCKER / "Dockerfile").read_text()
+    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for source in copied.split():
+            assert (ROOT / source).exists(), source
+    assert text.index("USER deltaforge") < text.index("RUN deltaforge warm") < text.index("CMD")
+    (module,) = re.findall(r'"-m", "([a-z_.]+)"\]', text)
+    assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+
+
+def test_prometheus_and_grafana_find_their_files() -> None:
+    """Each file of theirs is YAML or JSON, and Prometheus looks for metrics where the API is."""
+    read_files = {
+        path.relative_to(DOCKER): yaml.safe_load(path.read_text())
+        for folder in ("prometheus", "grafana")
+        for path in (DOCKER / folder).rglob("*")
+        if path.is_file()
+    }
+    scraped = read_files[Path("prometheus/prometheus.yml")]["scrape_configs"]
+    targets = [
+        target for job in scraped for one in job["static_configs"] for target in one["targets"]
+    ]
+    assert "api:8080" in targets
+    (token,) = (job["authorization"]["credentials_file"] for job in scraped)
+    whole = read(dict.fromkeys(variables("compose.yaml"), "x"), "compose.yaml")
+    assert Path(token).name in whole["services"]["prometheus"]["secrets"]
+
+
+def test_the_sample_pipeline_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples' pipeline is one that can be used, with the addresses of its services."""
+    environment = {"POSTGRES_PASSWORD": "p", "DELTAFORGE_API_TOKEN": "t"}
+    given = services(environment, *FILES["samples"])["code"].environment
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    (loaded,) = load_pipelines(DOCKER / "samples" / "pipelines", strict=True)
+
+    assert isinstance(loaded, LoadedPipeline)
+    assert [sink.config.id for sink in loaded.spec.spec.sinks] == ["redis", "kafka", "nats"]
