@@ -6,7 +6,9 @@ that says how to get it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import logging
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -19,13 +21,24 @@ hypothesis.settings.load_profile("deltaforge")
 pytest_plugins = [
     "tests.fix_kafka",
     "tests.fix_mysql",
+    "tests.fix_nats",
     "tests.fix_postgres",
     "tests.fix_redis",
     "tests.fix_spark",
     "tests.fix_store",
 ]
 
-SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "spark", "e2e"}
+PACKAGE = "deltaforge_dagster"
+SERVICE_MARKS = {"postgres", "redis", "mysql", "kafka", "nats", "spark", "e2e"}
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C also where a script's `&` has switched it off.
+
+    Else Dagster would have this process ignore SIGTERM as well, and so all servers that it starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,6 +53,21 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"a test of a real server must run: {reason}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """Let what a test makes of logging end with it, as it would with its process."""
+    before = {one: (one.level, [*one.handlers]) for one in _loggers()}
+    yield
+    for one in _loggers():
+        one.level, one.handlers = before.get(one, (logging.NOTSET, []))
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined] # what levels decided is kept
+
+
+def _loggers() -> list[logging.Logger]:
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(PACKAGE)]
+    return [logging.getLogger(name) for name in names]
 
 
 @pytest.fixture(autouse=True)

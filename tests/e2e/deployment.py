@@ -138,7 +138,7 @@ class Deployment:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while self.members() and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deltaforge_dagster.api.dagster_reload import DagsterReload
 from deltaforge_dagster.servers.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
@@ -20,14 +21,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 
 
-def serve_and_deliver(shop: Shop, deployment: Deployment, *command: str) -> subprocess.Popen[bytes]:
+def serve_and_deliver(
+    shop: Shop, deployment: Deployment, *command: str, port: int
+) -> subprocess.Popen[bytes]:
     """Start a command in the directory of `pipelines`, and prove that the UI and the runs work.
 
     Nothing names the pipeline's file; one of its sinks is a file with a relative path.
     """
     more = "    - {type: file, config: {id: lines, path: lines.jsonl}}\n"
     deployment.add("plain", shop.pipeline("plain", more_sinks=more))
-    port = free_port()
     process = deployment.spawn(
         "-m", *command, "--port", str(port), more={"DELTAFORGE_PIPELINES": ""}
     )
@@ -44,18 +46,24 @@ def serve_and_deliver(shop: Shop, deployment: Deployment, *command: str) -> subp
 @pytest.mark.timeout(300)
 def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """Nothing but Dagster's own command: the UI answers, the sensor starts a run, a row arrives."""
-    serve_and_deliver(shop, deploy(), "dagster", "dev", "-w", str(WORKSPACE))
+    serve_and_deliver(shop, deploy(), "dagster", "dev", "-w", str(WORKSPACE), port=free_port())
 
 
 @pytest.mark.timeout(300)
 def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
-    """The same for ours, which ends everything in order, also when a script started it with `&`."""
+    """The same for ours, which ends everything in order, also when a script started it with `&`.
+
+    Its webserver reloads the pipelines when the API asks for it.
+    """
     deployment = deploy()
+    port = free_port()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = serve_and_deliver(shop, deployment, "deltaforge_dagster", "dev")
+        process = serve_and_deliver(shop, deployment, "deltaforge_dagster", "dev", port=port)
     finally:
         signal.signal(signal.SIGINT, before)
+
+    assert DagsterReload(f"http://127.0.0.1:{port}")() == "Dagster has reloaded its code locations"
 
     process.send_signal(signal.SIGTERM)
 

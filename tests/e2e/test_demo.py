@@ -52,7 +52,7 @@ def running_demo(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]
 
 def nothing_left(folder: Path) -> bool:
     """Wait a moment for processes that are ending, and say whether all are gone."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while left_over(str(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left_over(str(folder)) == []
@@ -77,6 +77,21 @@ def test_every_change_arrives_once_in_order_and_all_ends(tmp_path: Path) -> None
     assert result["ui"].startswith("http://127.0.0.1:")
     assert nothing_left(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("deltaforge-")] == []
+
+
+@pytest.mark.soak
+def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
+    """The same proof holds for the source `turso`, and nothing of that demo is left, either."""
+    with running_demo(tmp_path, "--json", "--rows", "2000", "--source", "turso") as demo:
+        output, progress = demo.communicate(timeout=280)
+
+    result = json.loads(output.splitlines()[-1])
+    assert demo.returncode == 0, progress
+    assert result["delivered"] == {"redis": 2000, "files": 2000}
+    assert (result["lost"], result["duplicated"], result["out_of_order"]) == (0, 0, 0)
+    assert result["wrong"] == 0
+    assert "PostgreSQL" not in progress
+    assert nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(

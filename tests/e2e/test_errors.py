@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import socket
@@ -225,15 +226,18 @@ def failure_of(deployment: Deployment, run_id: str) -> str | None:
 
 
 def say_the_same(deployment: Deployment, bad: list[Bad]) -> None:
-    """`deltaforge run` and `deltaforge validate`: one message on standard error, no stack."""
+    """`deltaforge run` and `deltaforge validate`: one message behind lines of the log, no stack."""
     command = ("-m", "deltaforge_dagster")
     runs = {
         one.name: deployment.spawn(*command, "run", one.name, "--until-caught-up") for one in bad
     }
     for one in bad:
         assert runs[one.name].wait(90) == (2 if one.name == "broken" else 1), one.name
-        text = deployment.output(runs[one.name])
-        check_message(text.strip(), "error: ", *one.words)
+        *logged, last = deployment.output(runs[one.name]).strip().splitlines()
+        check_message(last, "error: ", *one.words)
+        for line in logged:
+            assert json.loads(line)["level"] in {"INFO", "WARN"}
+            assert SECRET not in line
 
     validate = deployment.spawn(*command, "validate", str(deployment.pipelines))
     assert validate.wait(60) == 1

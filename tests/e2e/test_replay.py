@@ -139,11 +139,10 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     assert again == [{**fields, "df-replay": run.run_id} for fields in first[:6]]
     for (asset, number), metadata in true.items():
         newest, *_ = fed.materializations("again", asset, number)
-        done = {"verified": 3} if asset == CHANGES else {"replayed": 3}
+        done = {"verified" if asset == CHANGES else "replayed": 3, "run": run.run_id}
         assert {key: newest[key] for key in done} == done
-        unmoved = {
-            name for name in metadata if not name.startswith(("checkpoint_", "lag_", "events_per"))
-        }
+        moving = ("checkpoint_", "lag_", "events_per", "bytes_per", "run")
+        unmoved = {name for name in metadata if not name.startswith(moving)}
         assert {name: newest[name] for name in unmoved} == {
             name: metadata[name] for name in unmoved
         }

@@ -132,7 +132,7 @@ def test_what_is_delivered_goes_and_nothing_else(
     last = tidy.catch_up()
     assert tidy.kept() == ([4], {partition_key(4)}, {last})
     checks = tidy.instance.all_logs(last, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    assert len(checks) == 7
+    assert len(checks) == 10
     for entry in checks:
         event = entry.dagster_event
         assert event is not None
