@@ -6,6 +6,7 @@ that says how to get it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Generator, Iterator
@@ -19,6 +20,7 @@ hypothesis.settings.register_profile("deltaforge", deadline=None)
 hypothesis.settings.load_profile("deltaforge")
 
 pytest_plugins = [
+    "tests.fix_dagster",
     "tests.fix_kafka",
     "tests.fix_mysql",
     "tests.fix_nats",
@@ -53,6 +55,13 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"a test of a real server must run: {reason}"
     return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_garbage() -> Iterator[None]:
+    """Have what a module left open fail that module, not whoever runs when Python finds it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

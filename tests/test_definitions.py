@@ -195,7 +195,7 @@ def test_a_schedule_takes_the_sensors_place(tmp_path: Path) -> None:
     assert schedule.default_status == dg.DefaultScheduleStatus.RUNNING
 
 
-def test_a_broken_file_stops_nobody(tmp_path: Path) -> None:
+def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """Good pipelines load beside broken files, which show as assets with a failing check."""
     write(tmp_path, "shop")
     (tmp_path / "cut-off.yaml").write_text("metadata: {name: shop2, tenant: ")
@@ -213,7 +213,6 @@ def test_a_broken_file_stops_nobody(tmp_path: Path) -> None:
     }
     assert ("cut-off/pipeline_file", "file") in checks(definitions)
     assert {"shop_work", "broken_pipeline_files"} < names(definitions)
-    instance = dg.DagsterInstance.ephemeral()
     sensor = sensor_of(definitions, "broken_pipeline_files")
     tick = sensor.evaluate_tick(dg.build_sensor_context(instance))
     assert f"{broken}:" in str(tick.skip_message)
@@ -230,10 +229,9 @@ def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
     assert names(load(tmp_path)) == {"deltaforge_retention", "deltaforge_retention_hourly"}
 
 
-def test_a_second_look_reports_nothing_new(tmp_path: Path) -> None:
+def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """The check of a broken file is written when its problem changes, not at every tick."""
     broken = write(tmp_path, "no-sinks", sinks=())
-    instance = dg.DagsterInstance.ephemeral()
     key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "pipeline_file"]), "file")
 
     def look() -> int:

@@ -254,7 +254,7 @@ def _end(folder: Path) -> None:
 
 def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int) -> int:
     """Run one server until it ends, is told to end, or nobody needs it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _told_to_end)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
     assert alive is not None
     state = folder / "server.json"
@@ -273,6 +273,12 @@ def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int
             server.stop(signal.SIGTERM, 10)
     finally:
         state.unlink(missing_ok=True)
+
+
+def _told_to_end(*_: object) -> None:
+    """Leave once: who ends us asks until we are gone, and must not cut the ending short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _wait(server: ServerProcess, folder: Path, idle_seconds: float) -> int:

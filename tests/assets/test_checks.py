@@ -23,7 +23,7 @@ spec:
 """
 
 
-def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
+def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """An error while a sink is behind; a warning when it had lost data, or somebody paused it."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
@@ -31,7 +31,7 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
     capture(sqlite_store, lease, 1, 2)
 
     def delivered() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
-        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
+        checks = evaluate(instance, sqlite_store, loaded, None, [])
         (one,) = [check for check in checks if check.check_name == "delivered"]
         return one.passed, one.severity, one.description
 
@@ -51,7 +51,7 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path) -> None:
     assert loaded.name == NAME
 
 
-def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
+def test_preflight(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """Errors fail, warnings warn, notes pass, each with its statement."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
@@ -61,7 +61,7 @@ def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
     wrong = Finding("wal_level", "error", "replica")
 
     def outcome(*found: Finding) -> tuple[bool, dg.AssetCheckSeverity, str | None]:
-        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, found)
+        checks = evaluate(instance, sqlite_store, loaded, None, found)
         (one,) = [check for check in checks if check.check_name == "preflight"]
         return one.passed, one.severity, one.description
 
@@ -72,7 +72,9 @@ def test_preflight(sqlite_store: StateStore, tmp_path: Path) -> None:
     assert outcome(odd, wrong) == (False, error, "wal_level: replica\nretention: 60 %; run: SET x")
 
 
-def test_dead_letters(sqlite_store: StateStore, tmp_path: Path) -> None:
+def test_dead_letters(
+    sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
     """A warning while there are any, an error when the queue is as good as full; with their age."""
     (tmp_path / "orders.yaml").write_text(
         FILE + "  journal: {enabled: true, dlq: {max_entries: 20}}\n"
@@ -84,7 +86,7 @@ def test_dead_letters(sqlite_store: StateStore, tmp_path: Path) -> None:
         with sqlite_store.fenced(lease) as writer:
             letters = [dead_letter(number) for number in range(entries)]
             writer.add_dead_letters("redis", letters, max_entries=99, overflow="block")
-        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
+        checks = evaluate(instance, sqlite_store, loaded, None, [])
         (one,) = [check for check in checks if check.check_name == "dead_letters"]
         return one
 
@@ -103,7 +105,7 @@ def test_dead_letters(sqlite_store: StateStore, tmp_path: Path) -> None:
     assert found(19).severity == error
 
 
-def test_freshness(sqlite_store: StateStore, tmp_path: Path) -> None:
+def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """Late is a sink that lacks an old change; one that has everything is fresh however quiet it is."""
     (tmp_path / "orders.yaml").write_text(
         FILE + "  engine: {dagster: {freshness: {warn_seconds: 100, error_seconds: 1000}}}\n"
@@ -112,7 +114,7 @@ def test_freshness(sqlite_store: StateStore, tmp_path: Path) -> None:
     lease = held(sqlite_store)
 
     def outcome() -> tuple[bool, dg.AssetCheckSeverity, str | None]:
-        checks = evaluate(dg.DagsterInstance.ephemeral(), sqlite_store, loaded, None, [])
+        checks = evaluate(instance, sqlite_store, loaded, None, [])
         (one,) = [check for check in checks if check.check_name == "freshness"]
         return one.passed, one.severity, one.description
 

@@ -16,9 +16,10 @@ JOURNAL = Journal("memory://links")
 """Where links of materializations lead; nothing reads there."""
 
 
-def test_each_asset_of_a_range_is_published_when_it_is_due(sqlite_store: StateStore) -> None:
+def test_each_asset_of_a_range_is_published_when_it_is_due(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """`changes` once the range is closed, a sink once it has the range; never a second time."""
-    instance = dg.DagsterInstance.ephemeral()
     lease = held(sqlite_store, "cache", "search")
     capture(sqlite_store, lease, 1, 2)
     deliver(sqlite_store, lease, "cache", 2)
@@ -38,9 +39,10 @@ def test_each_asset_of_a_range_is_published_when_it_is_due(sqlite_store: StateSt
     assert event.metadata["content_hash"].value == "hash-1"
 
 
-def test_an_event_without_its_row_is_not_written_again(sqlite_store: StateStore) -> None:
+def test_an_event_without_its_row_is_not_written_again(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """Killed between the two: the next publisher finds the event, and writes only the row."""
-    instance = dg.DagsterInstance.ephemeral()
     lease = held(sqlite_store, "cache")
     capture(sqlite_store, lease, 1)
 
@@ -56,9 +58,10 @@ def test_an_event_without_its_row_is_not_written_again(sqlite_store: StateStore)
     assert sqlite_store.published(NAME, 1, 1) == {(1, "changes")}
 
 
-def test_a_number_that_begins_again_is_another_range(sqlite_store: StateStore) -> None:
+def test_a_number_that_begins_again_is_another_range(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """After the state store was deleted, what Dagster kept of the old range 1 hides no new one."""
-    instance = dg.DagsterInstance.ephemeral()
     instance.add_dynamic_partitions(partitions_name(NAME), ["0000000001"])
     old = dg.AssetMaterialization(
         [NAME, "changes"], partition="0000000001", metadata={"content_hash": "of another life"}
@@ -74,9 +77,10 @@ def test_a_number_that_begins_again_is_another_range(sqlite_store: StateStore) -
     assert event.metadata["content_hash"].value == "hash-1"
 
 
-def test_a_range_leads_to_its_run_and_its_files(sqlite_store: StateStore) -> None:
+def test_a_range_leads_to_its_run_and_its_files(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """The run that captured it, as long as the lease tells; its first file; ages of checkpoints."""
-    instance = dg.DagsterInstance.ephemeral()
     lease = held(sqlite_store, "cache", run_id="run-1")
     capture(sqlite_store, lease, 1)
     publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
@@ -105,9 +109,10 @@ def test_a_range_leads_to_its_run_and_its_files(sqlite_store: StateStore) -> Non
     assert "checkpoint_age_seconds" in sink.metadata
 
 
-def test_a_range_names_the_versions_in_it(sqlite_store: StateStore) -> None:
+def test_a_range_names_the_versions_in_it(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """By number and by fingerprint, the last one last; those that came before and after it are others."""
-    instance = dg.DagsterInstance.ephemeral()
     lease = held(sqlite_store, "cache")
     stamps = []
     with sqlite_store.fenced(lease) as writer:

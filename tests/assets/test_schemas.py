@@ -46,9 +46,10 @@ def published(
     return written, event
 
 
-def test_each_version_is_shown_with_its_columns(sqlite_store: StateStore) -> None:
+def test_each_version_is_shown_with_its_columns(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """Columns, types and key as Dagster's column schema; what a version made different; once."""
-    instance = dg.DagsterInstance.ephemeral()
     lease = held(sqlite_store)
     register(sqlite_store, lease, "id", at=1)
     written, event = published(instance, sqlite_store)
@@ -79,9 +80,10 @@ def test_each_version_is_shown_with_its_columns(sqlite_store: StateStore) -> Non
     assert published(instance, sqlite_store)[0] == 0
 
 
-def test_an_event_without_its_note_is_not_written_again(sqlite_store: StateStore) -> None:
+def test_an_event_without_its_note_is_not_written_again(
+    sqlite_store: StateStore, instance: dg.DagsterInstance
+) -> None:
     """Killed between the two: the next publisher finds the event, and writes only the note."""
-    instance = dg.DagsterInstance.ephemeral()
     register(sqlite_store, held(sqlite_store), "id", at=1)
 
     def report_and_die(event: dg.AssetMaterialization) -> None:
@@ -102,7 +104,9 @@ def test_any_table_has_a_partition(name: str) -> None:
     assert table_of(partition) == name
 
 
-def test_materializing_a_table_approves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_materializing_a_table_approves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
     """The op releases what waits of the chosen table alone, and shows it; again it changes nothing."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
@@ -128,7 +132,6 @@ def test_materializing_a_table_approves_it(tmp_path: Path, monkeypatch: pytest.M
             for name in (ORDERS, "public.items")
         ]
         writer.keep(waiting, position(3))
-    instance = dg.DagsterInstance.ephemeral()
     publish_versions(instance, store, NAME, instance.report_runless_asset_event)
     definitions = build_definitions(Settings.from_env(), single_process=True)
 

@@ -32,9 +32,9 @@ ASSETS = ("changes", "cache", "lines")
 class Installation:
     """A pipeline in a store and a Dagster instance; each range is one segment."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, instance: dg.DagsterInstance) -> None:
         self.store = store
-        self.instance = dg.DagsterInstance.ephemeral()
+        self.instance = instance
 
     def run(
         self, loaded: LoadedPipeline, number: int, *sinks: str, chain: str | None = None
@@ -86,9 +86,9 @@ class Installation:
 
 
 @pytest.fixture
-def installation(sqlite_store: StateStore) -> Installation:
+def installation(sqlite_store: StateStore, instance: dg.DagsterInstance) -> Installation:
     """Return an installation without ranges."""
-    return Installation(sqlite_store)
+    return Installation(sqlite_store, instance)
 
 
 CHANGES: dict[tuple[str, ...], list[dict[str, Any]]] = {

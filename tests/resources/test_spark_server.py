@@ -121,7 +121,7 @@ def test_idle_server_ends(home: Path) -> None:
 
 
 def test_killed_server_is_replaced(home: Path) -> None:
-    """A killed Java ends its watcher, a killed watcher takes Java along; `ensure` starts anew."""
+    """Killed Java ends its watcher, a killed watcher takes Java along; a hung one is killed."""
     first = SparkServer.ensure(home)
     watcher, port = state(home)["pid"], state(home)["port"]
     java = java_of(watcher)
@@ -137,10 +137,16 @@ def test_killed_server_is_replaced(home: Path) -> None:
     os.kill(watcher, signal.SIGKILL)
     wait_for(lambda: not alive(java))
     third = SparkServer.ensure(home)
-
     assert third.remote != second.remote
-    for server in (first, second, third):
+
+    for server in (first, second):
         server.release()
+    watcher = state(home)["pid"]
+    java = java_of(watcher)
+    os.kill(java, signal.SIGSTOP)
+    third.stop()
+    assert not alive(watcher)
+    assert not alive(java)
 
 
 def test_server_that_cannot_start(home: Path) -> None:
