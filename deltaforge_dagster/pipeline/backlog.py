@@ -28,7 +28,8 @@ from pyspark.errors import PySparkException
 
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.backlog_job import StretchJob, WarmJob, Written, written_by
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.sources.base import DivisibleSource, ReadLimits, Stretch
 
 REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.string())])

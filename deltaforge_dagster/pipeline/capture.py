@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
-from deltaforge_dagster.journal.files import Journal, SegmentWriter, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.pipeline.failpoints import failpoint

@@ -19,7 +19,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from deltaforge_dagster.config.engine import SegmentLimits
-from deltaforge_dagster.journal.files import SegmentWriter
+from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.holds import kind_of
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent

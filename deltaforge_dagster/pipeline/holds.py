@@ -22,8 +22,9 @@ from functools import partial
 import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
-from deltaforge_dagster.journal.files import Journal, SegmentWriter
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.held import HeldWriter
+from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.gate import Gate, Waiting, unpacked
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position, parse_position

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkOverdue, Undeliverable
-from deltaforge_dagster.journal.files import WrittenSegment
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.sinks.base import Traffic
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metrics import Tally

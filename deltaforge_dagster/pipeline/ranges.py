@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from deltaforge_dagster.config.engine import RangeLimits
-from deltaforge_dagster.journal.files import WrittenSegment
 from deltaforge_dagster.journal.hashing import range_hash
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.positions import Position

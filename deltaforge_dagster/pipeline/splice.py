@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.journal.files import Journal, SegmentWriter, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.registry import FencedRegistry

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.splice_rows import COLUMNS
 from deltaforge_dagster.pipeline.waiting import full_names

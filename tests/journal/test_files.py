@@ -25,9 +25,10 @@ import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.frame import CAPTURED, FRAME
-from deltaforge_dagster.journal import files
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal import writer as writing
+from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.hashing import ContentHash
+from deltaforge_dagster.journal.writer import WrittenSegment
 from tests.journal.changes import batch, change, changes
 
 
@@ -73,7 +74,7 @@ def local(tmp_path: Path) -> Journal:
 @pytest.fixture
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a row group be 64 KiB, so that a test needs no millions of rows."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
 
 
 def test_rows_come_back_numbered(journal: Journal) -> None:
@@ -456,10 +457,11 @@ def test_killed_writer_leaves_an_orphan(local: Journal, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/journal"
     program = f"""
 import os, signal
-from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal import writer as writing
 from tests.journal.changes import changes
-files.ROW_GROUP_BYTES = 1000
-writer = files.Journal({url!r}).writer("shop", "u1", 7, 3)
+writing.ROW_GROUP_BYTES = 1000
+writer = Journal({url!r}).writer("shop", "u1", 7, 3)
 writer.write(changes(0, 1000))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.journal.files import Journal
 from tests.journal.changes import batch, change, changes
 
@@ -26,7 +26,7 @@ def test_spark_reads_the_frame(
 
     The journal lies in a directory with characters that mean something in a Hadoop path.
     """
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
     journal = Journal((tmp_path / "my [journal] {a} 50%").as_uri())
     writer = journal.writer("shop", "u1", 7, 3)
     writer.write(changes(0, 1500))
@@ -52,7 +52,7 @@ def test_spark_selects_row_groups(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of a segment can be selected by ordinal."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
     journal = Journal(f"file://{tmp_path}/journal")
     writer = journal.writer("shop", "u1", 7, 3)
     writer.write(changes(0, 1500))

@@ -9,8 +9,9 @@ import pytest
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.journal import files
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal import writer as writing
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
 from tests.journal.changes import changes
 
 
@@ -30,7 +31,7 @@ def stage(journal: Journal, chunk: int = 1, *batches: pa.RecordBatch) -> Written
 
 def test_rows_come_back_as_they_were(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several row groups, each of which is read by itself."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 4096)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 4096)
     written = stage(journal, 1, changes(0, 60), changes(60, 100))
 
     found = list(journal.staged(written.path))

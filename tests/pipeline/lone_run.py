@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.run import LiveRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.tools import build_tools
@@ -27,7 +27,7 @@ from tests.pipeline.live import Watcher
 
 def main(path: Path, row_group_bytes: int) -> None:
     """Run until caught up, and report."""
-    files.ROW_GROUP_BYTES = row_group_bytes
+    writing.ROW_GROUP_BYTES = row_group_bytes
     loaded = load_pipeline(path)
     with Platform(Settings.from_env()).open() as opened:
         run = LiveRun(

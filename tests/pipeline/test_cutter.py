@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.config.engine import SegmentLimits
-from deltaforge_dagster.journal.files import Journal, SegmentWriter
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline import cutter as cutter_module
 from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.positions import LsnPosition, Position

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.journal import files as journal_files
+from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline import deliverer, prepare
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.prepared import Prepared
@@ -149,7 +149,7 @@ def test_a_large_segment_goes_on_in_the_middle(
     make_feed: MakeFeed, files: Files, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sent in parts; a run that ends between two leaves the rest, and no more, to the next one."""
-    monkeypatch.setattr(journal_files, "ROW_GROUP_BYTES", 128 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
     monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 2)
     monkeypatch.setattr(deliverer, "CHECKPOINT_SECONDS", 0)
     feed = make_feed(run=PATIENT, range_="{max_seconds: 600}", more_sinks=files.sinks)

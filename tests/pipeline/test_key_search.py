@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
-from deltaforge_dagster.journal.files import Journal, WrittenSegment
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.key_search import Found, Wanted, search, segments_of
 from deltaforge_dagster.state.records import Lease, Processed
 from deltaforge_dagster.state.store import StateStore

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from deltaforge_dagster.journal.files import ROW_GROUP_BYTES
+from deltaforge_dagster.journal.writer import ROW_GROUP_BYTES
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import opened_feed

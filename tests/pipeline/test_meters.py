@@ -19,7 +19,7 @@ from deltaforge_dagster.errors import (
     SinkUnavailable,
     Undeliverable,
 )
-from deltaforge_dagster.journal.files import WrittenSegment
+from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline import meters
 from deltaforge_dagster.servers.process import free_port
 from deltaforge_dagster.sinks.base import MESSAGES, Traffic

@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import (
     Undeliverable,
 )
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepare
 from deltaforge_dagster.pipeline.prepare import Preparer
@@ -195,7 +195,7 @@ def test_many_segments_in_order(
     preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of very different sizes, many tasks: each segment comes out whole and in order."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 256 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 256 << 10)
     monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
     sizes = {3: 40, 4: 6000, 5: 1, 6: 2500, 7: 9000}
     segments = [segment(journal, n, inserts(n * 10_000, size)) for n, size in sizes.items()]
@@ -221,7 +221,7 @@ def test_a_later_job_writes_over_the_files_of_an_earlier_one(
     preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No new file, also for fewer rows; those of a failed job go, and all when no backlog is left."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 64 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
     monkeypatch.setattr(prepare, "TASK_BYTES", 30_000)
     segments = [
         segment(journal, n, inserts(n * 10_000, rows)) for n, rows in ((1, 4000), (2, 2000))
@@ -253,7 +253,7 @@ def test_a_large_segment_in_parts(
     preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole row groups each, none too large; together every row once; only their files are read."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 128 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
     monkeypatch.setattr(prepare, "_ONE_PART_BYTES", 64 << 10)
     monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 3)
     small, large = segment(journal, 1, inserts(0, 100)), segment(journal, 2, inserts(100, 9000))
@@ -284,7 +284,7 @@ def test_changes_with_several_messages(
     journal: Journal, sessions: OneSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through files and several tasks: every change once, with all of its messages, for each sink."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 256 << 10)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 256 << 10)
     monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
     kafka = 'type: kafka, config: {brokers: "localhost:9092", topic: all'
     sinks = (

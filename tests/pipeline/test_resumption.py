@@ -10,6 +10,7 @@ import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
+from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.resumption import Resumption
@@ -153,7 +154,7 @@ def scene(
     sqlite_store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
     """A pipeline that begins before event 1; row groups hold some three rows."""
-    monkeypatch.setattr(files, "ROW_GROUP_BYTES", 500)
+    monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 500)
     sqlite_store.register_pipeline(NAME, "spec", ["redis"])
     sqlite_store.set_start(NAME, lsn(0))
     lease = HeldLease.take(

@@ -1,0 +1,216 @@
+"""Writing one segment's file: rows are numbered, encoded, hashed and counted on their way.
+
+Rows get their `segment` and `ordinal` here, and are written in row groups of about 16 MiB of Arrow
+memory, one while the next is collected, which bounds what a writer holds however large the segment
+grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary columns of
+the change frame are dictionary-encoded pages of ordinary strings there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deltaforge_dagster.frame import CAPTURED, FRAME, PROCESSED
+from deltaforge_dagster.journal.checksummed import Checksummed
+from deltaforge_dagster.journal.hashing import ContentHash
+from deltaforge_dagster.journal.storage import Storage
+from deltaforge_dagster.journal.summary import Summary
+from deltaforge_dagster.tables import Contained
+
+ROW_GROUP_BYTES = 16 << 20
+"""Arrow memory of a row group. Large enough to compress well, small enough to split a segment."""
+
+# Typed loosely: the stubs of pyarrow do not know settings per column.
+_DICTIONARIES: Any = ["segment", *(f.name for f in FRAME if pa.types.is_dictionary(f.type))]
+# Event ids are random: LZ4 spends a seventh of the whole writing time on them and gains nothing.
+_COMPRESSION: Any = {field.name: "none" if field.name == "event_id" else "lz4" for field in FRAME}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSegment:
+    """A durable segment file; fields as in `state.records.NewSegment`.
+
+    Attributes:
+        segment_id: Random, 32 hexadecimal digits; also part of the file's name.
+        path: Relative to the journal's root.
+        checksum: SHA-256 of the file's bytes.
+        content_hash: Hash of the rows, see `journal.hashing`.
+        bytes: Size of the file.
+        counts: Changes per table and op.
+        schema_versions: The versions that rows of each table have, by fingerprint.
+        first_ts_us: Earliest event time.
+        last_ts_us: Latest event time.
+        newest: The same for each table.
+        memory: Size of the rows before they were written.
+    """
+
+    segment_id: str
+    path: str
+    checksum: str
+    content_hash: str
+    rows: int
+    bytes: int
+    counts: Mapping[str, Mapping[str, int]]
+    schema_versions: Mapping[str, Contained]
+    first_ts_us: int
+    last_ts_us: int
+    newest: Mapping[str, int]
+    memory: int
+
+
+class SegmentWriter:
+    """Writes one segment's file; ends with `close`, or with `abort` when it shall not be.
+
+    A row group is encoded while the caller collects the next. After an error of `write` or `close`
+    the partial file is gone and the writer is done. Not for use by two threads at a time.
+
+    Attributes:
+        rows: Rows written so far.
+        bytes: Arrow memory of these rows, before compression.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        segment: int,
+        epoch: int,
+        *,
+        encoder: ThreadPoolExecutor,
+        hasher: ThreadPoolExecutor,
+    ) -> None:
+        self.rows = 0
+        self.bytes = 0
+        self._segment = segment
+        self._segment_id = uuid.uuid4().hex
+        self._path = f"{folder}/{segment:010d}-{epoch:06d}-{self._segment_id}.parquet"
+        self._encoder = encoder
+        self._hasher = hasher
+        self._encoding: Future[None] | None = None
+        self._content = ContentHash(CAPTURED)
+        self._summary = Summary()
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._numbered = 0
+        self._file = Checksummed(storage.create(self._path))
+        self._parquet = pq.ParquetWriter(
+            cast("IO[bytes]", self._file),  # Arrow calls write and tell, nothing else
+            FRAME,
+            version="2.6",
+            compression=_COMPRESSION,
+            use_dictionary=_DICTIONARIES,
+            write_statistics=["ordinal"],  # the only column that readers select by
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append changes, columns of `frame.CAPTURED` or `frame.PROCESSED`, in log order.
+
+        Raises:
+            StoreUnavailable: The storage refuses; a full disk is named as such.
+        """
+        if batch.schema.equals(CAPTURED):
+            nobody = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, nobody], schema=PROCESSED)
+        if not batch.schema.equals(PROCESSED):
+            raise ValueError(f"not the change frame: {batch.schema}")
+        if not batch.num_rows:
+            return
+        with self._aborting():
+            for piece in _pieces(batch):
+                self._waiting.append(piece)
+                self._waiting_bytes += piece.nbytes
+                if self._waiting_bytes >= ROW_GROUP_BYTES:
+                    self._write_row_group()
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+
+    def close(self) -> WrittenSegment:
+        """Finish the file; it is durable under its name when this returns.
+
+        Raises:
+            StoreUnavailable: The storage refuses; a full disk is named as such.
+            ValueError: No row was written.
+        """
+        with self._aborting():
+            if not self.rows:
+                raise ValueError(f"segment {self._segment} has no rows")
+            if self._waiting:
+                self._write_row_group()
+            self._settle()
+            self._parquet.close()
+            self._file.commit()
+        return WrittenSegment(
+            segment_id=self._segment_id,
+            path=self._path,
+            checksum=self._file.checksum(),
+            content_hash=self._content.hexdigest(),
+            rows=self.rows,
+            bytes=self._file.tell(),
+            counts=self._summary.counts,
+            schema_versions=self._summary.schema_versions,
+            first_ts_us=self._summary.first_ts_us,
+            last_ts_us=self._summary.last_ts_us,
+            newest=self._summary.newest,
+            memory=self.bytes,
+        )
+
+    def abort(self) -> None:
+        """Remove what was written; does nothing after `close` or a second time."""
+        self._waiting.clear()
+        # Why the row group in the making failed, if it did, is no matter any more.
+        with contextlib.suppress(Exception):
+            self._settle()
+        self._file.discard()
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._parquet.close()
+
+    def _write_row_group(self) -> None:
+        self._settle()
+        # One dictionary per row group: Parquet falls back to plain pages when it changes inside.
+        rows = pa.Table.from_batches(self._waiting, PROCESSED).unify_dictionaries()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._encoding = self._encoder.submit(self._encode, rows, self._numbered)
+        self._numbered += rows.num_rows
+
+    def _encode(self, rows: pa.Table, first: int) -> None:
+        hashed = self._hasher.submit(self._content.update, rows)
+        segment = pa.array(np.full(rows.num_rows, self._segment))
+        ordinal = pa.array(np.arange(first, first + rows.num_rows))
+        numbered = pa.Table.from_arrays([segment, ordinal, *rows.columns], schema=FRAME)
+        try:
+            self._parquet.write_table(numbered, row_group_size=rows.num_rows)
+            self._summary.add(numbered)
+        finally:
+            hashed.result()
+
+    def _settle(self) -> None:
+        """Wait until the row group in the making is written; raise what kept it from that."""
+        encoding, self._encoding = self._encoding, None
+        if encoding is not None:
+            encoding.result()
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that no piece is much larger than a row group."""
+    parts = -(-batch.nbytes // ROW_GROUP_BYTES)
+    rows = -(-batch.num_rows // parts)
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
