@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.api import (
@@ -60,9 +61,31 @@ def build_app(context: ApiContext, *, token: str | None, limits: Limits) -> Fast
         docs_url=None,
         redoc_url=None,
     )
+    return _equipped(app, _ROUTERS, context, token, limits)
+
+
+def build_metrics_app(context: ApiContext, *, token: str | None, limits: Limits) -> FastAPI:
+    """Return what answers where only metrics are to be had: `/metrics` and nothing else.
+
+    Args:
+        context: The installation.
+        token: What clients must know; None where only this machine can ask.
+        limits: What a client may ask for.
+    """
+    app = FastAPI(openapi_url=None)
+    return _equipped(app, [metrics.router], context, token, limits)
+
+
+def _equipped(
+    app: FastAPI,
+    routers: Sequence[APIRouter],
+    context: ApiContext,
+    token: str | None,
+    limits: Limits,
+) -> FastAPI:
     app.state.context = context
     add_handlers(app)
-    for router in _ROUTERS:
+    for router in routers:
         app.include_router(router, responses=_PROBLEMS)
     app.add_middleware(Guard, token=token, limits=limits)
     app.add_middleware(RequestMetrics)

@@ -15,6 +15,7 @@ from deltaforge_dagster.config.sources import PostgresSource, Source
 from deltaforge_dagster.config.templates import Variable, compile_template
 from deltaforge_dagster.config.turso import TursoSource
 from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.build import position_key, transactional_id
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.turso import triggers
@@ -55,7 +56,7 @@ def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
         "sensors": [
             one.name
             for one in repository.sensor_defs
-            if any(target.job_name in jobs for target in one.targets)
+            if one.name == ALERTS or any(target.job_name in jobs for target in one.targets)
         ],
         "schedules": [
             f"{one.name} ({one.cron_schedule})"

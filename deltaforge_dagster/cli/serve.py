@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Annotated
 
 import typer
 import uvicorn
+from fastapi import FastAPI
 
-from deltaforge_dagster.api.app import build_app
+from deltaforge_dagster.api.app import build_app, build_metrics_app
 from deltaforge_dagster.api.context import ApiContext
 from deltaforge_dagster.api.dagster_reload import DagsterReload
 from deltaforge_dagster.api.guard import DEFAULT_LIMITS, Limits, is_loopback
+from deltaforge_dagster.api.readiness import watched
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
@@ -22,12 +27,20 @@ from deltaforge_dagster.resources.platform import Platform
 
 TOKEN = "DELTAFORGE_API_TOKEN"  # noqa: S105 - the name of the variable
 _CONNECTIONS = 200
+_NOWHERE = "none"
 
 
 def serve(
     *,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8080,
+    metrics_addr: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"Where /metrics is served alone, beside the API's own; `{_NOWHERE}`: nowhere.",
+        ),
+    ] = "127.0.0.1:9000",
     dagster_url: Annotated[
         str | None,
         typer.Option(
@@ -50,13 +63,23 @@ def serve(
     """
     setup_logs()
     token = os.environ.get(TOKEN, "").strip() or None
-    if token is None and not is_loopback(host):
-        raise SettingsError(f"--host {host}: other machines may ask only with a token, set {TOKEN}")
+    metrics_at = None if metrics_addr == _NOWHERE else _address(metrics_addr)
+    _may_listen(f"--host {host}", host, token)
+    if metrics_at is not None:
+        _may_listen(f"--metrics-addr {metrics_addr}", metrics_at[0], token)
     settings = Settings.from_env()
     if settings.state_url == "memory":
         raise NotAllowed("DELTAFORGE_STATE_URL is memory: only the run itself can see that state")
-    listening = _listen(host, port)
-    with listening, Platform(settings).open() as opened, local_instance(settings) as instance:
+    limits = Limits(body_bytes, rate)
+    with ExitStack() as open_now:
+        listening = open_now.enter_context(_listen(f"--host {host} --port {port}", host, port))
+        metrics = None
+        if metrics_at is not None:
+            metrics = open_now.enter_context(
+                _listen(f"--metrics-addr {metrics_addr}", *metrics_at, f", or `{_NOWHERE}`")
+            )
+        opened = open_now.enter_context(Platform(settings).open())
+        instance = open_now.enter_context(local_instance(settings))
         context = ApiContext(
             settings,
             opened.store,
@@ -65,27 +88,41 @@ def serve(
             DagsterReload(dagster_url),
         )
         count = len(context.pipelines())
-        app = build_app(context, token=token, limits=Limits(body_bytes, rate))
-        address, number = listening.getsockname()[:2]
-        where = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
-        typer.echo(f"http://{where} serves {count} pipelines; Ctrl-C ends it")
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_CONNECTIONS,
+        open_now.enter_context(watched(context))
+        also = ""
+        if metrics is not None:
+            app = build_metrics_app(context, token=token, limits=limits)
+            open_now.enter_context(_beside(_server(app), metrics))
+            also = f", {_url(metrics)}/metrics their metrics"
+        typer.echo(f"{_url(listening)} serves {count} pipelines{also}; Ctrl-C ends it")
+        app = build_app(context, token=token, limits=limits)
+        _server(app).run(sockets=[listening])
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(
+            f"--metrics-addr {text}: must be HOST:PORT, such as 127.0.0.1:9000, or {_NOWHERE}"
         )
-        uvicorn.Server(config).run(sockets=[listening])
+    return host, int(port)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _may_listen(option: str, host: str, token: str | None) -> None:
+    if token is None and not is_loopback(host):
+        raise SettingsError(f"{option}: other machines may ask only with a token, set {TOKEN}")
+
+
+def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:
+    """Return a socket that listens; errors name the option, and what else it takes."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise SettingsError(f"--host {host} --port {port}: {_reason(error)}") from error
+        advice = f"; choose another address{instead}" if instead else ""
+        raise SettingsError(f"{option}: {_reason(error)}{advice}") from error
 
 
 def _reason(error: OSError) -> str:
@@ -93,3 +130,33 @@ def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror) or error.errno is None:
         return str(error.strerror or error)
     return os.strerror(error.errno)
+
+
+def _url(listening: socket.socket) -> str:
+    address, number = listening.getsockname()[:2]
+    return f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
+
+
+def _server(app: FastAPI) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+    )
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def _beside(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
+    """Run a server in a thread; signals are the main thread's, which ends it with the block."""
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listening]}, name="metrics server"
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -15,6 +15,7 @@ import dagster as dg
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from deltaforge_dagster.api.app import build_app
 from deltaforge_dagster.api.context import ApiContext
@@ -80,9 +81,14 @@ class Api:
 
 
 @contextmanager
-def served(context: ApiContext, token: str | None, limits: Limits) -> Iterator[str]:
+def served(
+    context: ApiContext,
+    token: str | None,
+    limits: Limits = MANY,
+    build: Callable[..., FastAPI] = build_app,
+) -> Iterator[str]:
     """Run a server, and lend its address."""
-    app = build_app(context, token=token, limits=limits)
+    app = build(context, token=token, limits=limits)
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
     # Connections wait in the socket's queue until the thread takes them.

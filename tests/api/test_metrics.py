@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
+from deltaforge_dagster.api.app import build_metrics_app
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX
 from deltaforge_dagster.state.metrics import Tally
-from tests.api.conftest import Api
+from tests.api.conftest import Api, served
 from tests.api.scraped import scrape
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +179,42 @@ def test_metrics_need_the_token(serve: Callable[..., Api]) -> None:
     assert api.client.get("/metrics").status_code == 401
     allowed = {"Authorization": "Bearer long-enough-a-secret"}
     assert api.client.get("/metrics", headers=allowed).status_code == 200
+
+
+def test_an_address_for_metrics_alone(api: Api) -> None:
+    """It says what the API's own `/metrics` says, asks for the same token, and has no other route."""
+    api.create("orders")
+    allowed = {"Authorization": "Bearer long-enough-a-secret"}
+    with (
+        served(api.context, "long-enough-a-secret", build=build_metrics_app) as url,
+        httpx.Client(base_url=url, timeout=120) as client,
+    ):
+        assert client.get("/metrics").status_code == 401
+        here = client.get("/metrics", headers=allowed)
+        others = {path: client.get(path, headers=allowed) for path in ("/pipelines", "/readyz")}
+        others["/openapi.json"] = client.get("/openapi.json", headers=allowed)
+        assert client.delete("/pipelines/orders", headers=allowed).status_code == 404
+    there = api.client.get("/metrics")
+    assert here.headers["content-type"] == there.headers["content-type"]
+    status = f'{PREFIX}pipeline_status{{pipeline="orders"}} 1.0'
+    assert status in here.text
+    assert status in there.text
+    assert _names(here.text) == _names(there.text)
+    assert {path: one.json()["code"] for path, one in others.items()} == dict.fromkeys(
+        others, "NOT_FOUND"
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+
+
+def test_metrics_without_a_token_are_for_this_machine(api: Api) -> None:
+    """Without one a page of another site gets nothing at that address either."""
+    with served(api.context, None, build=build_metrics_app) as url:
+        assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
+        foreign = httpx.get(f"{url}/metrics", headers={"Host": "site.example"}, timeout=120)
+    assert foreign.status_code == 403
 
 
 def test_a_deleted_pipeline_leaves_nothing(api: Api) -> None:

@@ -44,6 +44,17 @@ def shown(path: Path) -> str:
     return result.output
 
 
+def test_hooks_have_a_sensor(write: Write, store: StateStore) -> None:
+    """Where the file names hooks, the sensor that tells them is one of what it makes."""
+    assert store.pipeline("orders") is None
+    hook = {"type": "webhook", "url": "https://ops.example/hooks"}
+    quiet = write({})
+    assert "deltaforge_alerts" not in planned(quiet)["creates"]["dagster"]["sensors"]
+    told = write({"spec.engine.alerts": [hook]})
+    assert "deltaforge_alerts" in planned(told)["creates"]["dagster"]["sensors"]
+    assert "deltaforge_alerts" in shown(told)
+
+
 def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every default, and every name that the pipeline makes; an installation without state stays one."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "none"))

@@ -40,8 +40,32 @@ def test_a_port_that_is_taken() -> None:
     """It is said, with the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refusal("--port", port)
+        said = refusal("--port", port, "--metrics-addr", "none")
     assert said == f"error: --host 127.0.0.1 --port {port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "example.org"])
+def test_metrics_for_other_machines_need_a_token(host: str) -> None:
+    """Their address is refused without one as the API's is."""
+    said = refusal("--port", 0, "--metrics-addr", f"{host}:0")
+    assert f"--metrics-addr {host}:0: other machines may ask only with a token" in said
+
+
+def test_a_port_of_metrics_that_is_taken() -> None:
+    """It is said with the option, and what else may be given."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refusal("--port", 0, "--metrics-addr", address)
+    assert said == (
+        f"error: --metrics-addr {address}: Address already in use; "
+        "choose another address, or `none`\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["9000", ":9000", "localhost", "localhost:many", "::1:65536", ""])
+def test_what_is_no_address(text: str) -> None:
+    """An address of metrics has a host and a port."""
+    assert "must be HOST:PORT" in refusal("--port", 0, "--metrics-addr", text)
 
 
 def test_a_state_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +76,6 @@ def test_a_state_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_directory_of_pipelines() -> None:
     """It is said which one is missing."""
-    said = refusal("--port", 0)
+    said = refusal("--port", 0, "--metrics-addr", "none")
     assert "DELTAFORGE_PIPELINES" in said
     assert "does not exist" in said

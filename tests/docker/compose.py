@@ -104,6 +104,6 @@ def _merged(before: Any, after: Any, name: str = "") -> Any:
 
 
 def _here(text: str, places: Mapping[str, str]) -> str:
-    for place in sorted(places, key=len, reverse=True):
-        text = text.replace(place, places[place])
-    return text
+    # In one pass: what stands for one place may hold the letters of another, as ports do.
+    names = sorted(map(re.escape, places), key=len, reverse=True)
+    return re.sub("|".join(names), lambda found: places[found[0]], text) if names else text

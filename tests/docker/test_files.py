@@ -103,7 +103,7 @@ def test_the_image_has_what_the_services_use() -> None:
 
 
 def test_prometheus_and_grafana_find_their_files() -> None:
-    """Each file of theirs is YAML or JSON, and Prometheus looks for metrics where the API is."""
+    """Each file of theirs is YAML or JSON, and Prometheus looks where the API has its metrics."""
     read_files = {
         path.relative_to(DOCKER): yaml.safe_load(path.read_text())
         for folder in ("prometheus", "grafana")
@@ -114,7 +114,9 @@ def test_prometheus_and_grafana_find_their_files() -> None:
     targets = [
         target for job in scraped for one in job["static_configs"] for target in one["targets"]
     ]
-    assert "api:8080" in targets
+    assert targets == ["api:9000"]
+    api = services(dict.fromkeys(variables("compose.yaml"), "x"), "compose.yaml")["api"]
+    assert api.command[api.command.index("--metrics-addr") + 1].endswith(":9000")
     (token,) = (job["authorization"]["credentials_file"] for job in scraped)
     whole = read(dict.fromkeys(variables("compose.yaml"), "x"), "compose.yaml")
     assert Path(token).name in whole["services"]["prometheus"]["secrets"]

@@ -32,18 +32,19 @@ QUESTION = """{
 
 
 class Host:
-    """The services, started; `code`, `webserver` and `api` at ports of their own."""
+    """The services, started; `code`, `webserver`, `api` and its metrics at ports of their own."""
 
     def __init__(self, folder: Path, postgres: PostgresServer, pipeline: str) -> None:
         secrets = {"POSTGRES_PASSWORD": "unused", "DELTAFORGE_API_TOKEN": TOKEN}
         self._services = services(secrets, "compose.yaml")
         self._folder = folder
-        self.ports = {name: free_port() for name in ("code", "webserver", "api")}
+        self.ports = {name: free_port() for name in ("code", "webserver", "api", "metrics")}
         dagster, state = postgres.create_database(), postgres.create_database()
         self._places = {
             "deltaforge:unused@postgres:5432/dagster": dagster.partition("://")[2],
             "deltaforge:unused@postgres:5432/deltaforge": state.partition("://")[2],
             "0.0.0.0": "127.0.0.1",
+            "0.0.0.0:9000": f"127.0.0.1:{self.ports['metrics']}",
             "3000": str(self.ports["webserver"]),
             "8080": str(self.ports["api"]),
             "workspace.yaml": str(folder / "workspace.yaml"),
@@ -78,6 +79,11 @@ class Host:
             stack.callback(process.stop, signal.SIGTERM, 20)
 
     def ask(self, service: str, path: str, body: dict[str, str] | None = None) -> Any:
+        """Return a service's JSON answer, None while there is none."""
+        text = self.text(service, path, body)
+        return None if text is None else json.loads(text)
+
+    def text(self, service: str, path: str, body: dict[str, str] | None = None) -> str | None:
         """Return a service's answer, None while there is none."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[service]}{path}",
@@ -85,7 +91,8 @@ class Host:
             headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
         )
         with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+            text: str = answer.read().decode()
+            return text
         return None
 
 
@@ -125,3 +132,6 @@ def test_the_services_find_each_other(host: Host) -> None:
 
     ready = eventually(lambda: host.ask("api", "/readyz"), seconds=200, what="the API")
     assert [one["name"] for one in ready["pipelines"]] == ["host"]
+    metrics = host.text("metrics", "/metrics")
+    assert metrics is not None
+    assert 'deltaforge_pipeline_status{pipeline="host"} 1.0' in metrics

@@ -37,11 +37,13 @@ def defined(deployment: Deployment) -> set[str]:
 
 def test_a_pipeline_from_its_making_to_its_end(deployment: Deployment) -> None:
     """Made over REST it is in what Dagster loads; paused, resumed, and gone when it is removed."""
-    server = deployment.spawn("-m", "deltaforge_dagster", "serve", "--port", "0")
+    addresses = ("--port", "0", "--metrics-addr", "127.0.0.1:0")
+    server = deployment.spawn("-m", "deltaforge_dagster", "serve", *addresses)
     said = eventually(
-        lambda: re.search(r"http://\S+(?= serves)", deployment.output(server)), what="the start"
+        lambda: re.search(r"(http://\S+) serves.*, (http://\S+) their", deployment.output(server)),
+        what="the start",
     )
-    with httpx.Client(base_url=said[0], headers=TOKEN, timeout=300) as client:
+    with httpx.Client(base_url=said[1], headers=TOKEN, timeout=300) as client:
         assert (
             client.get("/pipelines", headers={"Authorization": "Bearer wrong"}).status_code == 401
         )
@@ -53,10 +55,18 @@ def test_a_pipeline_from_its_making_to_its_end(deployment: Deployment) -> None:
         for call, status in (("pause", "paused"), ("resume", "running")):
             assert client.post(f"/pipelines/made/{call}").json()["status"] == status
             assert client.get("/pipelines/made").json()["status"] == status
+            # Each look is some seconds after the last, and the line after that.
+            line = f'"message":"the pipeline is {status}","pipeline":"made"'
+            eventually(lambda line=line: line in deployment.output(server), what=line)
+
+        paused = 'deltaforge_pipeline_pauses_total{pipeline="made"} 1.0'
+        for metrics in ("/metrics", said[2]):
+            assert paused in client.get(metrics).text
+        assert httpx.get(said[2], timeout=300).status_code == 401
 
         assert client.delete("/pipelines/made").status_code == 204
         assert client.get("/pipelines").json() == []
         assert "made_work" not in defined(deployment)
     server.send_signal(signal.SIGTERM)
-    server.wait(60)
+    server.wait(120)
     assert "Traceback" not in deployment.output(server)

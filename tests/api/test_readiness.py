@@ -1,0 +1,88 @@
+"""What the log says when the API becomes ready or is so no more, and when pipelines turn."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from deltaforge_dagster.api.readiness import Readiness
+from deltaforge_dagster.state.records import Failure
+from tests.api.conftest import Api
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The lines of readiness, from information up."""
+    caplog.set_level(logging.INFO, "deltaforge_dagster.api.readiness")
+    return caplog
+
+
+def said(lines: pytest.LogCaptureFixture, readiness: Readiness) -> list[tuple[str, str]]:
+    """Return level and message of what one look writes."""
+    lines.clear()
+    readiness.look()
+    return [(one.levelname, one.getMessage()) for one in lines.records]
+
+
+def fields(lines: pytest.LogCaptureFixture) -> dict[str, object]:
+    """Return the fields of the last line."""
+    found: dict[str, object] = vars(lines.records[-1])["fields"]
+    return found
+
+
+def test_the_api_turns(api: Api, tmp_path: Path, lines: pytest.LogCaptureFixture) -> None:
+    """One line when it is ready, one with the reason when it is so no more, and none in between."""
+    readiness = Readiness(api.context)
+    assert said(lines, readiness) == [("INFO", "ready")]
+    assert said(lines, readiness) == []
+
+    (tmp_path / "pipelines").rmdir()
+    assert said(lines, readiness) == [("WARNING", "not ready")]
+    assert "DELTAFORGE_PIPELINES" in str(fields(lines)["reason"])
+    assert api.client.get("/readyz").status_code == 500
+    assert said(lines, readiness) == []
+
+    (tmp_path / "pipelines").mkdir()
+    assert said(lines, readiness) == [("INFO", "ready")]
+    assert api.client.get("/readyz").status_code == 200
+
+
+def test_a_pipeline_turns(api: Api, lines: pytest.LogCaptureFixture) -> None:
+    """Each status is one line, with what it was before; a failure is a warning with its reason."""
+    readiness = Readiness(api.context)
+    readiness.look()
+    api.create("orders")
+    assert said(lines, readiness) == [("INFO", "the pipeline is running")]
+    assert said(lines, readiness) == []
+
+    api.store.set_failure("orders", Failure("tick", "checkpoint", "the slot is gone", 1.0))
+    assert said(lines, readiness) == [("WARNING", "the pipeline is failed")]
+    assert fields(lines) == {
+        "pipeline": "orders",
+        "tenant": "acme",
+        "status": "failed",
+        "before": "running",
+        "reason": "the slot is gone",
+    }
+    api.client.post("/pipelines/orders/stop")
+    assert said(lines, readiness) == [("INFO", "the pipeline is stopped")]
+    assert (fields(lines)["before"], fields(lines)["reason"]) == ("failed", None)
+
+    assert api.client.delete("/pipelines/orders").status_code == 204
+    assert said(lines, readiness) == [("INFO", "the pipeline is gone")]
+    assert said(lines, readiness) == []
+
+
+def test_a_file_that_is_broken(api: Api, lines: pytest.LogCaptureFixture) -> None:
+    """Its pipeline has failed, and the others' lines come nevertheless."""
+    readiness = Readiness(api.context)
+    api.create("orders")
+    api.file("broken", "metadata: {name: broken}")
+    messages = said(lines, readiness)
+    assert sorted(messages) == [
+        ("INFO", "ready"),
+        ("INFO", "the pipeline is running"),
+        ("WARNING", "the pipeline is failed"),
+    ]
