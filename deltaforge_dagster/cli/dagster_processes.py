@@ -17,12 +17,13 @@ from typing import Self
 
 import dagster as dg
 
+from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.process import ServerProcess, free_port
 
 _DEFINITIONS = "deltaforge_dagster.definitions"
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
 
 _WORKSPACE = """\
 load_from:
@@ -121,13 +122,13 @@ class DagsterProcesses:
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:
-    """Return on Ctrl-C or SIGTERM; raise `SettingsError` when a process ends by itself."""
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            while not asked:
-                processes.check()
-                time.sleep(0.5)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """Return on Ctrl-C or SIGTERM; raise `SettingsError` when a process ends by itself.
+
+    SIGTERM stays without effect afterwards: repeated, it must not cut the ending short.
+    """
+    signal.signal(signal.SIGTERM, interrupt_once)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            processes.check()
+            time.sleep(0.5)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -40,6 +39,7 @@ from deltaforge_dagster.cli.demo_proof import (
     read_redis,
 )
 from deltaforge_dagster.cli.demo_workload import Workload
+from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 
 _ROWS: Mapping[DemoSource, int] = {"postgres": 100_000, "turso": 20_000}
@@ -80,8 +80,8 @@ def demo(
     happens. The exit code is 0 only if nothing was lost, repeated, reordered or changed.
     """
     console = Console(stderr=json_output, log_path=False)
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
+    signal.signal(signal.SIGTERM, interrupt_once)
+    signal.signal(signal.SIGHUP, interrupt_once)
     result: Result | None = None
     try:
         with (
@@ -305,10 +305,6 @@ def _directory(home: Path | None) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _print_json(result: Result) -> None:

@@ -20,6 +20,8 @@ import redis
 from deltaforge_dagster.cli.demo_workload import TABLES, Record, Table
 
 _PAGE = 5_000
+_TIMEOUT_SECONDS = 120
+"""How long Redis may take for one answer; the default of its client is too short for a busy machine."""
 _BLOCK = 1 << 20
 
 
@@ -114,7 +116,7 @@ def read_redis(uri: str, pattern: str) -> Iterator[Arrival]:
 
     The time of arrival is the one that Redis puts into each entry's id (manual of XADD).
     """
-    with redis.Redis.from_url(uri) as client:
+    with redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_SECONDS) as client:
         for stream in sorted(client.scan_iter(match=pattern, _type="stream")):
             start = b"-"
             while page := client.xrange(stream, min=start, count=_PAGE):
@@ -142,7 +144,7 @@ class ArrivalCounter:
     """
 
     def __init__(self, uri: str, pattern: str, directory: Path) -> None:
-        self._client = redis.Redis.from_url(uri)
+        self._client = redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_SECONDS)
         self._pattern = pattern
         self._directory = directory
         self._read: dict[Path, int] = {}

@@ -41,7 +41,7 @@ _SETTINGS = {
     "skip_name_resolve": "ON",
     "max_allowed_packet": "67108864",  # as in MySQL 8, for other versions
 }
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 
 class MysqlServer(OneProcessServer):

@@ -26,7 +26,7 @@ HOW_TO_GET = (
     "or get it from https://github.com/nats-io/nats-server/releases"
 )
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 class NatsServer(OneProcessServer):

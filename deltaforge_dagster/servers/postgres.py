@@ -42,7 +42,7 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "listen_addresses": "127.0.0.1",
 }
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 
 class PostgresServer(Server):

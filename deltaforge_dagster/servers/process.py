@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -39,6 +40,8 @@ if [ -n "$3" ]; then rm -rf "$3"; fi
 """Arguments: pid, name of the quick stop signal, directory to remove or nothing."""
 
 _LOG_TAIL = 5
+_LOWEST_PORT = 10_240
+_PORT_TRIES = 1000
 _DAEMON_UMASK = 0o077
 
 
@@ -103,11 +106,36 @@ def run_as(
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on now."""
+    """Return a TCP port of 127.0.0.1 that nobody listens on now.
+
+    Where there is room it lies below the ports that the kernel gives to outgoing connections: one of
+    those could take it before the server does, or while the server is being restarted.
+    """
+    below = _first_outgoing_port()
+    for _ in range(_PORT_TRIES if below - _LOWEST_PORT >= _PORT_TRIES else 0):
+        port = _LOWEST_PORT + secrets.randbelow(below - _LOWEST_PORT)
+        with contextlib.suppress(OSError):
+            return _bound(port)
+    return _bound(0)
+
+
+def _first_outgoing_port() -> int:
+    """Return the first port of outgoing connections; 0 where the kernel does not say (not Linux)."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    return 0
+
+
+def _bound(port: int) -> int:
+    """Return a port that can be bound now: the given one, for 0 any.
+
+    Raises:
+        OSError: The given one is in use.
+    """
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        probe.bind(("127.0.0.1", port))
+        found: int = probe.getsockname()[1]
+        return found
 
 
 class ServerProcess:
@@ -245,10 +273,11 @@ class ServerProcess:
 
 def _is_stopped(process: int) -> bool:
     """Say whether all threads of a process are stopped: they are one after another."""
-    return all(
-        stat.read_text().rpartition(")")[2].split()[0] in "TtZ"
-        for stat in Path(f"/proc/{process}/task").glob("[0-9]*/stat")
-    )
+    for stat in Path(f"/proc/{process}/task").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # that thread ended just now
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZ":
+                return False
+    return True
 
 
 def _group_lives(group: int) -> bool:

@@ -22,7 +22,7 @@ from deltaforge_dagster.servers.process import ServerProcess, temporary_director
 
 _RELEASE = "bookworm"
 _PACKAGES = ("prometheus", "libc6")
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 _CHECK_SECONDS = 120.0
 _STYLE = 3
 """Exit code of `promtool` when all is valid, but something could be named better."""

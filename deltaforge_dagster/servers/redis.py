@@ -38,7 +38,7 @@ _SETTINGS = {
     "auto-aof-rewrite-percentage": "0",  # a rewrite forks and doubles memory; files are temporary
     "save": "",
 }
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 
 
 class RedisServer(OneProcessServer):
@@ -97,7 +97,7 @@ class RedisServer(OneProcessServer):
     @property
     def version(self) -> str:
         """The server's version, such as `6.2.14`."""
-        with redis.Redis.from_url(self._uri) as client:
+        with redis.Redis.from_url(self._uri, socket_timeout=_START_SECONDS) as client:
             return str(client.info("server")["redis_version"])
 
     def _listen(self, password: str, port: int) -> None:

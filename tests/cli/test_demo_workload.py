@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import psycopg
 import pytest
@@ -85,7 +86,15 @@ def test_writing_takes_the_time_it_is_given_and_can_be_stopped(postgres_dsn: str
     workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     stop = threading.Event()
-    threading.Timer(0.3, stop.set).start()
-    workload.write(1000, 1, seconds=100, stop=stop)
+
+    def interrupt() -> None:
+        while not workload.record.total:
+            time.sleep(0.01)
+        stop.set()
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    workload.write(1000, 1, seconds=1000, stop=stop)
+    thread.join()
 
     assert 0 < workload.record.total < 100

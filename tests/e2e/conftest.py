@@ -65,7 +65,7 @@ class Shop:
         name: str,
         *,
         tables: str = "[public.customers, public.orders]",
-        run: str = "{idle_seconds: 4, lease_seconds: 8, renew_seconds: 1}",
+        run: str = "{idle_seconds: 4, lease_seconds: 20, renew_seconds: 1}",
         range_: str = "{max_seconds: 3}",
         more_sinks: str = "",
         dagster: str = "{sensor_interval_seconds: 1}",
@@ -86,7 +86,7 @@ class Shop:
 
     def entries(self, stream: str) -> list[dict[str, str]]:
         """Return the fields of a stream's entries, in order."""
-        client = redis.Redis.from_url(self.redis_uri, decode_responses=True)
+        client = redis.Redis.from_url(self.redis_uri, decode_responses=True, socket_timeout=None)
         try:
             return [cast("dict[str, str]", fields) for _, fields in client.xrange(stream) or []]
         finally:

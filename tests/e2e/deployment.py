@@ -23,9 +23,9 @@ DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
 
 
 def eventually(
-    happened: Callable[[], Any], *, seconds: float = 120.0, what: str = "it", every: float = 0.1
+    happened: Callable[[], Any], *, seconds: float = 240.0, what: str = "it", every: float = 0.1
 ) -> Any:
-    """Return the first true value of `happened`, or fail after `seconds`."""
+    """Return the first true value of `happened`, or fail after `seconds`: a busy machine's, not ours."""
     deadline = time.monotonic() + seconds
     while not (value := happened()):
         assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s"

@@ -29,7 +29,7 @@ def started(deployment: Deployment, pipeline: str) -> bool:
     return row is not None and row.start_position is not None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_changes_reach_redis_and_the_ui_knows(
     shop: Shop, deploy: Callable[..., Deployment]
 ) -> None:
@@ -39,15 +39,18 @@ def test_changes_reach_redis_and_the_ui_knows(
     then new data starts a new run.
     """
     deployment = deploy()
-    # Idle for longer than it takes to see the first range and to write the second.
-    run = "{idle_seconds: 10, lease_seconds: 8, renew_seconds: 1}"
+    # Idle for longer than it takes to see that the first range is closed, and to write the second.
+    run = "{idle_seconds: 15, lease_seconds: 20, renew_seconds: 1}"
     deployment.add("shop-feed", shop.pipeline("shop-feed", run=run))
     deployment.start()
     eventually(lambda: started(deployment, "shop-feed"), what="the first tick")
+    store = deployment.store()
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada'), (2, 'Grace')")
     eventually(lambda: len(shop.entries("shop-feed.customers")) == 2, what="the first delivery")
-    eventually(lambda: deployment.materializations("shop-feed", "redis", 1), what="the first range")
+    eventually(
+        lambda: store.ranges("shop-feed", state="closed"), what="the first range", every=0.05
+    )
     shop.execute(
         "INSERT INTO orders SELECT n, 1, n * 1.5 FROM generate_series(1, 50) n",
         "UPDATE orders SET total = 0 WHERE id = 7",
@@ -73,6 +76,7 @@ def test_changes_reach_redis_and_the_ui_knows(
     ]
     (first,) = deployment.materializations("shop-feed", "changes", 1)
     (second,) = deployment.materializations("shop-feed", "changes", 2)
+    assert deployment.materializations("shop-feed", "redis", 1)
     (sent,) = deployment.materializations("shop-feed", "redis", 2)
     assert first["events"] == 2
     assert first["events/c"] == 2
@@ -94,7 +98,6 @@ def test_changes_reach_redis_and_the_ui_knows(
         assert evaluation is not None, check
         assert evaluation.passed, evaluation.description
 
-    store = deployment.store()
     ranges = len(store.ranges("shop-feed"))
     shop.execute("INSERT INTO customers VALUES (3, 'Mary')")
     eventually(lambda: ("c", 3) in ops(shop, "shop-feed.customers"), what="new data after idling")
@@ -103,7 +106,7 @@ def test_changes_reach_redis_and_the_ui_knows(
     store.close()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_an_idle_pipeline_beside_a_busy_table_starts_no_runs(
     shop: Shop, deploy: Callable[..., Deployment]
 ) -> None:

@@ -43,17 +43,17 @@ def serve_and_deliver(
     return process
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """Nothing but Dagster's own command: the UI answers, the sensor starts a run, a row arrives."""
     serve_and_deliver(shop, deploy(), "dagster", "dev", "-w", str(WORKSPACE), port=free_port())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """The same for ours, which ends everything in order, also when a script started it with `&`.
 
-    Its webserver reloads the pipelines when the API asks for it.
+    It is asked to end again and again. Its webserver reloads the pipelines when the API asks for it.
     """
     deployment = deploy()
     port = free_port()
@@ -65,9 +65,13 @@ def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
 
     assert DagsterReload(f"http://127.0.0.1:{port}")() == "Dagster has reloaded its code locations"
 
-    process.send_signal(signal.SIGTERM)
+    def ended() -> bool:
+        process.send_signal(signal.SIGTERM)
+        return process.poll() is not None
 
-    assert process.wait(120) == 0
+    eventually(ended, what="the end", every=0.3)
+
+    assert process.returncode == 0, deployment.output(process)
     assert deployment.members() == []
     store = deployment.store()
     assert [row.state for row in store.ranges("plain")] == ["closed"]

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+from tests.e2e.deployment import eventually
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.spark,
+    pytest.mark.postgres,
+    pytest.mark.redis,
+    pytest.mark.timeout(900),
+]
 
 ROOT = Path(__file__).parents[2]
 _COMMAND = "from deltaforge_dagster.cli.main import app; app()"
@@ -62,7 +70,7 @@ def nothing_left(folder: Path) -> bool:
 def test_every_change_arrives_once_in_order_and_all_ends(tmp_path: Path) -> None:
     """The JSON says so, the exit code agrees, and no process or file of the demo is left."""
     with running_demo(tmp_path, "--json", "--rows", "5000") as demo:
-        output, progress = demo.communicate(timeout=280)
+        output, progress = demo.communicate(timeout=800)
 
     result = json.loads(output.splitlines()[-1])
     assert demo.returncode == 0, progress
@@ -83,7 +91,7 @@ def test_every_change_arrives_once_in_order_and_all_ends(tmp_path: Path) -> None
 def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
     """The same proof holds for the source `turso`, and nothing of that demo is left, either."""
     with running_demo(tmp_path, "--json", "--rows", "2000", "--source", "turso") as demo:
-        output, progress = demo.communicate(timeout=280)
+        output, progress = demo.communicate(timeout=800)
 
     result = json.loads(output.splitlines()[-1])
     assert demo.returncode == 0, progress
@@ -105,15 +113,23 @@ def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
 def test_nothing_is_left_when_it_is_interrupted(
     tmp_path: Path, ending: signal.Signals, phase: str
 ) -> None:
-    """Ctrl-C and SIGTERM end everything in order; after a kill the servers end by themselves."""
+    """Ctrl-C and SIGTERM, also repeated, end everything in order.
+
+    After a kill the servers end by themselves.
+    """
     with running_demo(tmp_path, "--json", "--rows", "5000") as demo:
         assert demo.stderr
         while phase not in (line := demo.stderr.readline()):
             assert line, "the demo ended"
+        eventually(lambda: len(left_over(str(tmp_path))) > 3, what="what shall be ended")
         time.sleep(3)
-        assert len(left_over(str(tmp_path))) > 3
-        demo.send_signal(ending)
-        demo.communicate(timeout=120)
+
+        def ended() -> bool:
+            demo.send_signal(ending)
+            return ending == signal.SIGINT or demo.poll() is not None
+
+        eventually(ended, what="the end", every=0.3)
+        demo.communicate(timeout=240)
 
     assert demo.returncode == (-ending if ending == signal.SIGKILL else 130)
     assert nothing_left(tmp_path)
@@ -123,7 +139,7 @@ def test_a_home_with_files_is_refused(tmp_path: Path) -> None:
     """A demo never mixes with the state of another installation."""
     (tmp_path / "state.db").touch()
     with running_demo(tmp_path, "--home", str(tmp_path)) as demo:
-        output, progress = demo.communicate(timeout=60)
+        output, progress = demo.communicate(timeout=240)
 
     assert demo.returncode == 1
     assert "name a new or an empty directory" in output + progress

@@ -26,7 +26,7 @@ def table_rows(dsn: str, table: str) -> int:
     return int(count)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_everything_in_postgresql(
     shop: Shop, postgres_server: PostgresServer, deploy: Callable[..., Deployment]
 ) -> None:

@@ -30,7 +30,7 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
     deployment = deploy()
     text = shop.pipeline(
         "again",
-        run="{idle_seconds: 300, lease_seconds: 8, renew_seconds: 1}",
+        run="{idle_seconds: 300, lease_seconds: 20, renew_seconds: 1}",
         range_="{max_seconds: 600, max_events: 3}",
     )
     deployment.add("again", text)
@@ -113,7 +113,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
     return str(described.description)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning")
 def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     """A UI backfill is one run, `deltaforge replay` another: same values, marked, nothing moves.
@@ -150,7 +150,7 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     command = fed.spawn(
         "-m", "deltaforge_dagster", "replay", "again", "--range", "1-2", "--sink", "redis", "--json"
     )
-    assert command.wait(90) == 0, fed.output(command)
+    assert command.wait(240) == 0, fed.output(command)
     assert json.loads(fed.last_line(command))["sent"] == 6
     third = shop.entries("again.customers")[13:]
     marks = {fields.pop("df-replay") for fields in third}
@@ -161,7 +161,7 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     refused = fed.spawn(
         "-m", "deltaforge_dagster", "replay", "again", "--range", "3", "--sink", "redis"
     )
-    assert refused.wait(90) == 2
+    assert refused.wait(240) == 2
     expected = "again: range 3 is still open; wait until it is closed"
     assert fed.output(refused).strip() == f"error: {expected}"
     assert failure(materialize(fed, CHANGES, 3)) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -69,13 +70,14 @@ class Run:
     def wait_until_stopped(self) -> bool:
         """Wait until it is stopped by a signal; say no when it has ended instead."""
         stat = Path(f"/proc/{self.process.pid}/stat")
+
+        def stopped() -> bool:
+            with contextlib.suppress(OSError):  # it ended just now
+                return stat.read_text().rpartition(")")[2].split()[0] == "T"
+            return False
+
         eventually(
-            lambda: (
-                self.process.exitcode is not None
-                or stat.read_text().rpartition(")")[2].split()[0] == "T"
-            ),
-            what="the stop",
-            every=0.02,
+            lambda: self.process.exitcode is not None or stopped(), what="the stop", every=0.02
         )
         return self.process.exitcode is None
 
@@ -83,7 +85,8 @@ class Run:
         """Send it a signal, if it has not ended."""
         assert self.process.pid is not None
         if self.process.exitcode is None:
-            os.kill(self.process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.process.pid, number)
 
 
 @dataclass

@@ -21,7 +21,7 @@ class RedisDestination:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.stream = "kills"
-        self._client = redis.Redis.from_url(uri, client_name="reader")
+        self._client = redis.Redis.from_url(uri, client_name="reader", socket_timeout=None)
 
     def sink(self, *, exactly_once: bool) -> str:
         """Return the sink of the pipeline."""

@@ -40,7 +40,7 @@ def alive(pid: int) -> bool:
     """Say whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # gone, maybe while it was being looked at
         return False
 
 

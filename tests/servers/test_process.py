@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,7 +28,7 @@ def alive(pid: int) -> bool:
     """Return whether a process runs (a zombie does not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # gone, maybe while it was being looked at
         return False
 
 
@@ -135,9 +137,18 @@ def test_a_temporary_directory_can_be_reached_by_its_account(
     directory.rmdir()
 
 
-def test_free_ports_differ_while_taken() -> None:
-    """A port is one that can be listened on."""
-    assert 1024 <= free_port() < 65536
+def test_free_ports_are_not_taken() -> None:
+    """Nobody listens there, and the kernel gives none of them to an outgoing connection."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with contextlib.ExitStack() as stack:
+        taken = set()
+        for _ in range(100):
+            port = free_port()
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            assert 1024 <= port < 65536
+            assert port < first_outgoing or first_outgoing < 20_000, "there is room below"
+            assert port not in taken
+            taken.add(port)
 
 
 def test_a_package_that_is_not_installed_has_no_directory() -> None:

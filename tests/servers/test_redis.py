@@ -17,14 +17,17 @@ def test_the_packaged_server_asks_for_its_password() -> None:
     """A client without the password is refused."""
     with RedisServer.start(origins=["package"]) as server:
         port = server.uri.rpartition(":")[2].split("/")[0]
-        with redis.Redis(port=int(port)) as client, pytest.raises(redis.AuthenticationError):
+        with (
+            redis.Redis(port=int(port), socket_timeout=None) as client,
+            pytest.raises(redis.AuthenticationError),
+        ):
             client.ping()
 
 
 def test_data_outlives_a_kill(start_redis: StartRedis) -> None:
     """After a kill and a restart the same URI has what was acknowledged."""
     server = start_redis()
-    with redis.Redis.from_url(server.uri) as client:
+    with redis.Redis.from_url(server.uri, socket_timeout=None) as client:
         client.xadd("stream", {"a": "1"})
         server.stop(immediate=True)
         with pytest.raises(redis.ConnectionError):
@@ -37,13 +40,13 @@ def test_data_outlives_a_kill(start_redis: StartRedis) -> None:
 def test_a_paused_server_hangs_and_goes_on(start_redis: StartRedis) -> None:
     """Pausing looks like a hung server to clients: no answer and no closed connection."""
     server = start_redis()
-    with redis.Redis.from_url(server.uri, socket_timeout=2, retry=None) as client:
+    with redis.Redis.from_url(server.uri, socket_timeout=5, retry=None) as client:
         client.ping()
         server.pause()
         with pytest.raises(redis.TimeoutError):
             client.ping()
         server.resume()
-
+    with redis.Redis.from_url(server.uri, socket_timeout=None) as client:
         assert client.ping()
 
 
@@ -60,7 +63,7 @@ def test_a_paused_server_can_be_stopped(start_redis: StartRedis) -> None:
 def test_settings_reach_the_server(start_redis: StartRedis) -> None:
     """Tests can make a server that runs out of memory."""
     server = start_redis({"maxmemory": "100mb"})
-    with redis.Redis.from_url(server.uri, decode_responses=True) as client:
+    with redis.Redis.from_url(server.uri, decode_responses=True, socket_timeout=None) as client:
         assert client.config_get("maxmemory") == {"maxmemory": str(100 << 20)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
 
 import typer
 
@@ -14,19 +13,16 @@ from deltaforge_dagster.cli.bench.drain import PAIRS, drain_command
 from deltaforge_dagster.cli.bench.latency import latency
 from deltaforge_dagster.cli.bench.seam import seam
 from deltaforge_dagster.cli.bench.snapshot import snapshot
+from deltaforge_dagster.cli.interrupts import interrupt_once
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Measure how fast the platform, or a part of it, is on this machine."""
-    signal.signal(signal.SIGTERM, _end)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    """Leave like with Ctrl-C: servers are ended, files removed."""
-    raise KeyboardInterrupt
+    before = signal.signal(signal.SIGTERM, interrupt_once)  # servers are ended, files removed
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 for _pair in PAIRS:

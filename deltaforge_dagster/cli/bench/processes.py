@@ -81,7 +81,8 @@ class Sampler:
     def cpu_seconds(self) -> dict[str, float]:
         """Return what each group has used since the beginning; without this sampler's own share."""
         used = {
-            name: sum(last - self._first.get(pid, 0.0) for pid, last in processes.items())
+            # Of a copy: the thread may be adding a process.
+            name: sum(last - self._first.get(pid, 0.0) for pid, last in processes.copy().items())
             for name, processes in self._last.items()
         }
         used[self._alone] -= self._own_seconds

@@ -73,7 +73,7 @@ class RedisBench(BenchSink):
 
     def count(self) -> int:
         """Return the stream's length."""
-        with redis.Redis.from_url(self._redis.uri) as client:
+        with redis.Redis.from_url(self._redis.uri, socket_timeout=120) as client:
             return int(client.xlen(DESTINATION))
 
     def arrivals(self) -> Iterator[Arrival]:

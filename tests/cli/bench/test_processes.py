@@ -31,18 +31,20 @@ def test_our_own_process_is_there() -> None:
 
 def test_what_an_ended_child_used_still_counts() -> None:
     """Work of a process that is gone at the end is in its group; ours is not in it."""
+    began = time.process_time()
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE) as other:
         groups = {"own": os.getpid(), "other": other.pid}
         with Sampler(groups, alone="own", together=("own", "other")) as sampler:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while sampler.cpu_seconds()["other"] < 0.3 or len(descendants(usages(), other.pid)) > 1:
                 assert time.monotonic() < deadline
-                time.sleep(0.05)
+                time.sleep(0.2)
         used = sampler.cpu_seconds()
+        ours = time.process_time() - began
         other.communicate(b"\n")
 
-    assert 0.3 < used["other"] < 2
-    assert used["own"] < used["other"] + 2
+    assert 0.3 < used["other"] < 5
+    assert used["own"] < ours + 0.1
     assert min(sampler.peak_rss.values()) > 1 << 20
     assert max(sampler.peak_rss.values()) <= sampler.peak_together
     assert sampler.peak_together <= sum(sampler.peak_rss.values())
