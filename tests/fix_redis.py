@@ -38,7 +38,10 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A client of the session's server, whose database is empty."""
-    with redis.Redis.from_url(redis_server.uri, decode_responses=True) as client:
+    # Its own 5 s are too short for a machine that is busy.
+    with redis.Redis.from_url(
+        redis_server.uri, decode_responses=True, socket_timeout=None
+    ) as client:
         client.flushdb()
         yield client
 

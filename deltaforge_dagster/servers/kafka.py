@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -57,7 +58,7 @@ appender.0.name = STDOUT
 appender.0.layout.type = PatternLayout
 appender.0.layout.pattern = %p %c{1}: %m %throwable{short.message}%n
 """
-_START_SECONDS = 90.0
+_START_SECONDS = 180.0
 
 
 class KafkaServer(OneProcessServer):
@@ -141,6 +142,11 @@ class KafkaServer(OneProcessServer):
         topic = NewTopic(name, partitions, replicas, config=dict(settings or {}))
         admin = self._admin()  # the request ends with its client
         admin.create_topics([topic])[name].result(_START_SECONDS)
+        deadline = time.monotonic() + _START_SECONDS
+        while not _is_led(admin, name, partitions):
+            if time.monotonic() > deadline:
+                raise SettingsError(f"Kafka: topic {name!r} has no leader in time")
+            time.sleep(0.02)
 
     def _listen(self, port: int) -> None:
         self._brokers = f"127.0.0.1:{port}"
@@ -186,6 +192,16 @@ class KafkaServer(OneProcessServer):
             return bool(self._admin().list_topics(timeout=1).brokers)
         except KafkaException:
             return False
+
+
+def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Say whether a broker knows a leader of each partition: the controller knows it earlier."""
+    try:
+        found = admin.list_topics(topic, timeout=_START_SECONDS).topics[topic]
+    except KafkaException:
+        return False
+    leaders = [one.leader for one in found.partitions.values()]
+    return found.error is None and len(leaders) == partitions and min(leaders) >= 0
 
 
 def installed_version() -> str:

@@ -26,7 +26,8 @@ class RedisCluster:
         self.masters = masters
         self.replicas = replicas
         self._clients = {
-            server: redis.Redis.from_url(server.uri) for server in (*masters, *replicas)
+            server: redis.Redis.from_url(server.uri, socket_timeout=None)
+            for server in (*masters, *replicas)
         }
         self._ids = {server: self.command(server, "CLUSTER", "MYID").decode() for server in masters}
 
@@ -85,7 +86,7 @@ class RedisCluster:
 
     def entries(self, stream: str) -> list[dict[bytes, bytes]]:
         """Return the fields of a stream's entries, wherever it is."""
-        with redis.RedisCluster.from_url(self.masters[-1].uri) as client:
+        with redis.RedisCluster.from_url(self.masters[-1].uri, socket_timeout=None) as client:
             return [fields for _, fields in client.xrange(stream)]
 
     def numbers(self, stream: str) -> list[int]:
@@ -134,21 +135,30 @@ def until(ready: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @contextlib.contextmanager
-def start_cluster(masters: int = 3, replicas: int = 0) -> Iterator[RedisCluster]:
-    """Start a cluster, and end it."""
+def start_cluster(
+    masters: int = 3, replicas: int = 0, *, dead_after: float = 15
+) -> Iterator[RedisCluster]:
+    """Start a cluster, and end it.
+
+    Args:
+        masters: How many.
+        replicas: How many, one for each master.
+        dead_after: Seconds of silence after which the others take a node for dead: more than a slow
+            machine lets it wait for a processor.
+    """
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(start_node()) for _ in range(masters + replicas)]
+        servers = [stack.enter_context(start_node(dead_after)) for _ in range(masters + replicas)]
         cluster = RedisCluster(servers[:masters], servers[masters:])
         stack.callback(cluster.close)
         cluster.form()
         yield cluster
 
 
-def start_node() -> RedisServer:
+def start_node(dead_after: float) -> RedisServer:
     """Start a server in cluster mode; its bus needs port + 10000, which not every port leaves."""
     settings = {
         "cluster-enabled": "yes",
-        "cluster-node-timeout": "1000",
+        "cluster-node-timeout": f"{dead_after * 1000:.0f}",
         "cluster-require-full-coverage": "no",
         "requirepass": PASSWORD,
         "masterauth": PASSWORD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -47,13 +48,32 @@ def allow() -> None:
 
 def client_of(server: RedisServer) -> redis.Redis:
     """Return a client that sees bytes."""
-    return redis.Redis.from_url(server.uri)
+    return redis.Redis.from_url(server.uri, socket_timeout=None)  # 5 s by itself: too short
 
 
 def numbers(server: RedisServer, stream: str = "s0") -> list[int]:
     """Return the numbers of the messages in a stream, in its order."""
     with client_of(server) as client:
         return [int(fields[b"df-event"]) for _, fields in client.xrange(stream)]
+
+
+def cut_connections(server: RedisServer, times: int, cuts: list[int]) -> None:
+    """Cut all connections so often, each time once some blocks have arrived since the last time.
+
+    Args:
+        server: Whose.
+        times: How often.
+        cuts: Gets how many were cut each time.
+    """
+    enough = 5 * next(resp.pack_blocks(numbered(60_000).messages)).rows
+    with client_of(server) as client:
+        for _ in range(times):
+            before = client.xlen("s0")
+            while client.xlen("s0") < before + enough:
+                time.sleep(0.01)
+            while not (cut := client.client_kill_filter(_type="normal", skipme=True)):
+                time.sleep(0.001)  # between two connections
+            cuts.append(cut)
 
 
 @pytest.fixture(scope="module", autouse=True)

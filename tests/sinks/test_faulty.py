@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sinks.redis import RedisSink
-from tests.sinks.messages import allow, messages
+from tests.sinks.messages import allow, closed_during, messages
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_slow(sink: FaultySink, path: Path, control: Path) -> None:
 
     send(sink, path)
 
-    assert 0.3 <= time.monotonic() - started < 5
+    assert 0.3 <= time.monotonic() - started < 60
     assert (delivered(path), control.exists()) == (10, False)
 
 
@@ -127,7 +127,7 @@ def test_hang_ends_when_the_file_goes(sink: FaultySink, path: Path, control: Pat
     hung = thread.is_alive()
 
     control.unlink()
-    thread.join(5)
+    thread.join(60)
 
     assert (hung, thread.is_alive(), delivered(path)) == (True, False, 10)
 
@@ -139,21 +139,10 @@ def test_close_ends_waiting(
 ) -> None:
     """`close` from another thread ends a call that hangs; nothing is delivered."""
     control.write_text(fault)
-    errors: list[Exception] = []
 
-    def work() -> None:
-        try:
-            sink.open() if call == "open" else send(sink, path)
-        except SinkUnavailable as error:
-            errors.append(error)
+    error = closed_during(sink, sink.open if call == "open" else lambda: send(sink, path))
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(0.1)
-    sink.close()
-    thread.join(5)
-
-    assert (len(errors), delivered(path)) == (1, 0)
+    assert ("closed meanwhile" in str(error), delivered(path)) == (True, 0)
 
 
 def test_unknown_fault(sink: FaultySink, path: Path, control: Path) -> None:
@@ -184,7 +173,7 @@ except SinkUnavailable:
         for _ in range(2)
     ]
 
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
 
     assert sorted(outputs) == ["", "struck\n"]
 

@@ -7,13 +7,14 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import string
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -41,8 +43,9 @@ from deltaforge_dagster.servers.kafka import KafkaServer
 from deltaforge_dagster.sinks import kafka
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.sinks.kafka import KafkaSink
+from tests.e2e.deployment import eventually
 from tests.fix_kafka import Record, StartKafka, read_topic
-from tests.sinks.messages import ORIGIN, allow, refuse_from
+from tests.sinks.messages import ORIGIN, allow, closed_during, refuse_from, sent
 
 pytestmark = pytest.mark.kafka
 
@@ -199,23 +202,23 @@ def test_a_broker_that_hangs(start_kafka: StartKafka, capfd: pytest.CaptureFixtu
     server = start_kafka()
     server.create_topic("t")
     sink = KafkaSink("out", server.brokers, send_timeout=1, lease_seconds=3)
-    sink.open()
-    sink.send(numbered(500, "t"), allow)
+    sent(sink, numbered(500, "t"))
     server.pause()
     started = time.monotonic()
     with pytest.raises(
         SinkUnavailable, match=r"sink out: kafka at .*: not acknowledged within 1 s"
     ):
         sink.send(numbered(500, "t"), allow)
-    assert 1 < time.monotonic() - started < 10
+    assert 1 < time.monotonic() - started < 30
     sink.close()
+    other = KafkaSink("out", server.brokers, send_timeout=0.5)
     with pytest.raises(SinkUnavailable):
-        KafkaSink("out", server.brokers, send_timeout=0.5).open()
+        other.open()
+    other.close()
 
     server.resume()
     for _ in range(3):
-        sink.open()
-        sink.send(numbered(500, "t"), allow)
+        sent(sink, numbered(500, "t"))
         sink.close()
 
     found = numbers(read_topic(server.brokers, "t"))
@@ -236,7 +239,7 @@ def test_a_lease_lost_while_a_broker_hangs(start_kafka: StartKafka) -> None:
     started = time.monotonic()
     with pytest.raises(LeaseLost):
         sink.send(numbered(20_000, "t", size=800), guard)
-    assert (len(calls), time.monotonic() - started < 10) == (2, True)
+    assert (len(calls), time.monotonic() - started < 25) == (2, True)  # 30 s without its no
     server.resume()
     sink.send(numbered(1, "t"), allow)
     sink.close()
@@ -261,29 +264,30 @@ def test_close_ends_every_wait(start_kafka: StartKafka) -> None:
         sinks[2].open,
     ]
     for one, call in zip(sinks, calls, strict=True):
-        errors: list[SinkUnavailable] = []
+        closed_during(one, call)
 
-        def run(call: Callable[[], object] = call, errors: list[SinkUnavailable] = errors) -> None:
-            try:
-                call()
-            except SinkUnavailable as error:
-                errors.append(error)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        time.sleep(0.3)
-        started = time.monotonic()
-        one.close()
-        thread.join(10)
-        assert (len(errors), time.monotonic() - started < 5) == (1, True)
+def refused(conf: Mapping[str, str], brokers: str) -> str:
+    """Return why a sink cannot be opened: what it learned in its time, more the longer that is.
+
+    That of a slow machine is longer, until the library has tried to connect.
+    """
+    text = ""
+    for seconds in (0.5, 4, 30):
+        sink = KafkaSink("out", brokers, conf, send_timeout=seconds)
+        with pytest.raises(SinkUnavailable) as caught:
+            sink.open()
+        sink.close()
+        text = str(caught.value)
+        if not text.endswith(f"no answer within {seconds:g} s"):
+            break
+    return text
 
 
 def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
     """A broker that is not there is a reason to try again later, told once, by the error."""
-    sink = KafkaSink("out", "127.0.0.1:1", send_timeout=0.5)
-    with pytest.raises(SinkUnavailable, match=r"kafka at 127.0.0.1:1: no answer .*refused"):
-        sink.open()
-    sink.close()
+    said = refused({}, "127.0.0.1:1")
+    assert re.search(r"kafka at 127.0.0.1:1: no answer .*refused", said)
     assert capfd.readouterr().err == ""
 
 
@@ -432,6 +436,12 @@ def denied(server: KafkaServer, kind: str, name: str) -> Iterator[None]:
         AclOperation.WRITE, AclPermissionType.DENY,
     )  # fmt: skip
     admin.create_acls([acl])[acl].result()
+    wanted = AclBindingFilter(
+        ResourceType[kind], name, ResourcePatternType.LITERAL, None, None,
+        AclOperation.ANY, AclPermissionType.ANY,
+    )  # fmt: skip
+    # The controller has it, and soon the broker that is to obey it.
+    eventually(lambda: admin.describe_acls(wanted).result())
     yield
 
 
@@ -478,10 +488,12 @@ KILLED_SENDER = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
+from deltaforge_dagster.sinks import kafka_client
 from deltaforge_dagster.sinks.kafka import KafkaSink
 from tests.sinks.messages import ORIGIN, allow
 from tests.sinks.test_kafka import numbered
 
+kafka_client._GUARD_SECONDS = 1e9  # only pieces and commits count
 brokers, topic = sys.argv[1:]
 sink = KafkaSink("out", brokers, transactional_id=topic)
 sink.open()
@@ -502,7 +514,7 @@ sink.send(replace(numbered(60_000, topic, first=1000), origin=ORIGIN), die_at_th
 def test_a_killed_sender_is_seen_by_nobody(kafka_server: KafkaServer, kafka_topic: str) -> None:
     """A consumer of committed messages sees each once, though kill -9 broke a transaction off."""
     command = [sys.executable, "-c", KILLED_SENDER, kafka_server.brokers, kafka_topic]
-    killed = subprocess.run(command, check=False, timeout=120, env=os.environ)
+    killed = subprocess.run(command, check=False, timeout=240, env=os.environ)
     assert killed.returncode == -signal.SIGKILL
     sink = KafkaSink("out", kafka_server.brokers, transactional_id=kafka_topic)
     sink.open()
@@ -547,13 +559,14 @@ def test_a_long_transaction_is_divided(
 ) -> None:
     """Before brokers could end a slow transaction it is committed with its own position."""
     monkeypatch.setattr("deltaforge_dagster.sinks.kafka_transactions._PART", 1e9)
+    monkeypatch.setattr("deltaforge_dagster.sinks.kafka_client._GUARD_SECONDS", 1e9)
     sink = KafkaSink("out", kafka_server.brokers, transactional_id=kafka_topic)
     sink.open()
     whole = replace(numbered(60_000, kafka_topic, size=10), origin=ORIGIN)
     with pytest.raises(LeaseLost):
         sink.send(whole, refuse_from(4, LeaseLost("gone"))[0])
 
-    # Calls: piece, commit, piece, commit, ...
+    # Calls: piece, commit, piece, commit, ... and none in a long wait.
     assert sink.position() == whole.position_at(kafka.PIECE_ROWS - 1)
     assert len(read_topic(kafka_server.brokers, kafka_topic)) == kafka.PIECE_ROWS
     sink.close()

@@ -27,6 +27,7 @@ from deltaforge_dagster.servers.nats import NatsServer
 from deltaforge_dagster.sinks.nats import NatsSink, subject_pattern
 from deltaforge_dagster.sinks.nats_endpoint import Login
 from tests.fix_nats import Admin, StartNats
+from tests.sinks.messages import sent
 from tests.sinks.nats_messages import allow, batch, kernels, numbered, row
 
 __all__ = ["kernels"]
@@ -93,7 +94,7 @@ def test_two_sinks_on_one_stream(make_sink: MakeSink, nats_admin: Admin, nats_st
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
 
     for place in range(2):
         values = [int(one) for one in nats_admin.values(nats_stream, f"{nats_stream}.{place}")]
@@ -377,15 +378,13 @@ def test_a_paused_server(start_nats: StartNats) -> None:
     with Admin(server.url) as admin:
         admin.make("S", "s.>")
     sink = NatsSink("sink", server.url, "s.>", stream="S", send_timeout=0.5, batch_timeout=1)
-    sink.open()
-    sink.send(numbered("s.a", 10), allow)
+    sent(sink, numbered("s.a", 10))
     server.pause()
     with pytest.raises(SinkUnavailable, match="send_timeout_secs"):
         sink.send(numbered("s.a", 3000, 10), allow)
     server.resume()
-    sink.open()
 
-    sink.send(numbered("s.a", 3000, 10), allow)
+    sent(sink, numbered("s.a", 3000, 10))
 
     with Admin(server.url) as admin:
         assert [int(one) for one in admin.values("S")] == list(range(3010))

@@ -12,7 +12,7 @@ from deltaforge_dagster.errors import SinkRejected, SinkUnavailable, Undeliverab
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis import RedisSink
 from deltaforge_dagster.sinks.redis_cluster import common_tag, slot_of
-from tests.sinks.messages import ORIGIN
+from tests.sinks.messages import ORIGIN, sent
 from tests.sinks.redis_cluster import PASSWORD, RedisCluster, port, start_cluster, until
 from tests.sinks.redis_messages import allow, batch, kernels, numbered, row
 
@@ -204,11 +204,9 @@ def test_too_large_for_one_of_many_slots(cluster: RedisCluster, make_sink: MakeS
 
 def test_a_lost_master(make_sink: MakeSink) -> None:
     """A master's death is a wait, and its replica goes on; also for a sink whose first node died."""
-    with start_cluster(3, 3) as cluster:
+    with start_cluster(3, 3, dead_after=3) as cluster:
         sink = RedisSink("cache", cluster.uri)
-        sink.open()
-        messages = numbered(600, streams=STREAMS)
-        sink.send(messages, allow)
+        sent(sink, numbered(600, streams=STREAMS))
         owner = cluster.owner("s0")
         (replica,) = (
             replica
@@ -217,18 +215,17 @@ def test_a_lost_master(make_sink: MakeSink) -> None:
         )
         owner.stop(immediate=True)
 
-        def sent() -> bool:
+        def gone_on() -> bool:
             try:
                 sink.send(batch([row(600, "s0", value="600")]), allow)
             except SinkUnavailable:
                 return False
             return True
 
-        until(sent)
+        until(gone_on)
         sink.close()
         again = RedisSink("cache", cluster.uri)
-        again.open()
-        again.send(batch([row(601, "s0", value="601")]), allow)
+        sent(again, batch([row(601, "s0", value="601")]))
         again.close()
         entries = cluster.command(replica, "XRANGE", "s0", "-", "+")
 

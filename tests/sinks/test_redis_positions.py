@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.sinks.messages import ORIGIN
 from tests.sinks.redis_messages import (
     allow,
     client_of,
+    cut_connections,
     kernels,
     numbered,
     numbers,
@@ -123,14 +123,7 @@ def test_connections_cut_amid_batches_repeat_nothing(start_redis: StartRedis) ->
     sink = exactly_once(server)
     whole = replace(numbered(60_000), origin=ORIGIN)
     cuts: list[int] = []
-
-    def cut() -> None:
-        with client_of(server) as client:
-            for _ in range(5):
-                time.sleep(0.25)
-                cuts.append(client.client_kill_filter(_type="normal", skipme=True))
-
-    cutter = threading.Thread(target=cut)
+    cutter = threading.Thread(target=cut_connections, args=(server, 5, cuts))
     cutter.start()
     sent = 0
     while cutter.is_alive():
@@ -149,7 +142,7 @@ def test_connections_cut_amid_batches_repeat_nothing(start_redis: StartRedis) ->
     cutter.join()
     sink.close()
 
-    assert sum(cuts) >= 3
+    assert sum(cuts) >= 5
     assert numbers(server) == list(range(60_000)) * sent
 
 
@@ -163,10 +156,15 @@ def test_a_crash_amid_a_batch_repeats_nothing(start_redis: StartRedis) -> None:
     errors = []
 
     def guard() -> None:
-        """Have the server killed a moment later, once the first two blocks have arrived."""
+        """Have the server killed a moment later, once the first two blocks have arrived.
+
+        That moment comes before the last block, however late the thread begins.
+        """
         guards.append(None)
         if len(guards) == 3:
             crash.start()
+        if len(guards) == 8:
+            crash.join()
 
     for _ in range(5):
         try:
@@ -186,7 +184,7 @@ def test_a_crash_amid_a_batch_repeats_nothing(start_redis: StartRedis) -> None:
 def test_a_paused_server_repeats_nothing(start_redis: StartRedis) -> None:
     """What a hanging server had got already is in the position once it answers again."""
     server = start_redis()
-    sink = exactly_once(server, send_timeout=1)
+    sink = exactly_once(server, send_timeout=3)
     server.pause()
     whole = replace(numbered(40), origin=ORIGIN)
     with pytest.raises(SinkUnavailable, match="send_timeout_secs"):

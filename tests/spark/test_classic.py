@@ -46,7 +46,7 @@ from pyspark import TaskContext
 def once(batches):
     for number, batch in enumerate(batches):
         if number == 6 and TaskContext.get().attemptNumber() == 0:
-            with redis.Redis.from_url(f"redis://:{{password}}@{{host}}/0") as client:
+            with redis.Redis.from_url(f"redis://:{{password}}@{{host}}/0", socket_timeout=None) as client:
                 deadline = time.monotonic() + 60
                 while not client.xlen(stream) and time.monotonic() < deadline:
                     time.sleep(0.05)
