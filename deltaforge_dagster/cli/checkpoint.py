@@ -6,11 +6,10 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import moment, position
+from deltaforge_dagster.cli.output import answers, moment, position
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -56,7 +55,7 @@ def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
             position(one.source_position),
             moment(one.updated_at),
         )
-    console = Console(highlight=False)
+    console = answers()
     console.print(table)
     console.print(f"\ncommitted  {position(row.confirmed_position)}")
     console.print(f"captured   {position(row.captured_position or row.start_position)}")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses, wait_for_interrupt
 from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.resources.spark_server import SparkServer
@@ -17,35 +25,87 @@ from deltaforge_dagster.resources.spark_server import SparkServer
 
 def dev(
     *,
-    port: Annotated[int, typer.Option(help="Port of the UI on 127.0.0.1.")] = 3000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the UI on 127.0.0.1.")
+    ] = 3000,
 ) -> None:
     """Run every pipeline here, with Dagster's UI, until Ctrl-C.
 
     Pipelines come from DELTAFORGE_PIPELINES (./pipelines), state and logs go to DELTAFORGE_HOME
     (./.deltaforge). The sensors start runs by themselves.
     """
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
     settings = Settings.from_env()
     pipelines = installed_pipelines(settings)
+    if not pipelines:
+        console.print(
+            f"[yellow]{escape(str(settings.pipelines))} holds no pipeline file yet.[/yellow] "
+            "After you have put one there, press Reload in the UI (Deployment)."
+        )
     for one in pipelines:
         if isinstance(one, BrokenPipeline):
-            console.print(f"[red]{one.name} is left out:[/red] {one.error}", highlight=False)
-    server = None
-    if settings.spark_remote is None:
-        console.print("Starting Spark (about 20 s) ...")
-        server = SparkServer.ensure(settings.home)
-    try:
-        console.print("Starting Dagster ...")
-        processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
+            console.print(f"[red]{one.name} is left out:[/red] {escape(str(one.error))}")
+    with _only_one(settings.home):
+        _refuse_taken(port)
+        server = None
+        if settings.spark_remote is None:
+            console.print("Starting Spark (about 20 s) ...")
+            server = SparkServer.ensure(settings.home)
         try:
-            console.print(
-                f"[bold]{processes.ui}[/bold] shows {len(pipelines)} pipelines of "
-                f"{settings.pipelines}; logs are in {settings.home / 'logs'}. Ctrl-C ends all."
-            )
-            wait_for_interrupt(processes)
+            _run(console, settings, port, len(pipelines))
         finally:
-            console.print("Ending; live runs close their ranges ...")
-            processes.stop()
+            if server is not None:
+                server.stop()
+
+
+def _run(console: Console, settings: Settings, port: int, pipelines: int) -> None:
+    """Run Dagster's processes until somebody interrupts."""
+    console.print("Starting Dagster ...")
+    processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
+    try:
+        console.print(
+            f"[bold]{processes.ui}[/bold] shows {pipelines} pipelines of "
+            f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
+            "Ctrl-C ends all."
+        )
+        wait_for_interrupt(processes)
     finally:
-        if server is not None:
-            server.stop()
+        console.print("Ending; live runs close their ranges ...")
+        processes.stop()
+
+
+@contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Hold the home for this process: two daemons would share one Dagster, and end each other's Spark.
+
+    Raises:
+        NotAllowed: Another `deltaforge dev` holds it. The kernel frees it when that dies.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(home / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotAllowed(
+                f"another `deltaforge dev` works in {home}: end it, or set DELTAFORGE_HOME to a "
+                "directory of its own"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_taken(port: int) -> None:
+    """Say at once, not after half a minute and in words of Dagster, that the UI cannot listen.
+
+    Raises:
+        NotAllowed: Somebody else listens there, or we may not.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the webserver does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise NotAllowed(f"--port {port}: {reason}; choose another") from error

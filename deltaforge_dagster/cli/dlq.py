@@ -7,11 +7,10 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import duration
+from deltaforge_dagster.cli.output import answers, duration
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.dead_letters import entry_json
@@ -69,7 +68,7 @@ def list_(
             f"{row.segment}:{row.ordinal}",
             row.error_message,
         )
-    console = Console(highlight=False)
+    console = answers()
     console.print(table if rows else "There are no such dead letters.")
     if depth.entries > len(rows) > 0:
         console.print(f"{len(rows)} of {depth.entries} entries.")
@@ -100,7 +99,7 @@ def show(
         ("key", row.row_key or "none"),
     ):
         facts.add_row(name, value)
-    Console(highlight=False, markup=False).print(facts)
+    answers().print(facts)
     typer.echo(row.event)
 
 

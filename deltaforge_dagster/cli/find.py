@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import moment, size
+from deltaforge_dagster.cli.output import answers, moment, size
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
@@ -119,7 +119,7 @@ def _as_json(one: Found) -> dict[str, Any]:
 
 
 def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
-    console = Console(highlight=False, markup=False)
+    console = answers()
     if not found:
         console.print("The journal holds no change of that key.")
         return

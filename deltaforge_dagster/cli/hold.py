@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import duration, position, say, size
+from deltaforge_dagster.cli.output import answers, duration, position, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.holds import TABLE
@@ -49,7 +48,7 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
             position(one.since_position),
             one.reason,
         )
-    Console(highlight=False).print(table if holds else "Nothing is held.")
+    answers().print(table if holds else "Nothing is held.")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,12 +12,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+_UNFOLDED = 10_000
+"""Columns of a line that is never folded."""
+
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def say(text: str, found: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what a command has done: a sentence for people, or one JSON object for programs."""
     typer.echo(json.dumps(found) if as_json else text)
+
+
+def answers() -> Console:
+    """Return what prints a command's answer to standard output.
+
+    A terminal's width folds tables; a file or a pipe has none, and a program that looks for a name
+    there must find it whole. Brackets in what is printed are text: errors quote lists.
+    """
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _UNFOLDED
+    return console
 
 
 def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -32,7 +48,7 @@ def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
     """Print such a table, or what there is to say when it has no rows."""
     shown = grid(headings, rows) if rows else nothing
-    Console(highlight=False, markup=False).print(shown)
+    answers().print(shown)
 
 
 def size(count: int) -> str:

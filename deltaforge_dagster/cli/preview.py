@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from deltaforge_dagster.assets import preview as shown
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import grid
+from deltaforge_dagster.cli.output import answers, grid
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.processor_file import load_processors
 from deltaforge_dagster.config.settings import Settings
@@ -82,7 +81,7 @@ def preview(
 
 
 def _print(made: Preview) -> None:
-    console = Console(highlight=False, markup=False)
+    console = answers()
     console.print(f"{shown.sentence(made).capitalize()}.")
     for part in (
         shown.processors(made),

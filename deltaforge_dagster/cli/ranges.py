@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import moment, size
+from deltaforge_dagster.cli.output import answers, moment, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.state.records import CheckpointRow, RangeRow
 
@@ -56,7 +56,7 @@ def ranges(
             *(_SAID[_delivered(row, one)] for one in checkpoints.values()),
             "all" if len(told) == len(checkpoints) + 1 else ", ".join(told) or "no",
         )
-    Console(highlight=False).print(table if rows else "No range yet.")
+    answers().print(table if rows else "No range yet.")
 
 
 _SAID: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}

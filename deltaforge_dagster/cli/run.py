@@ -16,6 +16,7 @@ from typing import Annotated, Any, cast
 import dagster as dg
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from deltaforge_dagster.assets.names import (
     CAUGHT_UP_METADATA,
@@ -29,6 +30,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.output import answers
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
@@ -68,7 +70,7 @@ def run(
     elif outcome["reason"] == "held elsewhere":
         raise NotAllowed(f"another run is working on pipeline {loaded.name}")
     else:
-        Console().print(_sentence(outcome))
+        answers().print(_sentence(outcome))
     if not result.success or outcome.get("reason") == "held elsewhere":
         raise typer.Exit(1)
 
@@ -115,7 +117,7 @@ def replay(
         return
     how = "again, as processors make them now" if reprocess else "again"
     text = f"Range {ranges}: {again} messages sent to {sink} {how}"
-    Console().print(text + (f", {caught_up} for the first time." if caught_up else "."))
+    answers().print(text + (f", {caught_up} for the first time." if caught_up else "."))
 
 
 def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
@@ -218,7 +220,8 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         return f"{pipeline}: starting ..."
     end = row.next_segment - 1
     sinks = ", ".join(
-        f"{one.sink} {one.segment}" + (f" [red]({one.last_error})[/red]" if one.last_error else "")
+        f"{one.sink} {one.segment}"
+        + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
         for one in store.checkpoints(pipeline).values()
     )
     return f"{pipeline}: captured {end} segments; delivered {sinks}"

@@ -20,15 +20,17 @@ def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, Loaded
         NotAllowed: There is no such pipeline; the message lists those that exist.
         SpecError: Its file is broken.
     """
-    if Path(pipeline).suffix in {".yaml", ".yml"} and Path(pipeline).exists():
+    is_file = Path(pipeline).suffix in {".yaml", ".yml"}  # names may end so, too
+    if is_file and Path(pipeline).exists():
         settings = replace(settings, pipelines=Path(pipeline).absolute())
         (only,) = load_pipelines(settings.pipelines, strict=settings.strict)
     else:
         found = {one.name: one for one in installed_pipelines(settings)}
         if pipeline not in found:
             names = ", ".join(sorted(found)) or "none"
+            what = f"no file {pipeline}, and no" if is_file else "no"
             raise NotAllowed(
-                f"no pipeline {pipeline!r} in {settings.pipelines} (there is: {names})"
+                f"{what} pipeline {pipeline!r} in {settings.pipelines} (there is: {names})"
             )
         only = found[pipeline]
     if isinstance(only, BrokenPipeline):

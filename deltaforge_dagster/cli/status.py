@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.output import answers
 from deltaforge_dagster.cli.overview import Overview, overview
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.cli.status_display import screen
@@ -41,7 +42,7 @@ def status(
             if json_output:
                 _print_json(found)
             else:
-                Console(highlight=False).print(screen(found))
+                answers().print(screen(found))
         elif json_output:
             while True:
                 _print_json(_found(store, pipelines))
@@ -62,7 +63,7 @@ def _print_json(found: Sequence[Overview]) -> None:
 def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:
     """Show the screen until Ctrl-C; a store that is away for a while is said, and asked again."""
     shown: RenderableType = screen(_found(store, names))
-    console = Console(highlight=False)
+    console = answers()
     with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             time.sleep(interval)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.cli.output import duration, moment, position, size
+from deltaforge_dagster.cli.output import (
+    answers,
+    duration,
+    grid,
+    moment,
+    position,
+    size,
+)
 from deltaforge_dagster.positions import LsnPosition
 
 
@@ -42,3 +49,27 @@ def test_position() -> None:
     assert position(LsnPosition(0x1234, 7).to_json()) == "lsn 0/00001234 tx_id 7"
     assert position(LsnPosition(0x1234).to_json()) == "lsn 0/00001234"
     assert position(None) == "-"
+
+
+def test_tables_are_whole_where_no_terminal_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a program looks for stands in one line, unless COLUMNS says how wide lines may be."""
+    name = "public." + "orders_of_the_year_" * 8
+    monkeypatch.delenv("COLUMNS", raising=False)
+    answers().print(grid(["table", "key"], [[name, "7"]]))
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    answers().print(grid(["table", "key"], [[name, "7"]]))
+    folded = capsys.readouterr().out
+
+    assert name in whole
+    assert len(whole.splitlines()) == 2
+    assert name not in folded
+
+
+def test_brackets_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages quote lists and paths; nothing of them is read as a style."""
+    answers().print("tables [public.orders] and [/bold] stay")
+
+    assert capsys.readouterr().out == "tables [public.orders] and [/bold] stay\n"

@@ -33,6 +33,7 @@ def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "message"),
     [
         (["run", "nope"], 2, "no pipeline 'nope' in "),
+        (["run", "nope.yaml"], 2, "no file nope.yaml, and no pipeline 'nope.yaml' in "),
         (["replay", "shop", "--range", "1", "--sink", "out"], 2, "there is no range 1"),
         (["replay", "shop", "--range", "3-2", "--sink", "out"], 2, "write a number N, or N-M"),
         (["replay", "nope", "--range", "1", "--sink", "out"], 2, "no pipeline 'nope' in "),
