@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-# How long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("deltaforge", deadline=None)
+# How long an example takes, to run or to draw, says more about the machine than about the code.
+hypothesis.settings.register_profile(
+    "deltaforge", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("deltaforge")
 
 pytest_plugins = [
@@ -55,6 +58,36 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"a test of a real server must run: {reason}"
     return report
+
+
+SOURCES = f"{PACKAGE}.sources"
+LIMITS = {
+    f"{SOURCES}.mysql.connection": ("_CONNECT_SECONDS",),
+    f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.postgres.connection": ("_CONNECT_SECONDS",),
+    f"{SOURCES}.postgres.source": (
+        "_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS", "_HANDSHAKE_SECONDS",
+    ),
+    f"{SOURCES}.postgres.snapshot": ("_OPEN_SECONDS",),
+    f"{SOURCES}.turso.source": ("_HEAD_SECONDS", "_START_SECONDS", "_OPEN_SECONDS"),
+}  # fmt: skip
+"""Limits of what a sensor waits for, by module: the shortest that there are."""
+
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[pytest.MonkeyPatch]:
+    """Let database servers answer late, as they do on a busy machine.
+
+    A test about the limits themselves calls `undo()`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limits in LIMITS.items():
+            if name in sys.modules:  # else nobody here asks such a server
+                for limit in limits:
+                    patch.setattr(sys.modules[name], limit, PATIENCE_SECONDS)
+        yield patch
 
 
 @pytest.fixture(autouse=True, scope="module")

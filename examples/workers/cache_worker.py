@@ -21,6 +21,8 @@ import redis
 GROUP = "cache-workers"
 COUNT = 100
 BLOCK_MS = 5000
+SOCKET_SECONDS = 60
+"""Longer than the server may wait, or what it hands out at the last moment is lost on its way."""
 ABANDONED_MS = 60_000
 
 Entries = list[tuple[str, dict[str, str] | None]]
@@ -35,7 +37,9 @@ def main() -> None:
     parser.add_argument("--stream", default="cache:invalidations")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    client = redis.Redis.from_url(arguments.uri, decode_responses=True)
+    client = redis.Redis.from_url(
+        arguments.uri, decode_responses=True, socket_timeout=SOCKET_SECONDS
+    )
     consumer = f"worker-{os.getpid()}"
     while True:
         try:

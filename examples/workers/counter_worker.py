@@ -26,6 +26,7 @@ import redis
 
 COUNT = 100
 BLOCK_MS = 1000
+SOCKET_SECONDS = 60
 EVENTS_SECONDS = 90_000
 ALERTS = 100
 PLACE = "stats:place"
@@ -41,7 +42,10 @@ def main() -> None:
     parser.add_argument("--stream", default="analytics:realtime")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    client = redis.Redis.from_url(arguments.uri, decode_responses=True)
+    # The client itself repeats nothing: a transaction whose answer is lost may have counted.
+    client = redis.Redis.from_url(
+        arguments.uri, decode_responses=True, socket_timeout=SOCKET_SECONDS, retry=None
+    )
     while True:
         try:
             place: Any = client.get(PLACE) or "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import pytest
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark import SparkSessions
+from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Example, Play, Stage, text_of
 from tests.fix_spark import SparkAddress
 
@@ -71,8 +73,14 @@ def play(
 
 
 def _drop_slots(dsn: str) -> None:
-    """Drop the slots of a database."""
+    """Drop the slots of a database, once those who read them have ended."""
     slots = "FROM pg_replication_slots WHERE database = current_database()"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"SELECT pg_terminate_backend(active_pid) {slots} AND active")
-        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots} AND NOT active")
+
+        def dropped() -> bool:
+            connection.execute(f"SELECT pg_terminate_backend(active_pid) {slots} AND active")
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
+                connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
+            return connection.execute(f"SELECT {slots}").fetchone() is None
+
+        eventually(dropped)

@@ -186,7 +186,9 @@ def test_compliance_audit_trail(play: Play, kafka_server: KafkaServer) -> None:
 
     lines = b"\n".join(one.value or b"" for one in found[:2])
     parser = [sys.executable, str(EXAMPLES / "workers" / "tag_parser.py")]
-    output = subprocess.run(parser, input=lines, capture_output=True, check=True, timeout=60).stdout
+    output = subprocess.run(
+        parser, input=lines, capture_output=True, check=True, timeout=240
+    ).stdout
     assert json.loads(output.splitlines()[1]) == {
         "table": "users", "op": "u", "audited": True, "sensitivity": "HIGH", "classification": "PII",
         "retention": "2190d", "regulation": ["GDPR", "CCPA"], "changed": ["email", "password_hash"],

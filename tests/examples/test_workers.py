@@ -36,7 +36,7 @@ def working(name: str, uri: str, stream: str) -> Iterator[None]:
         assert process.poll() is None, "the worker has ended"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_cache_invalidation(

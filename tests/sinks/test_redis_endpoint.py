@@ -180,11 +180,12 @@ def sentinel(directory: Path, master: RedisServer, dead_after: float = 60) -> It
 
 def master_of(port: int) -> int | None:
     """Return the port of the master that a Sentinel believes to be there, None for none."""
-    try:
-        found = redis.sentinel.Sentinel([("127.0.0.1", port)]).discover_master("orders")
-    except (redis.ConnectionError, redis.TimeoutError):
-        return None
-    return int(found[1])
+    asked = redis.sentinel.Sentinel([("127.0.0.1", port)])
+    with contextlib.closing(asked.sentinels[0]):
+        try:
+            return int(asked.discover_master("orders")[1])
+        except (redis.ConnectionError, redis.TimeoutError):
+            return None
 
 
 def replicas_of(uri: str) -> int:

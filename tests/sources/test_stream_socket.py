@@ -55,7 +55,7 @@ def test_nothing_is_zero_bytes_in_time(pair: tuple[StreamSocket, socket.socket])
     began = time.monotonic()
 
     assert received(stream, 0.2) == b""
-    assert 0.15 < time.monotonic() - began < 2
+    assert 0.15 < time.monotonic() - began < 30
     assert stream.silence >= 0.15
 
 

@@ -141,7 +141,7 @@ def test_a_server_that_hangs_is_cut(greeting: bytes) -> None:
         with pytest.raises(SourceUnavailable, match="no answer within 1 s"):
             cipher_within(port, 1)
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_another_protocol_is_nobody(mysql_dsn: str) -> None:

@@ -92,6 +92,7 @@ def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict
     return outcomes
 
 
+@pytest.mark.timeout(900)  # compiles everything once more
 def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
     outcomes = fuzz(recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")

@@ -171,15 +171,16 @@ def test_what_is_no_dsn_is_refused_without_repeating_it(dsn: str) -> None:
     assert "s3cret" not in everything_said(caught.value)
 
 
-def test_a_server_that_never_answers_costs_two_seconds() -> None:
+def test_a_server_that_never_answers_costs_two_seconds(patience: pytest.MonkeyPatch) -> None:
     """A port that accepts and stays silent ends in SourceUnavailable after the connect timeout."""
+    patience.undo()
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         dsn = f"postgres://u:{PASSWORD}@127.0.0.1:{listener.getsockname()[1]}/d"
         began = time.monotonic()
         error = refused(dsn)
 
     assert isinstance(error, SourceUnavailable)
-    assert time.monotonic() - began < 4
+    assert 1.9 < time.monotonic() - began < 30
 
 
 def test_a_server_that_hangs_is_cut_off(postgres_dsn: str) -> None:
@@ -187,22 +188,22 @@ def test_a_server_that_hangs_is_cut_off(postgres_dsn: str) -> None:
     with silencing_proxy(postgres_dsn) as (dsn, silence):
         began = time.monotonic()
         with (  # noqa: PT012 - leaving the block is what must raise
-            pytest.raises(SourceUnavailable, match=r"no answer within 1 s"),
-            server(dsn).query(1) as connection,
+            pytest.raises(SourceUnavailable, match=r"no answer within 3 s"),
+            server(dsn).query(3) as connection,
         ):
             silence.set()
             connection.execute("SELECT 1")
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_a_slow_statement_is_cancelled_by_the_server(postgres_dsn: str) -> None:
     """The statement timeout leaves half a second for the answer."""
     with (
         pytest.raises(SourceUnavailable, match="did not answer in time"),
-        server(postgres_dsn).query(1) as connection,
+        server(postgres_dsn).query(3) as connection,
     ):
-        connection.execute("SELECT pg_sleep(5)")
+        connection.execute("SELECT pg_sleep(60)")
 
 
 def test_a_role_without_replication_is_told_the_statement(postgres_dsn: str, role: str) -> None:

@@ -195,11 +195,15 @@ def test_one_question_for_a_table_and_batch(
     start = start_of(bench)
     bench.execute("UPDATE docs SET n = 1")
 
-    rows = captured(bench, start, 1000, "reselect")
+    def few_questions() -> bool:
+        asked.clear()
+        rows[:] = captured(bench, start, 1000, "reselect")
+        assert [row["after"]["body"] for row in rows] == [body(row["after"]["id"]) for row in rows]
+        assert sum(asked) == 1000
+        return len(asked) <= 3
 
-    assert [row["after"]["body"] for row in rows] == [body(row["after"]["id"]) for row in rows]
-    assert sum(asked) == 1000
-    assert len(asked) <= 3
+    rows: list[dict[str, Any]] = []
+    eventually(few_questions, 120)  # a server that is not let run sends a batch in pieces
     asked.clear()
     monkeypatch.setattr(reselect, "_ANSWER_BYTES", 2_000_000)
     again = captured(bench, start, 1000, "reselect")

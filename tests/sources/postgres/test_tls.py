@@ -63,7 +63,7 @@ def test_the_stream_is_as_encrypted_as_the_queries(
     server: PostgresServer, certificate: Path, sslmode: str, *, encrypted: bool
 ) -> None:
     """The mode rules both, and changes arrive the same, also while status messages go out."""
-    parameters = {"sslmode": sslmode, "options": "-c wal_sender_timeout=2000"}
+    parameters = {"sslmode": sslmode, "options": "-c wal_sender_timeout=4000"}
     if sslmode == "verify-full":
         parameters["sslrootcert"] = str(certificate / "cert")
     with PostgresBench(server.create_database()) as bench:
@@ -113,14 +113,14 @@ def test_the_stream_reads_on_over_tls(server: PostgresServer) -> None:
         dsn = conninfo.make_conninfo(bench.dsn, sslmode="require")
         start = bench.source(dsn=dsn).ensure_start()
         reader = bench.source(dsn=dsn)
-        reading = reader.read(start, ReadLimits(max_wait=1.0), Versions())
+        reading = reader.read(start, ReadLimits(max_wait=60.0), Versions())
         next(reading)
         for id_ in range(5):
             bench.execute(insert("orders", id_))
             began = time.monotonic()
 
             assert any(batch.rows for batch in reading)
-            assert time.monotonic() - began < 0.9
+            assert time.monotonic() - began < 30
 
 
 def signed(directory: Path, name: str, *extra: str) -> None:
