@@ -24,6 +24,7 @@ from deltaforge_dagster.servers.process import ServerProcess, free_port
 
 _DEFINITIONS = "deltaforge_dagster.definitions"
 _START_SECONDS = 240.0
+_STOP_SECONDS = 120.0
 
 _WORKSPACE = """\
 load_from:
@@ -97,7 +98,7 @@ class DagsterProcesses:
     def stop(self) -> None:
         """End the daemon first, so that nothing new starts, then the rest with the live runs."""
         for process in reversed(self._processes):
-            process.stop(signal.SIGTERM, 45)
+            process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()
 
     def _run(self, name: str, home: Path, module: list[str], options: list[str]) -> None:

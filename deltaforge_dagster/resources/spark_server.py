@@ -48,7 +48,7 @@ _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 half of a server's processor time, and no collector with threads of its own."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _START_SECONDS = 240.0
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 60.0
 _SPARK_HOME = Path(pyspark.__file__).parent
 
 _LOGGING = """\

@@ -133,11 +133,13 @@ def _tls_before(port: int, listen: int, certificate: Path) -> Iterator[None]:
     loop, ready, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(ready, end),))
     thread.start()
-    assert ready.wait(SECONDS)
-    yield
-    loop.call_soon_threadsafe(end.set)
-    thread.join()
-    loop.close()
+    try:
+        assert ready.wait(SECONDS)
+        yield
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
+        loop.close()
 
 
 def _listens(port: int) -> bool:

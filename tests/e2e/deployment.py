@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, partition_key
 from deltaforge_dagster.config.settings import Settings
@@ -23,7 +25,7 @@ DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
 
 
 def eventually(
-    happened: Callable[[], Any], *, seconds: float = 240.0, what: str = "it", every: float = 0.1
+    happened: Callable[[], Any], *, seconds: float = 300.0, what: str = "it", every: float = 0.1
 ) -> Any:
     """Return the first true value of `happened`, or fail after `seconds`: a busy machine's, not ours."""
     deadline = time.monotonic() + seconds
@@ -81,10 +83,15 @@ class Deployment:
         """Open the state store."""
         return StateStore.open(self.settings.state_url)
 
-    def instance(self) -> dg.DagsterInstance:
-        """Open the Dagster instance."""
-        os.environ.update({k: v for k, v in self.environment.items() if k.startswith("DAGSTER_")})
-        return dg.DagsterInstance.from_config(str(self.dagster_home))
+    @contextmanager
+    def instance(self) -> Iterator[dg.DagsterInstance]:
+        """Open the Dagster instance, whose settings name variables of the deployment."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                if name.startswith("DAGSTER_"):
+                    patch.setenv(name, value)
+            with dg.DagsterInstance.from_config(str(self.dagster_home)) as opened:
+                yield opened
 
     def add(self, name: str, text: str) -> Path:
         """Write a pipeline file."""
@@ -134,11 +141,10 @@ class Deployment:
         self._reap()
 
     def stop(self) -> None:
-        """End everything and wait for it."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 90
+        """End everything in order and wait for it; runs close their ranges, however long they may idle."""
+        for pid in self.members():
+            _send(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 120
         while self.members() and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -43,6 +44,10 @@ def test_a_pipeline_from_its_making_to_its_end(deployment: Deployment) -> None:
         lambda: re.search(r"(http://\S+) serves.*, (http://\S+) their", deployment.output(server)),
         what="the start",
     )
+
+    def shown(line: str) -> bool:
+        return line in deployment.output(server)
+
     with httpx.Client(base_url=said[1], headers=TOKEN, timeout=300) as client:
         assert (
             client.get("/pipelines", headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -57,7 +62,7 @@ def test_a_pipeline_from_its_making_to_its_end(deployment: Deployment) -> None:
             assert client.get("/pipelines/made").json()["status"] == status
             # Each look is some seconds after the last, and the line after that.
             line = f'"message":"the pipeline is {status}","pipeline":"made"'
-            eventually(lambda line=line: line in deployment.output(server), what=line)
+            eventually(partial(shown, line), what=line)
 
         paused = 'deltaforge_pipeline_pauses_total{pipeline="made"} 1.0'
         for metrics in ("/metrics", said[2]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -14,41 +16,48 @@ from tests.servers.test_process import gone
 pytestmark = pytest.mark.kafka
 
 
+def unused() -> str:
+    """Return a name that nobody else uses on the session's broker."""
+    return f"df_{secrets.token_hex(6)}"
+
+
 def produce(brokers: str, topic: str, *values: str, transaction: str | None = None) -> None:
     """Write values and wait until they are there."""
     named = {"transactional.id": transaction} if transaction else {}
     producer = Producer({"bootstrap.servers": brokers, "log_level": 0, **named})
     if transaction:
-        producer.init_transactions(30)
+        producer.init_transactions(120)
         producer.begin_transaction()
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     if transaction:
-        producer.commit_transaction(30)
+        producer.commit_transaction(120)
 
 
 def test_topics_appear_and_transactions_commit(kafka_server: KafkaServer) -> None:
     """One broker is enough for transactions, and a topic needs no preparation."""
-    produce(kafka_server.brokers, "appears", "1", "2", transaction="t")
+    topic = unused()
+    produce(kafka_server.brokers, topic, "1", "2", transaction=topic)
 
-    assert [record.value for record in read_topic(kafka_server.brokers, "appears")] == [b"1", b"2"]
+    assert [record.value for record in read_topic(kafka_server.brokers, topic)] == [b"1", b"2"]
 
 
 def test_what_is_not_committed_is_not_read(kafka_server: KafkaServer) -> None:
     """`read_topic` sees what a consumer with read_committed sees, and ends."""
-    kafka_server.create_topic("open", 2)
-    producer = Producer({"bootstrap.servers": kafka_server.brokers, "transactional.id": "open"})
-    producer.init_transactions(30)
+    topic = unused()
+    kafka_server.create_topic(topic, 2)
+    producer = Producer({"bootstrap.servers": kafka_server.brokers, "transactional.id": topic})
+    producer.init_transactions(120)
     producer.begin_transaction()
-    producer.produce("open", "pending", "key", 1, headers=[("name", b"value")])
-    producer.flush(30)
+    producer.produce(topic, "pending", "key", 1, headers=[("name", b"value")])
+    producer.flush(120)
 
-    assert read_topic(kafka_server.brokers, "open") == []
-    [record] = read_topic(kafka_server.brokers, "open", isolation="read_uncommitted")
+    assert read_topic(kafka_server.brokers, topic) == []
+    [record] = read_topic(kafka_server.brokers, topic, isolation="read_uncommitted")
     assert (record.key, record.partition, record.offset) == (b"key", 1, 0)
     assert record.headers == (("name", b"value"),)
-    producer.abort_transaction(30)
+    producer.abort_transaction(120)
 
 
 def test_data_outlives_a_kill_and_a_pause(start_kafka: StartKafka) -> None:
@@ -67,7 +76,7 @@ def test_data_outlives_a_kill_and_a_pause(start_kafka: StartKafka) -> None:
     with pytest.raises(KafkaException):
         client.list_topics(timeout=0.5)
     server.resume()
-    assert "topic" in client.list_topics(timeout=30).topics
+    assert "topic" in client.list_topics(timeout=120).topics
 
     server.pause()
     pid, directory = server.pid, server._temporary
@@ -91,6 +100,7 @@ def test_an_attached_broker_is_only_used(kafka_server: KafkaServer) -> None:
     with pytest.raises(NotAllowed):
         attached.pause()
     attached.close()
-    attached.create_topic("attached")
+    topic = unused()
+    attached.create_topic(topic)
 
-    assert read_topic(kafka_server.brokers, "attached") == []
+    assert read_topic(kafka_server.brokers, topic) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import psycopg
@@ -98,7 +99,8 @@ def test_an_attached_server_is_only_used(postgres_server: PostgresServer) -> Non
     attached = PostgresServer.attach(postgres_server.dsn)
     dsn = attached.create_database()
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_create_logical_replication_slot('gone', 'pgoutput')")
+        slot = f"gone_{secrets.token_hex(4)}"
+        connection.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     with pytest.raises(NotAllowed):
         attached.restart()
     attached.close()
@@ -142,8 +144,9 @@ def test_each_version_serves_logical_replication(
     server = postgres_version(version)
     with psycopg.connect(server.create_database(), autocommit=True) as connection:
         connection.execute("CREATE EXTENSION hstore")
-        connection.execute("SELECT pg_create_logical_replication_slot('v', 'pgoutput')")
-        connection.execute("SELECT pg_drop_replication_slot('v')")
+        slot = f"v_{secrets.token_hex(4)}"
+        connection.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+        connection.execute(f"SELECT pg_drop_replication_slot('{slot}')")
 
     assert server.version.startswith(f"{version}.")
     assert postgres_version(version) is server
