@@ -25,7 +25,7 @@ from deltaforge_dagster.pipeline.publication import CHANGES
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed, opened_feed, whole_lines
 
 __all__ = ["shop"]
 
@@ -55,8 +55,7 @@ class Fed:
 
     def in_lines(self, path: Path | None = None) -> list[int]:
         """Return the ids in the file, in order."""
-        text = (path or self.lines).read_text()
-        return [json.loads(line)["after"]["id"] for line in text.splitlines()]
+        return [json.loads(line)["after"]["id"] for line in whole_lines(path or self.lines)]
 
     def reached(self, sink: str) -> int:
         """Return the last range that a sink has whole."""
@@ -78,9 +77,11 @@ def fed(
     more = f"    - {{type: file, config: {{id: lines, path: {tmp_path}/lines.jsonl}}}}\n"
     text = shop.pipeline(
         "feed",
-        run="{idle_seconds: 120, lease_seconds: 20, renew_seconds: 0.5}",
+        run="{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.5}",
         range_="{max_seconds: 600}",
         more_sinks=more,
+    ).replace(
+        "{backoff_max_seconds: 2}", "{backoff_initial_seconds: 0.1, backoff_max_seconds: 0.5}"
     )
     with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed:
         made = Fed(feed, tmp_path)
@@ -169,7 +170,8 @@ def test_beside_a_live_run(fed: Fed) -> None:
     fed.fault.write_text("fail_before")
     run = fed.feed.begin()
     fed.insert(5)
-    eventually(lambda: len(fed.in_redis()) == 10, what="the live delivery")
+    eventually(lambda: fed.reached("redis") == 5, what="the live delivery")
+    assert len(fed.in_redis()) == 10
     eventually(lambda: fed.store.checkpoints("feed")["lines"].failures > 0, what="a failure")
     lease, first = fed.store.lease("feed"), fed.in_redis()
     checkpoint = fed.store.checkpoints("feed")["redis"]

@@ -304,7 +304,7 @@ def test_close_during_a_send(subject: Subject) -> None:
 
     def guard() -> None:
         if sending.is_set():
-            closed.wait(10)  # the second piece: closed in the middle
+            closed.wait(60)  # the second piece: closed in the middle
         sending.set()
 
     def work() -> None:
@@ -315,10 +315,10 @@ def test_close_during_a_send(subject: Subject) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert sending.wait(10)
+    assert sending.wait(60)
     subject.sink.close()
     closed.set()
-    thread.join(10)
+    thread.join(60)
     arrived = subject.delivered("a")
 
     assert (thread.is_alive(), len(errors)) == (False, 1)
@@ -381,7 +381,7 @@ def test_close_ends_a_hanging_send(faulty: Subject, control: Path) -> None:
     thread.start()
     thread.join(0.2)
     faulty.sink.close()
-    thread.join(5)
+    thread.join(60)
     control.unlink()
     faulty.sink.open()
     faulty.sink.send(messages(faulty.rows(values)), allow)

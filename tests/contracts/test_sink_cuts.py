@@ -87,7 +87,7 @@ def far_redis(
 
         def make(exactly_once: bool) -> Far:
             target = (str(address.hostname), int(address.port or 0))
-            proxy = stack.enter_context(proxy_to(target, 200_000, faults))
+            proxy = stack.enter_context(proxy_to(target, 100_000, faults))
             uri = proxy.through(redis_server.uri)
             key = "position" if exactly_once else None
             return Far(
@@ -128,7 +128,7 @@ def far_kafka(
             with FaultyProxy((host, int(real)), 1, 0, 0, port=port):
                 for name in DESTINATIONS:
                     server.create_topic(f"{own}.{name}")
-            proxy = stack.enter_context(proxy_to((host, int(real)), 100_000, faults, port))
+            proxy = stack.enter_context(proxy_to((host, int(real)), 50_000, faults, port))
             return Far(
                 proxy,
                 lambda: KafkaSink("far", brokers, transactional_id=own if exactly_once else None),
@@ -149,7 +149,7 @@ def far_nats(
     with ExitStack() as stack:
 
         def make(exactly_once: bool) -> Far:
-            proxy = stack.enter_context(proxy_to(target, 200_000, faults))
+            proxy = stack.enter_context(proxy_to(target, 100_000, faults))
             return Far(
                 proxy,
                 lambda: NatsSink(

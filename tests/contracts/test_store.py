@@ -5,8 +5,8 @@ Memory, SQLite and PostgreSQL run the same tests.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +15,7 @@ from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.changes import eventually
 from tests.state.make import (
     NAME,
     capture,
@@ -43,6 +44,17 @@ WRITES: dict[str, Callable[[FencedWriter], object]] = {
     "set_confirmed": lambda writer: writer.set_confirmed(position(1)),
     "register_schema": lambda writer: writer.register_schema("acme", table("id"), position(1)),
 }
+
+
+def renewed(store: StateStore) -> tuple[Lease, float, float]:
+    """Return a lease that was renewed before its short time was over, and both of its ends."""
+    for seconds in (0.3, 3.0, 30.0):  # a busy machine may come too late for the first
+        lease = held(store, seconds=seconds)
+        row = store.lease(NAME)
+        assert row is not None
+        with contextlib.suppress(LeaseLost), store.fenced(lease) as writer:
+            return lease, row.expires_at, writer.renew(300)
+    raise AssertionError("no lease could be renewed in time")
 
 
 class TestPipelines:
@@ -197,13 +209,15 @@ class TestLease:
 
     def test_expired_lease_is_free(self, store: StateStore) -> None:
         """After its time another run gets the lease; until then its row still names the first."""
-        held(store, seconds=0.2)
+        first = held(store)
         assert store.acquire_lease(NAME, "run-2", 60) is None
-        time.sleep(0.25)
+        with store.fenced(first) as writer:
+            expires_at = writer.renew(0.2)
+        eventually(lambda: store.now() > expires_at)
         row = store.lease(NAME)
         assert row is not None
         assert row.run_id == "run-1"
-        assert row.expires_at < store.now()
+        assert row.expires_at == pytest.approx(expires_at)
 
         lease = store.acquire_lease(NAME, "run-2", 60)
 
@@ -212,12 +226,10 @@ class TestLease:
 
     def test_renewal(self, store: StateStore) -> None:
         """A renewed lease outlives its first expiry; the writer says until when."""
-        lease = held(store, seconds=0.3)
-        with store.fenced(lease) as writer:
-            expires_at = writer.renew(60)
-        time.sleep(0.35)
+        lease, first, expires_at = renewed(store)
+        eventually(lambda: store.now() > first)
 
-        assert expires_at == pytest.approx(store.now() + 60, abs=5)
+        assert expires_at == pytest.approx(store.now() + 300, abs=60)
         assert store.acquire_lease(NAME, "run-2", 60) is None
         with store.fenced(lease) as writer:
             writer.set_confirmed(position(1))

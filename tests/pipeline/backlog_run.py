@@ -76,7 +76,6 @@ def main(dsn: str, folder: Path, remote: str) -> None:
         module, _, attribute = name.rpartition(".")
         setattr(sys.modules[module], attribute, value)
     stage = Stage(_Bench(dsn), StateStore.open(f"sqlite:///{folder}/many.db"), folder / "many")
-    stage.lease_seconds = 3.0
     spark = SparkSession.builder.remote(remote).create()
     stage.capture(lambda _: False, LIMITS, sessions=Sessions(spark))
 

@@ -51,7 +51,7 @@ class Stage:
         pauses: Whether new forms of tables wait for approval.
     """
 
-    lease_seconds = 30.0
+    lease_seconds = 120.0
     pauses = False
 
     def __init__(

@@ -25,6 +25,7 @@ from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks.base import SinkPosition
 from tests.e2e.conftest import Shop
 from tests.fix_kafka import read_topic
+from tests.pipeline.changes import eventually
 
 
 class MysqlShop(Shop):
@@ -37,6 +38,13 @@ class MysqlShop(Shop):
             for statement in statements:
                 cursor.execute(statement)
             connection.commit()
+
+
+def wait_for_readers(dsn: str) -> None:
+    """Wait until nobody reads a slot of a PostgreSQL database: that ends a moment after its client."""
+    query = "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        eventually(lambda: connection.execute(query).fetchone() is None)
 
 
 class Database(Protocol):
@@ -79,6 +87,7 @@ class PostgresDatabase:
 
     def forget(self) -> None:
         """Move the slot to the log's end."""
+        wait_for_readers(self.shop.dsn)
         with psycopg.connect(self.shop.dsn) as connection:
             connection.execute(
                 "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn())"

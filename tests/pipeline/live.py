@@ -18,6 +18,18 @@ from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 
 
+def in_one_segment(events: int) -> str:
+    """Return the `segment` of a pipeline file, with which so many changes make one: all at once, or slowly."""
+    return f"{{min_ms: 1500, max_ms: 20000, max_events: {events}}}"
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that a sink may be writing to: its last one may be half there yet."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
 class Watcher:
     """Publishes as Dagster would, and remembers which ranges it was told of."""
 

@@ -16,7 +16,7 @@ from deltaforge_dagster.pipeline.run import LiveRun
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import Feed, Watcher, opened_feed
+from tests.pipeline.live import Feed, Watcher, opened_feed, whole_lines
 
 __all__ = ["shop"]
 
@@ -47,7 +47,10 @@ class Limited:
             (self._faults / sink).write_text(what)
 
     def insert(self, transactions: int) -> None:
-        """Insert customers, each transaction captured as a segment of its own."""
+        """Insert customers, each transaction captured as a segment of its own.
+
+        The next one only comes when the run has seen to the journal's limit, however busy it is.
+        """
         for _ in range(transactions):
             first, self.inserted = self.inserted + 1, self.inserted + ROWS
             before = self.segments
@@ -56,8 +59,8 @@ class Limited:
                 f"{self.inserted}) n"
             )
             eventually(
-                lambda before=before: self.segments > before or self.paused(),  # type: ignore[misc]
-                what="the segment, or a pause",
+                lambda before=before: self.paused() or (self.segments > before and self.fits()),  # type: ignore[misc]
+                what="the segment in a journal that fits, or a pause",
                 every=0.02,
             )
 
@@ -67,6 +70,10 @@ class Limited:
         row = self.store.pipeline("feed")
         assert row is not None
         return row.next_segment - 1
+
+    def fits(self) -> bool:
+        """Whether the journal is below its limit."""
+        return self.store.journal_bytes("feed") < LIMIT
 
     def paused(self) -> str | None:
         """Why capture is paused."""
@@ -81,9 +88,7 @@ class Limited:
 
     def in_lines(self) -> list[int]:
         """Return the ids in the file, in order."""
-        if not self._lines.exists():
-            return []
-        return [json.loads(line)["after"]["id"] for line in self._lines.read_text().splitlines()]
+        return [json.loads(line)["after"]["id"] for line in whole_lines(self._lines)]
 
     @property
     def expected(self) -> list[int]:
@@ -104,7 +109,7 @@ def limited(
         def make(required: bool) -> Limited:
             text = shop.pipeline(
                 "feed",
-                run="{idle_seconds: 120, lease_seconds: 20, renew_seconds: 0.5}",
+                run="{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.5}",
                 range_="{max_seconds: 600}",
                 more_sinks=f"    - {{type: file, config: {{id: lines, path: {lines}, "
                 f"required: {str(required).lower()}}}}}\n",
@@ -227,12 +232,12 @@ def test_the_stream_lives_while_capture_is_paused(limited: Callable[..., Limited
     """A sink hangs for longer than the server would wait for a silent reader; then all arrives."""
     fed = limited(required=True)
     database = psycopg.conninfo.conninfo_to_dict(fed.feed.shop.dsn)["dbname"]
-    fed.feed.shop.execute(f"ALTER DATABASE {database} SET wal_sender_timeout = '2s'")
+    fed.feed.shop.execute(f"ALTER DATABASE {database} SET wal_sender_timeout = '4s'")
     fed.fault("lines", "hang")
     run = fed.feed.begin()
     fed.insert(12)
     assert fed.paused() is not None
-    time.sleep(5)
+    time.sleep(7)
 
     fed.fault("lines", None)
     eventually(lambda: len(fed.in_lines()) == fed.inserted, what="everything in the file")

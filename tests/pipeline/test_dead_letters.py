@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from deltaforge_dagster.state.records import DeadLetterRow
 from tests.e2e.conftest import shop
+from tests.pipeline.changes import eventually
 from tests.pipeline.ends import KafkaTopic, RedisStream
 from tests.pipeline.test_exactly_once import BOTH, ENDS, MakeWorld, World, make_world, numbers, once
 
@@ -53,7 +54,14 @@ def limit(world: World, *, raised: bool) -> None:
     resource = ConfigResource(ConfigResource.Type.TOPIC, sink._topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": sink._server.brokers})  # requests end with it
     (done,) = admin.incremental_alter_configs([resource]).values()
-    done.result(30)
+    done.result(60)
+
+    def known() -> bool:  # the controller answers before the broker has heard of it
+        asked = ConfigResource(ConfigResource.Type.TOPIC, sink._topic)
+        (found,) = admin.describe_configs([asked]).values()
+        return bool(found.result(60)["max.message.bytes"].value == str(size))
+
+    eventually(known)
 
 
 def configure(world: World, journal: str, *, hold_key: bool = False) -> None:

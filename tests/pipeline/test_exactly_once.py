@@ -56,7 +56,7 @@ spec:
 {more_sinks}  engine:
     run: {{idle_seconds: 1, lease_seconds: 20, renew_seconds: 1}}
     range: {{max_seconds: 3}}
-    deliver: {{backoff_max_seconds: 2}}
+    deliver: {{backoff_initial_seconds: 0.2, backoff_max_seconds: 0.5}}
 """
 NEVER = '    - {{type: file, config: {{id: never, path: "{0}/never.txt/x"}}}}\n'
 AHEAD = '    - {{type: file, config: {{id: ahead, path: "{0}/ahead.jsonl"}}}}\n'

@@ -22,7 +22,7 @@ from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.build import build_source
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
-from tests.pipeline.ends import MysqlShop
+from tests.pipeline.ends import MysqlShop, wait_for_readers
 from tests.pipeline.live import Feed, opened_feed
 
 pytestmark = pytest.mark.spark
@@ -83,6 +83,7 @@ def postgres_feed(server: PostgresServer, folder: Path, remote: str) -> Iterator
     text = PIPELINE.format(source=source, folder=folder, schema="public", salt=SALT)
     with opened_feed(shop, folder / "feed.yaml", text, remote) as feed:
         yield feed
+    wait_for_readers(shop.dsn)
     with psycopg.connect(shop.dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 

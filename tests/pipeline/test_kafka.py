@@ -17,7 +17,7 @@ from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import Record, StartKafka, read_topic
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed, in_one_segment, opened_feed
 
 __all__ = ["shop"]
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis, pytest
 
 RUN = "{idle_seconds: 60, lease_seconds: 20, renew_seconds: 1}"
 
-MakeFeed = Callable[[KafkaServer], Feed]
+MakeFeed = Callable[..., Feed]
 
 
 @pytest.fixture
@@ -34,14 +34,15 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
     name = f"feed-{secrets.token_hex(4)}"
     with ExitStack() as stack:
 
-        def make(server: KafkaServer) -> Feed:
+        def make(server: KafkaServer, send_timeout: int = 60, segment: str = "") -> Feed:
             sinks = "".join(
                 f"    - type: kafka\n      config: {{id: {one}, brokers: '{server.brokers}', "
-                f"topic: '{name}.{one}.${{source.table}}', send_timeout_secs: 2, "
+                f"topic: '{name}.{one}.${{source.table}}', send_timeout_secs: {send_timeout}, "
                 f"exactly_once: {flag}}}\n"
                 for one, flag in (("least", "false"), ("once", "true"))
             )
             text = shop.pipeline(name, run=RUN, range_="{max_events: 10}", more_sinks=sinks)
+            text += segment
             path = tmp_path / f"{name}.yaml"
             return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
 
@@ -113,7 +114,7 @@ def test_a_broker_that_was_down_or_hung(make_feed: MakeFeed, start_kafka: StartK
     source is idle. While it is dead they fail with a reason.
     """
     server = start_kafka()
-    feed = make_feed(server)
+    feed = make_feed(server, send_timeout=2)
     run = feed.begin()
 
     def insert_ranges(first: int) -> None:
@@ -199,7 +200,7 @@ def test_units_are_transactions(make_feed: MakeFeed, kafka_server: KafkaServer) 
 
     The marker of a commit takes an offset of its own, between the messages of two transactions.
     """
-    feed = make_feed(kafka_server)
+    feed = make_feed(kafka_server, segment=f"    segment: {in_one_segment(200)}\n")
     feed.path.write_text(
         feed.path.read_text().replace("  engine:\n", "  batch: {max_events: 40}\n  engine:\n")
     )

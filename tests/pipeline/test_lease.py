@@ -42,18 +42,26 @@ def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
 
 
 def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore) -> None:
-    """Renewal keeps the holder, and each one looks for people's wishes."""
+    """Each renewal moves its end, here and in the store, and looks for people's wishes."""
     renewals = threading.Semaphore(0)
     held = HeldLease.take(
-        registered, "p", "run", seconds=3, renew_seconds=0.1, on_renewal=renewals.release
+        registered, "p", "run", seconds=120, renew_seconds=0.1, on_renewal=renewals.release
     )
     assert held is not None
-    began = time.monotonic()
-    while time.monotonic() < began + 3.2:
+    for _ in range(5):
+        until, expires_at = held._deadline, _expires_at(registered)
         assert renewals.acquire(timeout=60)
+        eventually(lambda: held._deadline > until and _expires_at(registered) > expires_at)  # noqa: B023
 
+    assert held._deadline <= time.monotonic() + 120
     held.guard()
     held.release()
+
+
+def _expires_at(store: StateStore) -> float:
+    row = store.lease("p")
+    assert row is not None
+    return row.expires_at
 
 
 def test_a_holder_that_slept_past_its_lease_sends_and_writes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -49,9 +50,9 @@ spec:
 
 
 @pytest.fixture
-def name(tmp_path: Path) -> str:
+def name() -> str:
     """A name for pipeline, slot, publication and topics, of this test only."""
-    return f"outbox_{tmp_path.name[-9:].strip('_').lower()}"
+    return f"outbox_{secrets.token_hex(4)}"
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class CountingPreparer:
 
     def prepare(self, segments: Sequence[SegmentRow], ordinals: range | None = None) -> Job:
         """Make a job for these segments, once the gate is open."""
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if self.failures:
             self.failures -= 1
             raise SparkUnavailable("gone")
@@ -179,8 +179,9 @@ def test_files_go_once_nobody_needs_them(
 
     with preparations.covering("behind", 7, 0), preparations.covering("ahead", 7, 0):
         eventually(lambda: [job.discarded for job in preparer.jobs[:3]] == [True, True, False])
+    eventually(lambda: len(preparer.jobs) == 4)
     preparations.close()
-    assert all(job.discarded for job in preparer.jobs)
+    eventually(lambda: all(job.discarded for job in preparer.jobs))
 
 
 def test_the_files_of_one_job_are_free_for_the_next_but_one(

@@ -21,7 +21,7 @@ __all__ = ["shop"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
-QUICK = "{idle_seconds: 1, lease_seconds: 6, renew_seconds: 0.5}"
+RUN = "{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.5}"
 
 MASK = """
 - type: javascript
@@ -52,7 +52,7 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
     with ExitStack() as stack:
 
         def make(processors: str = MASK, **parts: str) -> Feed:
-            text = with_processors(shop.pipeline("feed", run=QUICK, **parts), processors)
+            text = with_processors(shop.pipeline("feed", run=RUN, **parts), processors)
             path = tmp_path / "feed.yaml"
             return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
 

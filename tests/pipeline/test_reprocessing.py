@@ -23,7 +23,7 @@ from deltaforge_dagster.resources.instance import local_instance
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Feed, opened_feed
-from tests.pipeline.test_processing import MASK, QUICK, with_processors
+from tests.pipeline.test_processing import MASK, RUN, with_processors
 
 __all__ = ["shop"]
 
@@ -53,7 +53,7 @@ def fed(
         ("DELTAFORGE_SPARK_REMOTE", spark_server.remote),
     ):
         monkeypatch.setenv(name, value)
-    text = with_processors(shop.pipeline("feed", run=QUICK), MASK)
+    text = with_processors(shop.pipeline("feed", run=RUN), MASK)
     with opened_feed(shop, path, text, spark_server.remote) as feed:
         shop.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'hidden'), (3, 'c')")
         feed.catch_up()

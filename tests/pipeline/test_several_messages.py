@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def feed(  # noqa: PLR0917 - fixtures
 ) -> Iterator[Feed]:
     """A pipeline with a sink of each kind."""
     request.getfixturevalue("redis_client")  # an empty server
-    name = f"several_{tmp_path.name[-9:].strip('_').lower()}"
+    name = f"several_{secrets.token_hex(4)}"
     text = PIPELINE.format(
         name=name,
         source=database.source(name),

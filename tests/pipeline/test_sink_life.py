@@ -25,7 +25,7 @@ from deltaforge_dagster.state.primitives import Kv
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
-from tests.pipeline.live import Feed, opened_feed
+from tests.pipeline.live import Feed, in_one_segment, opened_feed, whole_lines
 
 __all__ = ["shop"]
 
@@ -94,8 +94,7 @@ class Lives:
             entries = self.feed.delivered("customers")
             return [json.loads(one["df-event"])["after"]["id"] for one in entries]
         path = self._folder / f"{sink}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line)["after"]["id"] for line in lines]
+        return [json.loads(line)["after"]["id"] for line in whole_lines(path)]
 
     def has_all(self, *sinks: str) -> Callable[[], bool]:
         """Return whether these sinks have every customer, once and in order."""
@@ -111,7 +110,7 @@ def lives(
     monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path / "faults"))
     text = shop.pipeline(
         "feed",
-        run="{idle_seconds: 120, lease_seconds: 8, renew_seconds: 0.3}",
+        run="{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.3}",
         range_="{max_seconds: 600}",
     )
     with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed:
@@ -248,10 +247,12 @@ class Spy:
         return [len(one) for one in taken]
 
 
+SEVENTEEN = f"    segment: {in_one_segment(17)}\n"
+
+
 def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """One segment is cut as the file says, and each unit is followed by a checkpoint."""
     spy = Spy(monkeypatch)
-    transactions = (3, 10, 2, 2)
     for fields, units in (
         ("spec", [17]),
         ("  batch: {max_events: 4}\n", [3, 10, 4]),
@@ -260,10 +261,11 @@ def test_units(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
         ("  batch: {max_bytes: 1, respect_source_tx: false}\n", [1] * 17),
         ("  batch: {max_ms: 20}\n", [17]),
     ):
-        lives.file("a", spec="" if fields == "spec" else fields)
+        lives.file("a", spec="" if fields == "spec" else fields, engine=SEVENTEEN)
         spy.written.clear()
         segments = len(lives.store.segments("feed"))
-        lives.insert(*transactions)
+        # What waits 20 ms at most may be cut between two transactions.
+        lives.insert(*((17,) if "max_ms" in fields else (3, 10, 2, 2)))
 
         lives.feed.catch_up()
 
@@ -278,7 +280,7 @@ def test_a_checkpoint_after_so_many_events(lives: Lives, monkeypatch: pytest.Mon
     """So many are sent at most without a checkpoint: the most that could come again."""
     spy = Spy(monkeypatch)
     for after, units in ((5, [5, 5, 5, 2]), (1, [1] * 17), (500, [17])):
-        lives.file("a", engine=f"    checkpoint: {{after: {after}}}\n")
+        lives.file("a", engine=f"{SEVENTEEN}    checkpoint: {{after: {after}}}\n")
         spy.written.clear()
         lives.insert(3, 14)
 
@@ -287,7 +289,9 @@ def test_a_checkpoint_after_so_many_events(lives: Lives, monkeypatch: pytest.Mon
         assert spy.lengths() == units
         assert len(spy.written) >= 17 // after
         assert spy.written[-1] == 16
-    lives.file("a", spec="  batch: {max_events: 2}\n", engine="    checkpoint: {after: 6}\n")
+    lives.file(
+        "a", spec="  batch: {max_events: 2}\n", engine=f"{SEVENTEEN}    checkpoint: {{after: 6}}\n"
+    )
     spy.written.clear()
     lives.insert(*[1] * 17)
     lives.feed.catch_up()

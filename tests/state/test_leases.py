@@ -36,7 +36,7 @@ def race(url: str, run_id: str, start: Barrier, won: ProcessQueue[tuple[str, Any
     """Ask for one lease per round at the same moment as the other process."""
     store = StateStore.open(url)
     for number in range(ROUNDS):
-        start.wait(60)
+        start.wait(200)
         lease = store.acquire_lease(f"{NAME}-{number}", run_id, 60)
         if lease is not None:
             won.put((lease.pipeline, lease.epoch))
@@ -56,9 +56,9 @@ def test_two_processes_race(shared_url: str) -> None:
     ]
     for process in processes:
         process.start()
-    winners = [won.get(timeout=60) for _ in range(ROUNDS)]
+    winners = [won.get(timeout=200) for _ in range(ROUNDS)]
     for process in processes:
-        process.join(60)
+        process.join(200)
     holders = [store.lease(f"{NAME}-{number}") for number in range(ROUNDS)]
     store.close()
 
@@ -84,10 +84,10 @@ def test_killed_within_a_block(shared_url: str) -> None:
     inside = context.Event()
     process = context.Process(target=die_in_a_block, args=(shared_url, lease, inside))
     process.start()
-    assert inside.wait(60)
+    assert inside.wait(200)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
+    process.join(200)
 
     with store.fenced(lease) as writer:
         writer.add_segment(new_segment(1), writer.open_range(position(0), "spec-1", 1))
