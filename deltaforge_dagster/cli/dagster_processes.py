@@ -116,7 +116,7 @@ class DagsterProcesses:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.ui}/server_info", timeout=2):  # noqa: S310 - ours
+            with urllib.request.urlopen(f"{self.ui}/server_info", timeout=10):  # noqa: S310 - ours
                 return True
         except OSError:  # refused, reset or late: not yet
             return False

@@ -180,7 +180,7 @@ class PostgresServer(Server):
 
     def _answers(self) -> bool:
         try:
-            psycopg.connect(self._dsn, connect_timeout=2).close()
+            psycopg.connect(self._dsn, connect_timeout=10).close()
         except psycopg.OperationalError:
             return False
         return True

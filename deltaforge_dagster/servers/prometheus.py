@@ -115,7 +115,7 @@ class PrometheusServer(OneProcessServer):
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2):  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10):  # noqa: S310
                 return True
         except OSError:
             return False

@@ -121,7 +121,7 @@ class RedisServer(OneProcessServer):
 
     def _answers(self) -> bool:
         try:
-            with redis.Redis.from_url(self._uri, socket_timeout=2) as client:
+            with redis.Redis.from_url(self._uri, socket_timeout=10) as client:
                 return bool(client.ping())
         except (redis.ConnectionError, redis.TimeoutError):
             return False

@@ -81,7 +81,7 @@ def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
 def answers(url: str) -> bool:
     """Say whether a page can be had."""
     try:
-        with urllib.request.urlopen(url, timeout=2):
+        with urllib.request.urlopen(url, timeout=10):
             return True
     except OSError:
         return False

@@ -114,7 +114,7 @@ class KafkaDestination:
         ends = []
         for number in range(self.PARTITIONS):
             partition = TopicPartition(self.topic, number)
-            _, end = self._consumer.get_watermark_offsets(partition, timeout=30)
+            _, end = self._consumer.get_watermark_offsets(partition, timeout=120)
             ends.append(end)
         return tuple(ends)
 
