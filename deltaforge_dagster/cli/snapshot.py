@@ -20,6 +20,7 @@ from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.state.snapshots import SnapshotProgress, SnapshotRow
@@ -37,6 +38,10 @@ _Where = Annotated[
     ),
 ]
 
+_Sinks = Annotated[
+    str, typer.Option("--sinks", help="Ids with commas between: only they get it; all without it.")
+]
+
 
 @app.callback()
 def snapshot() -> None:
@@ -49,11 +54,13 @@ def start(
     *,
     tables: _Tables = "",
     where: _Where = None,
+    sinks: _Sinks = "",
     json_output: JsonOption = False,
 ) -> None:
     """Ask for a snapshot, which the pipeline's sensor begins."""
     with _opened(pipeline) as (opened, loaded):
-        row = _wanted(opened.store, loaded, tables, where)
+        register(opened.store, loaded)
+        row = _wanted(opened.store, loaded, tables, where, sinks)
     _print(loaded.name, row, {}, json_output=json_output)
 
 
@@ -63,9 +70,12 @@ def run(
     *,
     tables: _Tables = "",
     where: _Where = None,
+    sinks: _Sinks = "",
     json_output: JsonOption = False,
 ) -> None:
     """Read what is missing of the snapshot that is not finished, here; or begin one.
+
+    That is what the file asks for by itself, if it does, else one of all tables.
 
     What was read is taken over by the pipeline's run (`deltaforge dev`, `deltaforge run`), which may
     work at the same time.
@@ -74,12 +84,16 @@ def run(
     from deltaforge_dagster.resources.tools import build_tools  # noqa: PLC0415
 
     with _opened(pipeline) as (opened, loaded):
-        if opened.store.unfinished_snapshot(loaded.name) is None:
-            _wanted(opened.store, loaded, tables, where)
-        elif tables or where:
-            raise NotAllowed(
-                f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables and --where out"
-            )
+        pipeline_row = register(opened.store, loaded)
+        chosen = bool(tables or where or sinks)
+        if opened.store.unfinished_snapshot(loaded.name) is not None:
+            if chosen:
+                raise NotAllowed(
+                    f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where and "
+                    "--sinks out"
+                )
+        elif chosen or wish(opened.store, loaded, pipeline_row) is None:
+            _wanted(opened.store, loaded, tables, where, sinks)
         console = Console(stderr=True)
         with _Bars(console) as bars:
             reading = SnapshotRun(
@@ -125,11 +139,15 @@ def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
 
 
 def _wanted(
-    store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None
+    store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None, sinks: str
 ) -> SnapshotRow:
-    register(store, loaded)
-    names = [name.strip() for name in tables.split(",") if name.strip()]
-    return store.want_snapshot(loaded.name, tables=names, condition=where, cause="command")
+    return store.want_snapshot(
+        loaded.name, tables=_names(tables), condition=where, cause="command", sinks=_names(sinks)
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 class _Bars:
@@ -187,7 +205,8 @@ def _print(
         return
     console = Console(highlight=False)
     since = f", asked for {duration(now - row.created_at)} ago" if now is not None else ""
-    console.print(f"Snapshot {row.snapshot} of {pipeline}: {row.state} ({row.cause}{since})")
+    sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
+    console.print(f"Snapshot {row.snapshot} of {pipeline}{sinks}: {row.state} ({row.cause}{since})")
     if row.problem:
         console.print(row.problem)
     if not progress:

@@ -50,14 +50,6 @@ class Encoding(Block):
     type: Literal["json"] = "json"
 
 
-def _no_snapshot(value: object) -> object:
-    if value == "snapshot":
-        raise ValueError(
-            "snapshots are not supported yet (`journal` begins as far back as the journal goes)"
-        )
-    return value
-
-
 class SinkFilter(Block):
     """Which events a sink gets, by who made them; every condition must hold."""
 
@@ -97,11 +89,12 @@ class SinkConfig(Block):
     """
     required: bool = True
     """Whether the commit policy `required` waits for this sink."""
-    start: Annotated[Literal["tail", "journal"] | None, BeforeValidator(_no_snapshot)] = None
+    start: Literal["tail", "journal", "snapshot"] | None = None
     """Where the sink begins when it is added to a pipeline that has run already: with what is
-    captured from then on, or with the oldest segment that the journal still has. Without it,
-    where the hindmost of the other sinks stands. The log and `deltaforge status` say where it
-    began. Means nothing afterwards: `deltaforge checkpoint reset` moves a sink.
+    captured from then on (`tail`), with the oldest segment that the journal still has, or with what
+    is captured from then on and, by a [snapshot](snapshots.md#for-one-sink), the rows that are there.
+    Without it, where the hindmost of the other sinks stands. The log and `deltaforge status` say
+    where it began. Means nothing afterwards: `deltaforge checkpoint reset` moves a sink.
     """
     key: TemplateText | None = None
     """Message key; without it the event id, in Kafka the row's primary key, in NATS none. An

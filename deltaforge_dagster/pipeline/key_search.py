@@ -202,6 +202,8 @@ class _Sinks:
             place = self._places(journal, segment).get(event_id)
         return {
             sink: self._one(checkpoint, segment.segment, place, event_id)
+            if segment.is_for(sink)
+            else "never"
             for sink, checkpoint in self._checkpoints.items()
         }
 

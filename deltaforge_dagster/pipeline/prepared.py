@@ -92,7 +92,7 @@ class Prepared:
     def batches(
         self, sink_id: str, segment: int, after_ordinal: int, *, set_aside: bool = False
     ) -> Iterator[SinkBatch]:
-        """Yield a segment's messages for a sink from `after_ordinal + 1` on, in order.
+        """Yield a segment's messages for a sink from `after_ordinal + 1` on, in order, if it is for it.
 
         The batches are views of mapped files, and end with the last message of a change. May be
         called again, and from several threads.
@@ -109,6 +109,8 @@ class Prepared:
             Undeliverable: A change can never be delivered; everything before it was yielded.
             StoreUnavailable: A prepared file is gone; prepare again.
         """
+        if not self._segments[segment].is_for(sink_id):
+            return
         route, segment_id = self._routes[sink_id], self._segments[segment].segment_id
         for piece in self._pieces[segment]:
             if after_ordinal >= piece.ordinal + piece.ordinals - 1:

@@ -33,6 +33,12 @@ class Life:
             self._shown_at = time.monotonic()
 
 
+def living(store: StateStore, pipeline: str) -> list[str]:
+    """Return the runs that have shown a sign of life lately."""
+    shown = Kv(store.database, _NAMESPACE).items(f"{pipeline}/")
+    return [key.removeprefix(f"{pipeline}/") for key in shown]
+
+
 def is_alive(store: StateStore, pipeline: str, run_id: str) -> bool:
     """Say whether a run has shown a sign of life lately."""
     return Kv(store.database, _NAMESPACE).get(f"{pipeline}/{run_id}") is not None

@@ -274,11 +274,15 @@ class SnapshotRun:
         self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
     ) -> None:
         first = first_unseen(self._store, before, written.sight)
-        noted = first is not None and self._store.stage_chunk(
-            self._name,
-            snapshot.snapshot,
-            chunk,
-            StagedChunk(**asdict(written), first_segment=first),
+        noted = (
+            first is not None
+            and first >= snapshot.since_segment
+            and self._store.stage_chunk(
+                self._name,
+                snapshot.snapshot,
+                chunk,
+                StagedChunk(**asdict(written), first_segment=first),
+            )
         )
         failpoint("chunk-noted")
         if not noted and written.path is not None:

@@ -3,6 +3,9 @@
 `initial` asks once, when the pipeline has begun, unless it began where DeltaForge or another reader stood:
 then whoever read before has brought what was there. `always` asks once for every version of the file.
 A new run of the pipeline asks for nothing. What was cancelled is not asked for again.
+
+A sink that was added with `start: snapshot` asks for one of its own, unless one for all sinks was
+wanted since.
 """
 
 from __future__ import annotations
@@ -25,11 +28,20 @@ def wish(store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow) -> Sn
     newest = store.snapshots(loaded.name)
     if newest and newest[0].state in ("wanted", "reading"):
         return newest[0]
-    if pipeline.start_position is None or not _asks(store, loaded, newest):
+    if pipeline.start_position is None:
         return None
     block = loaded.spec.spec.source.config.snapshot
-    assert block is not None
-    return store.want_snapshot(loaded.name, cause=block.mode)
+    if block is not None and _asks(store, loaded, newest):
+        return store.want_snapshot(loaded.name, cause=block.mode)
+    sinks = _sinks_that_ask(store, loaded)
+    return store.want_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
+
+
+def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
+    """Return the sinks that are to begin with a snapshot, and have none so far."""
+    known = store.checkpoints(loaded.name)
+    asking = [one.config.id for one in loaded.spec.spec.sinks if one.config.start == "snapshot"]
+    return [one for one in asking if one in known and known[one].snapshot_due]
 
 
 def _asks(store: StateStore, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:

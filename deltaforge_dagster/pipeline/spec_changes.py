@@ -98,6 +98,11 @@ class Standing:
         attached = [row for row in self.checkpoints.values() if row.attached]
         if start == "tail":
             return "begins with what is captured after it was added"
+        if start == "snapshot":
+            return (
+                "begins with what is captured after it was added, and a snapshot brings it the rows of "
+                "before"
+            )
         if attached and start is None:
             last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))
             return f"begins with segment {last.whole_segment + 1}, where sink {last.sink} stands"
@@ -131,6 +136,12 @@ def snapshot_due(spec: _Spec, *, known: bool) -> str | None:
         return "every captured table is read once with this version of the file (snapshot: always)"
     if mode == "initial" and not known:
         return "every captured table is read once the pipeline has begun (snapshot: initial)"
+    begin = [one["config"]["id"] for one in spec["spec"]["sinks"] if _begins_whole(one)]
+    if begin and not known:
+        return (
+            f"every captured table is read once the pipeline has begun, for {', '.join(begin)} "
+            "(start: snapshot)"
+        )
     return None
 
 
@@ -228,6 +239,10 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
         field = place.partition(".")[0]
         text = _OF_SINKS.get(field, "holds from the next run on")
         yield Change(f"{path}.config.{place}", "changed", one, other, text)
+
+
+def _begins_whole(sink: _Block) -> bool:
+    return bool(sink["config"].get("start") == "snapshot")
 
 
 def _but_id(sink: _Block) -> str:

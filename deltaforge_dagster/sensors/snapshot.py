@@ -2,10 +2,11 @@
 
 A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
 missing because their run died, or what it had read could not be used, or rows have strayed (`strays`); one at a time. After a run that
-failed there is a pause.
+failed there is a pause, a longer one after several.
 """
 
 import time
+from itertools import takewhile
 
 import dagster as dg
 
@@ -18,7 +19,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.snapshot_life import is_alive
+from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Platform
@@ -26,8 +27,8 @@ from deltaforge_dagster.sensors.current import REMOVED, current
 from deltaforge_dagster.sensors.tick import UNFINISHED
 from deltaforge_dagster.state.store import StateStore
 
-PAUSE_SECONDS = 60.0
-"""How long nothing is started after a run that failed."""
+PAUSES_SECONDS = (5.0, 20.0, 60.0)
+"""How long nothing is started after a run that failed, after two of them, and after more."""
 
 BEGIN_SECONDS = 180.0
 """How long a run may take until it shows that it lives."""
@@ -85,18 +86,36 @@ def look(
 def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
     """Return which run is reading already, or has just failed; None when there is none."""
     records = instance.get_run_records(
-        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "snapshot"}), limit=1
+        dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "snapshot"}),
+        limit=len(PAUSES_SECONDS),
     )
-    for record in records:
-        run = record.dagster_run
-        if run.status in UNFINISHED:
-            begun = record.start_time
-            silent = begun is not None and time.time() - begun > BEGIN_SECONDS
-            if not silent or is_alive(store, pipeline, run.run_id):
-                return f"run {run.run_id[:8]} is reading"
-            instance.report_run_failed(run, "the run's process is gone: it shows no sign of life")
-        elif run.status == dg.DagsterRunStatus.FAILURE:
-            left = PAUSE_SECONDS - (time.time() - (record.end_time or 0.0))
-            if left > 0:
-                return f"run {run.run_id[:8]} failed; the next one begins in {left:.0f} s"
+    chosen = _reading_what_was_chosen(instance, store, pipeline)
+    if chosen is not None:
+        return f"run {chosen.run_id[:8]} is reading"
+    if not records:
+        return None
+    newest, run = records[0], records[0].dagster_run
+    if run.status in UNFINISHED:
+        begun = newest.start_time
+        silent = begun is not None and time.time() - begun > BEGIN_SECONDS
+        if not silent or is_alive(store, pipeline, run.run_id):
+            return f"run {run.run_id[:8]} is reading"
+        instance.report_run_failed(run, "the run's process is gone: it shows no sign of life")
+        return None
+    failed = list(takewhile(lambda one: one.dagster_run.is_failure, records))
+    if failed:
+        left = PAUSES_SECONDS[len(failed) - 1] - (time.time() - (newest.end_time or 0.0))
+        if left > 0:
+            return f"run {run.run_id[:8]} failed; the next one begins in {left:.0f} s"
+    return None
+
+
+def _reading_what_was_chosen(
+    instance: dg.DagsterInstance, store: StateStore, pipeline: str
+) -> dg.DagsterRun | None:
+    """Return a run that somebody has started in the UI and that is reading; the sensor's have a tag."""
+    for run_id in living(store, pipeline):
+        run = instance.get_run_by_id(run_id)
+        if run is not None and run.tags.get(RUN_TAG) != "snapshot" and run.status in UNFINISHED:
+            return run
     return None

@@ -127,6 +127,7 @@ def forget_everything(connection: Connection, name: str) -> PipelineRow:
             state=case((checkpoints.c.state == "detached", "attached"), else_=checkpoints.c.state),
             overrules=True,
             began=None,
+            snapshot_due=True,
             **standing(pipeline.next_segment - 1, -1, True, None),
         )
     )

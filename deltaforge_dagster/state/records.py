@@ -6,7 +6,7 @@ Positions are JSON text (`positions`), times are seconds since 1970 by the store
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,8 +18,9 @@ Want = Literal["running", "paused", "stopped"]
 Attachment = Literal["attached", "paused", "detached"]
 """What the journal does for a sink: keeps segments and delivers them, keeps them, or neither."""
 
-SinkStart = Literal["tail", "journal"]
-"""Where a sink begins that is added later: with what is captured next, or as far back as can be."""
+SinkStart = Literal["tail", "journal", "snapshot"]
+"""Where a sink begins that is added later: with what is captured next, as far back as can be, or with
+what is captured next and the rows that are in the tables already."""
 
 HoldState = Literal["held", "released", "journaled"]
 """What becomes of held events, see `holds`."""
@@ -139,6 +140,12 @@ class SegmentRow(NewSegment):
     processed_rows: int | None = None
     processed_bytes: int | None = None
     processed_counts: Mapping[str, Mapping[str, int]] | None = None
+    sinks: Sequence[str] = ()
+    """The sinks that get it, where it has rows of a snapshot that is for some; empty for all."""
+
+    def is_for(self, sink: str) -> bool:
+        """Whether a sink gets its rows; the checkpoint of one that does not passes them."""
+        return not self.sinks or sink in self.sinks
 
     @property
     def delivered(self) -> SegmentRow:
@@ -250,6 +257,8 @@ class CheckpointRow:
     it was not for this sink, or became dead letters."""
     began: str | None = None
     """Where it began when it was added to a pipeline at work, for people; None for a first sink."""
+    snapshot_due: bool = False
+    """No snapshot was wanted for it since it began; its `start` says whether it is to get one."""
 
     @property
     def attached(self) -> bool:

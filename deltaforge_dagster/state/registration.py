@@ -9,6 +9,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.state import snapshots
 from deltaforge_dagster.state.database import clock, upsert
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SinkStart
@@ -46,6 +47,7 @@ def register_pipeline(
                 first_segment=first,
                 overrules=False,  # a position in the sink may be of an earlier state store
                 began=began,
+                snapshot_due=starts.get(sink) == "snapshot",
                 **standing(first - 1, -1, True, position),
             )
         )
@@ -55,6 +57,7 @@ def register_pipeline(
                 checkpoints.c.pipeline == name, checkpoints.c.sink.not_in(sorted(sinks))
             )
         )
+        snapshots.cancel_without_sinks(connection, name, sinks)
     return pipeline
 
 
@@ -206,6 +209,11 @@ def _beginning(
     """Return the segment that a new sink begins with, and in words why."""
     if start == "tail":
         return pipeline.next_segment, "with what was captured after it was added (start: tail)"
+    if start == "snapshot":
+        return pipeline.next_segment, (
+            "with what was captured after it was added; a snapshot brings it the rows of before "
+            "(start: snapshot)"
+        )
     attached = [row for row in existing if row.attached]
     if attached and start is None:
         last = min(attached, key=lambda row: (row.whole_segment, row.ordinal))

@@ -39,7 +39,8 @@ from sqlalchemy import (
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state import strays
 from deltaforge_dagster.state.database import clock
-from deltaforge_dagster.state.tables import chunks, segments, snapshots
+from deltaforge_dagster.state.rows import read_checkpoints
+from deltaforge_dagster.state.tables import checkpoints, chunks, segments, snapshots
 from deltaforge_dagster.state.tables import strays as stray_rows
 
 SnapshotState = Literal["wanted", "reading", "spliced", "cancelled"]
@@ -65,12 +66,16 @@ class SnapshotRow:
         snapshot: Its number.
         tables: Full names of the tables; empty for all that the pipeline captures.
         condition: An SQL condition that rows must fulfil; None for all rows.
-        cause: Who asked for it: `command`, or the file by its `mode`: `initial`, `always`.
+        cause: Who asked for it: `command`, the file by its `mode` (`initial`, `always`), or a `sink`
+            that was added with `start: snapshot`.
         spec_hash: Of the pipeline's file then.
         state: See the module.
         problem: Why it was cancelled, None when it was not.
         created_at: When it was asked for.
         ended_at: When it was spliced or cancelled.
+        sinks: The sinks that get its rows; empty for all.
+        since_segment: With which segment the last of the sinks begins that it is to bring everything
+            to. What a reading does not see has to come in that segment or behind it.
     """
 
     snapshot: int
@@ -82,6 +87,8 @@ class SnapshotRow:
     problem: str | None
     created_at: float
     ended_at: float | None
+    sinks: Sequence[str]
+    since_segment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +197,12 @@ def create(
     condition: str | None,
     cause: str,
     spec_hash: str,
+    sinks: Sequence[str] = (),
 ) -> SnapshotRow:
-    """Want a snapshot.
+    """Want a snapshot; one of all rows is what its sinks were due to get.
 
     Raises:
-        NotAllowed: Another one is not finished.
+        NotAllowed: Another one is not finished, or there is no such sink.
     """
     for row in read_snapshots(connection, pipeline, newest=1):
         if row.state in UNFINISHED:
@@ -205,10 +213,13 @@ def create(
     last = connection.execute(
         select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
     ).scalar()
+    since = _since(connection, pipeline, sinks, whole=not tables and condition is None)
     connection.execute(
         insert(snapshots).values(
             pipeline=pipeline,
             snapshot=(last or 0) + 1,
+            sinks=list(sinks),
+            since_segment=since,
             tables=list(tables),
             condition=condition,
             cause=cause,
@@ -218,6 +229,26 @@ def create(
         )
     )
     return read_snapshots(connection, pipeline, newest=1)[0]
+
+
+def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole: bool) -> int:
+    """Return with which segment the last sink begins that a snapshot is to bring everything to.
+
+    With a snapshot of all rows nothing is due to these sinks any more.
+    """
+    known = read_checkpoints(connection, pipeline)
+    unknown = sorted(set(sinks) - set(known))
+    if unknown:
+        names = ", ".join(known) or "none"
+        raise NotAllowed(f"pipeline {pipeline!r} has no sink {unknown[0]!r} (there is: {names})")
+    due = [row.sink for row in known.values() if row.snapshot_due and row.sink in (sinks or known)]
+    if whole:
+        connection.execute(
+            update(checkpoints)
+            .where(checkpoints.c.pipeline == pipeline, checkpoints.c.sink.in_(due))
+            .values(snapshot_due=False)
+        )
+    return max((known[sink].first_segment for sink in (*sinks, *due)), default=0)
 
 
 def read_snapshots(
@@ -307,7 +338,19 @@ def splice(
     )
     if done.rowcount == 0 and not _is_spliced(connection, pipeline, chunk, segment):
         raise NotAllowed(f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be spliced now")
+    _address(connection, pipeline, chunk.snapshot, segment)
     finish(connection, pipeline, chunk.snapshot)
+
+
+def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:
+    """Let a segment of chunks be for the sinks that its snapshot is for."""
+    sinks = connection.execute(select(snapshots.c.sinks).where(_this(pipeline, snapshot))).scalar()
+    if sinks and segment is not None:
+        connection.execute(
+            update(segments)
+            .where(segments.c.pipeline == pipeline, segments.c.segment == segment)
+            .values(sinks=sinks)
+        )
 
 
 def plan_again(connection: Connection, pipeline: str, chunk: ChunkRow) -> None:
@@ -398,6 +441,14 @@ def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -
         )
         strays.drop_all(connection, pipeline, snapshot)
     return bool(cancelled.rowcount)
+
+
+def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collection[str]) -> None:
+    """Stop the unfinished snapshot when it is for sinks none of which is there any more."""
+    for row in read_snapshots(connection, pipeline, newest=1):
+        if row.state in UNFINISHED and row.sinks and not set(row.sinks) & set(sinks):
+            problem = f"it was for {', '.join(row.sinks)}, which the file no longer has"
+            cancel(connection, pipeline, row.snapshot, problem)
 
 
 def progress(connection: Connection, pipeline: str, snapshot: int) -> dict[str, SnapshotProgress]:

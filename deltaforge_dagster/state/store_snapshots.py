@@ -22,12 +22,19 @@ class StoreSnapshots(StoreBase):
     """The part of a `StateStore` about snapshots (see `snapshots`)."""
 
     def want_snapshot(
-        self, name: str, *, tables: Sequence[str] = (), condition: str | None = None, cause: str
+        self,
+        name: str,
+        *,
+        tables: Sequence[str] = (),
+        condition: str | None = None,
+        cause: str,
+        sinks: Sequence[str] = (),
     ) -> SnapshotRow:
-        """Want a snapshot of a pipeline's tables, of all of them when none is named.
+        """Want a snapshot of a pipeline's tables for its sinks, of and for all when none is named.
 
         Raises:
-            NotAllowed: Another one is not finished, or the pipeline was never registered.
+            NotAllowed: Another one is not finished, there is no such sink, or the pipeline was never
+                registered.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
@@ -39,6 +46,7 @@ class StoreSnapshots(StoreBase):
                 condition=condition,
                 cause=cause,
                 spec_hash=pipeline.spec_hash,
+                sinks=sinks,
             )
 
     def snapshots(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -129,6 +130,7 @@ segments = Table(
     Column("processed_counts", JSON),
     Column("received_at", Double),
     Column("trigger", Text),
+    Column("sinks", JSON, nullable=False, server_default="[]"),
 )
 Index("segment_of_range", segments.c.pipeline, segments.c.range)
 
@@ -154,6 +156,7 @@ checkpoints = Table(
     Column("sent_segment", BigInteger),
     Column("sent_ordinal", BigInteger),
     Column("began", Text),
+    Column("snapshot_due", Boolean, nullable=False, server_default=false()),
 )
 
 published = Table(
@@ -243,6 +246,8 @@ snapshots = Table(
     Column("problem", Text),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
+    Column("sinks", JSON, nullable=False, server_default="[]"),
+    Column("since_segment", BigInteger, nullable=False, server_default="0"),
 )
 
 chunks = Table(

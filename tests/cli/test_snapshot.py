@@ -52,6 +52,15 @@ def test_a_snapshot_is_asked_for_once() -> None:
     assert "snapshot 1 is not finished" in again.output
 
 
+def test_some_sinks_alone() -> None:
+    """They are named; a sink that is not there is an error."""
+    wrong = snapshot("start", "shop", "--sinks", "redis, kafka")
+    asked = snapshot("start", "shop", "--sinks", "redis")
+
+    assert (wrong.exit_code, "has no sink 'kafka' (there is: redis)" in wrong.output) == (2, True)
+    assert asked.output.splitlines()[-1].startswith("Snapshot 1 of shop, for redis: wanted")
+
+
 def test_how_far_it_is(home: Path) -> None:
     """Each table with its chunks: to be read, waiting, in the journal; for people and for programs."""
     snapshot("start", "shop")

@@ -315,9 +315,9 @@ class TestAddedSinks:
     def test_where_it_begins(self, store: StateStore) -> None:
         """Where the hindmost stands, at the journal's end, or as far back as the journal goes."""
         self.journal(store)
-        starts: dict[str, SinkStart] = {"t": "tail", "j": "journal"}
+        starts: dict[str, SinkStart] = {"t": "tail", "j": "journal", "s": "snapshot"}
 
-        store.register_pipeline(NAME, "spec-2", ["a", "b", "m", "t", "j"], starts)
+        store.register_pipeline(NAME, "spec-2", ["a", "b", "m", "t", "j", "s"], starts)
 
         rows = store.checkpoints(NAME)
         begun = {
@@ -325,13 +325,17 @@ class TestAddedSinks:
             "t": (6, 5, ("added; begins with segment 6, with what was captured after it was added"
                         " (start: tail)")),
             "j": (2, 1, "added; begins with segment 2, the journal's oldest (start: journal)"),
+            "s": (6, 5, ("added; begins with segment 6, with what was captured after it was added; "
+                         "a snapshot brings it the rows of before (start: snapshot)")),
         }  # fmt: skip
         for sink, (first, after, began) in begun.items():
             row = rows[sink]
             assert (row.first_segment, row.segment, row.began) == (first, first - 1, began)
             assert row.source_position == position(after)
+            assert row.snapshot_due == (sink == "s")
         # It is there now, and `start` means nothing any more.
-        store.register_pipeline(NAME, "spec-3", ["a", "b", "m", "t", "j"], {"t": "journal"})
+        everyone = ["a", "b", "m", "t", "j", "s"]
+        store.register_pipeline(NAME, "spec-3", everyone, {"t": "snapshot"})
         assert store.checkpoints(NAME)["t"] == rows["t"]
 
     def test_a_renamed_sink(self, store: StateStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,8 +27,10 @@ spec:
     config:
       {{id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]{snapshot}}}
   sinks:
-    - {{type: redis, config: {{id: redis, uri: "redis://localhost", stream: s}}}}
+    - {{type: redis, config: {{id: redis, uri: "redis://localhost", stream: s}}}}{more}
 """
+JOINED = """
+    - {type: redis, config: {id: new, start: snapshot, uri: "redis://localhost", stream: n}}"""
 
 Look = Callable[..., str]
 
@@ -43,13 +46,14 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> Look:
     """What a look says, by the `snapshot` block and the version of the pipeline file."""
 
-    def loaded(mode: str | None, version: int) -> LoadedPipeline:
+    def loaded(mode: str | None, version: int, more: str) -> LoadedPipeline:
         block = "" if mode is None else f", snapshot: {{mode: {mode}}}"
-        (tmp_path / "orders.yaml").write_text(FILE.format(snapshot=block, version=version))
+        text = FILE.format(snapshot=block, version=version, more=more)
+        (tmp_path / "orders.yaml").write_text(text)
         return load_pipeline(tmp_path / "orders.yaml")
 
-    def say(mode: str | None = None, version: int = 1) -> str:
-        found = look(instance, sqlite_store, loaded(mode, version))
+    def say(mode: str | None = None, version: int = 1, more: str = "") -> str:
+        found = look(instance, sqlite_store, loaded(mode, version, more))
         if isinstance(found, dg.RunRequest):
             assert found.tags[RUN_TAG] == "snapshot"
             return "run"
@@ -95,6 +99,22 @@ def test_initial_is_once(sqlite_store: StateStore, looked: Look) -> None:
     assert looked("initial") == "no snapshot is wanted"
     assert looked("initial", version=2) == "no snapshot is wanted"
     assert causes(sqlite_store) == ["initial"]
+
+
+def test_a_sink_that_joins_asks_once(sqlite_store: StateStore, looked: Look) -> None:
+    """After the snapshot that is not finished, and for itself alone; not when all sinks get one."""
+    assert looked("initial", more=JOINED) == "no snapshot is wanted"
+    begin(sqlite_store)
+    assert looked("initial", more=JOINED) == "run"
+    assert looked() == "run", "it is not read yet"
+    assert looked(more=JOINED) == "run"
+    finish(sqlite_store)
+    assert looked(more=JOINED) == "run"
+    finish(sqlite_store)
+    assert looked(more=JOINED) == "no snapshot is wanted"
+
+    found = [(row.cause, row.sinks) for row in sqlite_store.snapshots(NAME)]
+    assert found == [("sink", ["new"]), ("initial", [])]
 
 
 def test_always_is_once_for_each_file(sqlite_store: StateStore, looked: Look) -> None:
@@ -147,3 +167,38 @@ def test_one_run_at_a_time(
     assert found is not None
     assert found.status == dg.DagsterRunStatus.FAILURE
     assert "failed; the next one begins in" in looked()
+
+
+def test_what_somebody_reads_in_the_ui(
+    sqlite_store: StateStore, looked: Look, instance: dg.DagsterInstance
+) -> None:
+    """Its run is left alone while it works; what it has left when it died is read at once."""
+    looked()
+    begin(sqlite_store)
+    sqlite_store.want_snapshot(NAME, cause="command")
+    run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED)
+    assert looked() == "run"
+    Life(sqlite_store, NAME, run.run_id).show()
+    assert looked() == f"run {run.run_id[:8]} is reading"
+    instance.report_run_failed(run)
+    assert looked() == "run"
+
+
+def test_the_pause_grows(
+    sqlite_store: StateStore,
+    looked: Look,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that died once is followed soon; one that fails again and again leaves time to mend it."""
+    monkeypatch.setattr(module, "PAUSES_SECONDS", (1e4, 1e5, 1e6))
+    looked()
+    begin(sqlite_store)
+    sqlite_store.want_snapshot(NAME, cause="command")
+    tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
+    for least, most in ((1e3, 1e4), (1e4, 1e5), (1e5, 1e6), (1e5, 1e6)):
+        run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)
+        instance.report_run_failed(run)
+        left = re.search(r"begins in (\d+) s", looked())
+        assert left is not None
+        assert least < float(left[1]) <= most

@@ -179,3 +179,76 @@ def test_chunks_of_old_snapshots_go(store: StateStore) -> None:
     assert [chunk.number for chunk in store.chunks(NAME, first)] == [1]
     assert len(store.chunks(NAME, second)) == 2
     assert [row.snapshot for row in store.snapshots(NAME)] == [second, first]
+
+
+class TestOfSomeSinks:
+    """Snapshots whose rows only some sinks get."""
+
+    @staticmethod
+    def joined(store: StateStore, *starting: str) -> Lease:
+        """Let sinks join, with a snapshot, a pipeline whose first sink has segments 1 and 2."""
+        lease = held(store, "first")
+        for number in (1, 2):
+            capture(store, lease, number)
+        sinks = ["first", *starting]
+        store.register_pipeline(NAME, "spec-2", sinks, dict.fromkeys(starting, "snapshot"))
+        return lease
+
+    def test_its_segments_are_for_them(self, store: StateStore) -> None:
+        """Those of chunks, and no other; whoever asks for a sink that is not there hears of it."""
+        lease = self.joined(store, "new")
+        with pytest.raises(NotAllowed, match="has no sink 'none' \\(there is: first, new\\)"):
+            store.want_snapshot(NAME, cause="command", sinks=["new", "none"])
+        row = store.want_snapshot(NAME, cause="sink", sinks=["new"])
+        store.plan_snapshot(NAME, row.snapshot, [FIRST])
+        store.stage_chunk(NAME, row.snapshot, FIRST, staged())
+        capture(store, lease, 3)
+        splice(store, lease, read(store, row.snapshot)[0], segment=3)
+
+        assert (row.sinks, row.since_segment) == (["new"], 3)
+        segments = store.segments(NAME)
+        assert [one.is_for("first") for one in segments] == [True, True, False]
+        assert all(one.is_for("new") for one in segments)
+
+    def test_it_is_due_until_it_is_wanted(self, store: StateStore) -> None:
+        """One of all rows is what a sink was due to get; one of a table, or for others, is not."""
+        self.joined(store, "a", "b")
+        nothing: list[str] = []
+        for tables, sinks, due, since in (
+            ([TABLE], nothing, ["a", "b"], 3),
+            (nothing, ["first"], ["a", "b"], 1),
+            (nothing, ["a"], ["b"], 3),
+            (nothing, nothing, nothing, 3),
+            (nothing, nothing, nothing, 0),
+        ):
+            row = store.want_snapshot(NAME, tables=tables, cause="command", sinks=sinks)
+            store.cancel_snapshot(NAME, row.snapshot, "enough")
+
+            known = store.checkpoints(NAME)
+            assert [one for one in ("first", "a", "b") if known[one].snapshot_due] == due
+            assert row.since_segment == since
+
+    def test_it_ends_with_the_last_of_its_sinks(self, store: StateStore) -> None:
+        """Nobody would get it: it is cancelled, and says why."""
+        lease = self.joined(store, "a", "b")
+        store.want_snapshot(NAME, cause="sink", sinks=["a", "b"])
+        with store.fenced(lease) as writer:
+            writer.release()
+        store.register_pipeline(NAME, "spec-3", ["first", "b"])
+        assert state(store) == "wanted"
+        store.register_pipeline(NAME, "spec-4", ["first"])
+
+        (row,) = store.snapshots(NAME)
+        assert row.state == "cancelled"
+        assert row.problem == "it was for a, b, which the file no longer has"
+
+    def test_a_pipeline_that_begins_anew(self, store: StateStore) -> None:
+        """It begins by the rules of its file: what that asks for is due again."""
+        lease = self.joined(store, "new")
+        row = store.want_snapshot(NAME, cause="sink", sinks=["new"])
+        store.cancel_snapshot(NAME, row.snapshot, "enough")
+        with store.fenced(lease) as writer:
+            writer.release()
+        store.reset_all(NAME)
+
+        assert store.checkpoints(NAME)["new"].snapshot_due
