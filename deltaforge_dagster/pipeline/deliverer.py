@@ -136,6 +136,12 @@ class Deliverer:
         """Whether the sink can only go on once what it has already is captured again."""
         return isinstance(self.error, _Waits)
 
+    def stuck(self, captured: str | None) -> bool:
+        """Whether it fails; one that awaits capture, once it has looked at all that is captured."""
+        if self.awaits_capture:
+            return self._resumption.looked_up_to == captured
+        return self.error is not None
+
     def segment_added(self) -> None:
         """Wake the deliverer: the journal has grown."""
         self._news.set()

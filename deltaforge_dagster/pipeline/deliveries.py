@@ -247,6 +247,12 @@ class Deliveries:
         }
         return {name: error for name, error in errors.items() if error is not None}
 
+    def stuck(self, pipeline: PipelineRow) -> set[str]:
+        """Return the sinks that get nothing more for now: a run may end without them."""
+        captured = pipeline.captured_position or pipeline.start_position
+        broken = self._processing is not None and self._processing.error is not None
+        return {name for name in self.failures if broken or self._working[name].stuck(captured)}
+
     @property
     def errors(self) -> dict[str, str]:
         """The same as text."""

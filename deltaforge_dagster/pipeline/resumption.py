@@ -39,6 +39,9 @@ class Resumption:
         journal: Where events are looked up.
         lease: What the checkpoint is written under.
         warn: Told what people should hear of.
+
+    Attributes:
+        looked_up_to: Up to which position the place to go on was looked for in vain, or None.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Resumption:
         lease: HeldLease,
         warn: Callable[[str], None],
     ) -> None:
+        self.looked_up_to: str | None = None
         self._sink_id = sink_id
         self._pipeline = pipeline
         self._source = source
@@ -204,14 +208,19 @@ class Resumption:
 
     def _find(self, skip: Skip, checkpoint: CheckpointRow) -> Place | None:
         row = self._row()
-        captured = parse_position(self._segments.reached(_reached(row)))
+        reached = self._segments.reached(_reached(row))
+        captured = parse_position(reached)
         if isinstance(skip, SkipSegments):
             after = self._segments.segments(first=checkpoint.whole_segment + 1)
-            return resume.find_segment(skip, Place.of(checkpoint), after, captured)
-        segments = self._segments.segments()
-        begin = segments[0].segment if segments else row.next_segment
-        stays = Place(begin - 1, -1, complete=True)
-        return resume.find_event(skip, stays, segments, captured, self._ordinal)
+            place = resume.find_segment(skip, Place.of(checkpoint), after, captured)
+        else:
+            segments = self._segments.segments()
+            begin = segments[0].segment if segments else row.next_segment
+            stays = Place(begin - 1, -1, complete=True)
+            place = resume.find_event(skip, stays, segments, captured, self._ordinal)
+        if place is None:
+            self.looked_up_to = reached
+        return place
 
     def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
         """Return where an event is in a segment; what was searched in vain is not read again."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, StoreUnavailable
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
 from deltaforge_dagster.pipeline.approvals import approve_everything
 from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.backpressure import BackPressure
@@ -38,6 +38,7 @@ from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.live_schemas import WarmStart
 from deltaforge_dagster.pipeline.ranges import Ranges
@@ -167,7 +168,8 @@ class LiveRun:
         try:
             outcome = self._work(pipeline)
         finally:
-            lease.release()
+            with uninterrupted():
+                lease.release()
         fields = {"reason": outcome.reason, "events": outcome.captured, "sent": outcome.delivered}
         logger.info("run ended", extra={"fields": fields})
         return outcome
@@ -211,7 +213,8 @@ class LiveRun:
         except LeaseLost:
             ended = "lease lost"
         finally:
-            self._end(ranges, ended)
+            with uninterrupted():
+                self._end(ranges, ended)
         return self._outcome(ended, ranges)
 
     def _detach(self, sink_id: str, why: str) -> None:
@@ -363,7 +366,10 @@ class LiveRun:
             return True
         if self._quiet_head is None or self._quiet_since != self._moved_at():
             self._quiet_since = self._moved_at()
-            self._quiet_head = self._head()
+            try:
+                self._quiet_head = self._head()
+            except Retryable:  # it may have changes that it could not send either
+                return False
         return self._quiet_head is None or self._reached(self._quiet_head)
 
     def _may_pause_reading(self) -> bool:
@@ -374,12 +380,18 @@ class LiveRun:
         return not capture.in_transaction and capture.has_read
 
     def _head(self) -> Position | None:
-        """Return where the source stands; None when that does not matter or cannot be had."""
+        """Return where the source stands; None when that does not matter or is not told.
+
+        Raises:
+            Retryable: The source cannot say so now.
+        """
         if self._capture is None or self._capture.error is not None:
             return None
         source = self._tools.build_source()
         try:
             return source.head()
+        except Retryable:
+            raise
         except DeltaforgeError:
             return None
         finally:
@@ -401,7 +413,7 @@ class LiveRun:
         pipeline = self._store.pipeline(self._loaded.name)
         assert pipeline is not None
         waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
-        return waiting <= self._deliveries.errors.keys()
+        return waiting <= self._deliveries.stuck(pipeline)
 
     def _end(self, ranges: Ranges, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""

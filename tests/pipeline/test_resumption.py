@@ -243,8 +243,10 @@ def test_by_the_source_position(scene: Scene) -> None:
     resumption.begin(sink, scene.checkpoint)
 
     assert resumption.settle(sink, scene.checkpoint) is None
+    assert resumption.looked_up_to == lsn(9)
     scene.capture(10, 12)
     assert resumption.settle(sink, scene.checkpoint) is None
+    assert resumption.looked_up_to == lsn(12)
     assert place(scene.checkpoint) == (0, -1, True), "nothing is skipped before it is found"
     scene.capture(13, 20)
     found = resumption.settle(sink, scene.checkpoint)
