@@ -437,8 +437,8 @@ def denied(server: KafkaServer, kind: str, name: str) -> Iterator[None]:
     )  # fmt: skip
     admin.create_acls([acl])[acl].result()
     wanted = AclBindingFilter(
-        ResourceType[kind], name, ResourcePatternType.LITERAL, None, None,
-        AclOperation.ANY, AclPermissionType.ANY,
+        ResourceType[kind], name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
+        AclOperation.WRITE, AclPermissionType.DENY,
     )  # fmt: skip
     # The controller has it, and soon the broker that is to obey it.
     eventually(lambda: admin.describe_acls(wanted).result())

@@ -710,9 +710,9 @@ class TestLookingForChanges:
 
 def test_memory_does_not_grow_with_a_transaction(bench: MysqlBench) -> None:
     """A transaction of 200 MB comes in pieces; what is held at once is a few of them."""
-    start = bench.source().ensure_start()
+    warmed = bench.source().ensure_start()
     bench.execute("INSERT INTO orders VALUES (0, repeat('x', 1000))")
-    start = take(bench, start, whole(1)).end  # what is compiled at first needs memory, too
+    start = take(bench, warmed, whole(1)).end  # what is compiled at first needs memory, too
     bench.execute(
         "INSERT INTO orders WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s"
         " WHERE n < 200000) SELECT n, repeat('x', 1000) FROM s"
