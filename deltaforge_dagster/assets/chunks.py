@@ -28,10 +28,10 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     Raises:
         DeltaforgeError: It cannot be done; the message says why.
     """
+    shown = _Shown(context, opened.store, loaded.name)
     only = None
     if context.run.tags.get(RUN_TAG) != "snapshot" or context.run.parent_run_id is not None:
         only = _chosen(context, loaded, opened.store)
-    shown = _Shown(context, opened.store, loaded.name)
     run = SnapshotRun(
         loaded,
         build_tools(opened, loaded),
@@ -69,6 +69,7 @@ class _Shown:
         self._store = store
         self._pipeline = pipeline
         self._life = Life(store, pipeline, context.run.run_id)
+        self._life.show()
         self._chunks = 0
         self._read = 0
         self._published_at = float("-inf")
