@@ -32,7 +32,7 @@ def test_a_killed_run_and_a_crashed_host_are_survived(
         "sturdy",
         shop.pipeline(
             "sturdy",
-            run="{idle_seconds: 60, lease_seconds: 8, renew_seconds: 1}",
+            run="{idle_seconds: 600, lease_seconds: 8, renew_seconds: 1}",
             range_="{max_seconds: 600}",
         ),
     )
@@ -132,7 +132,7 @@ def test_a_second_start_ends_quietly_and_termination_in_order(
     deployment = deploy()
     deployment.add(
         "single",
-        shop.pipeline("single", run="{idle_seconds: 90}", range_="{max_seconds: 600}"),
+        shop.pipeline("single", run="{idle_seconds: 600}", range_="{max_seconds: 600}"),
     )
     deployment.start()
     eventually(lambda: started(deployment, "single"), what="the first tick")

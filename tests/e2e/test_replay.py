@@ -30,7 +30,7 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
     deployment = deploy()
     text = shop.pipeline(
         "again",
-        run="{idle_seconds: 300, lease_seconds: 20, renew_seconds: 1}",
+        run="{idle_seconds: 600, lease_seconds: 20, renew_seconds: 1}",
         range_="{max_seconds: 600, max_events: 3}",
     )
     deployment.add("again", text)
