@@ -34,6 +34,10 @@ from deltaforge_dagster.errors import ProcessorFailed, SpecError
 _LOOK_SECONDS = 0.002
 """How often a running call is looked at."""
 
+_LOAD_SECONDS = 30.0
+"""How long a script may take to load at least: one that is refused there counts as wrong for good,
+and an engine that has just begun waits for a processor on a busy machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -158,15 +162,14 @@ class _Engine:
 
     def _limited_evaluation(self, code: str) -> Any:
         async def evaluate() -> Any:
-            seconds = self._limits.timeout_ms / 1000
             return await asyncio.wait_for(self._racer.eval_cancelable(code), seconds)
 
+        seconds = max(_LOAD_SECONDS, self._limits.timeout_ms / 1000)
         try:
             return self._await(evaluate())
         except TimeoutError:
             raise SpecError(
-                f"the script does not end within {self._limits.timeout_ms} ms (limits.timeout_ms) "
-                "when it is loaded"
+                f"the script does not end within {seconds:g} s when it is loaded"
             ) from None
 
     def _evaluated(self, code: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
+from deltaforge_dagster.processors import script as script_module
 from deltaforge_dagster.processors.script import Limits, Script
 
 EVENT: dict[str, Any] = {
@@ -235,6 +236,17 @@ def test_a_call_that_waits_for_too_long_is_ended(scripts: Make) -> None:
 
     with pytest.raises(ProcessorFailed, match=r"200 ms \(limits.timeout_ms\)"):
         called(script, event("a"))
+
+
+def test_a_script_that_loads_for_ever_is_refused(
+    scripts: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands at its top level is ended, too, though not by the limits of a call."""
+    scripts("for (const end = Date.now() + 700; Date.now() < end;); (e) => e", Limits())
+    monkeypatch.setattr(script_module, "_LOAD_SECONDS", 0.3)
+
+    with pytest.raises(SpecError, match=r"does not end within 0\.5 s when it is loaded"):
+        scripts("for (;;);", Limits())
 
 
 def test_a_call_that_fills_the_memory_is_ended(scripts: Make) -> None:
