@@ -13,7 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-_SHOWN = ("examples/**/*.yaml", "examples/**/*.py", "docker/**/*.yaml", "docker/**/*.json")
+_SHOWN = ("examples/**/*.yaml", "examples/**/*.py", "docker/**/*.y*ml", "docker/**/*.json")
 _LINK = re.compile(r"\]\(\.\./((?:examples|docker)/[^)#]+)\)")
 
 

@@ -1,6 +1,7 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
-While one works, each tick shows that a sink has begun to fail, or has everything again.
+While one works, each tick shows that a sink has begun to fail, or has everything again, and that something
+begins to be kept back or could not be delivered.
 
 - `preflight`: the source's server is as capture needs it; errors and warnings fail it, notes do not.
 - `contiguity`: ranges and their segments follow one another without a gap.
@@ -103,8 +104,7 @@ def evaluate(
     gap = _gap(ranges)
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
-    yield _held(changes, store.holds(loaded.name), loaded.name)
-    yield _dead_letters(changes, store, loaded)
+    yield from kept_back(store, loaded)
     yield _evaluation(changes, SOURCE_CHECK, source_error, {})
     yield _preflight(changes, findings)
     yield from delivered(store, loaded)
@@ -115,6 +115,13 @@ def evaluate(
 def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check `source`; `problem` is None when it can be read."""
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, problem, {})
+
+
+def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the outcomes of `holds` and `dead_letters`."""
+    changes = asset_key(loaded.name, CHANGES)
+    yield _held(changes, store.holds(loaded.name), loaded.name)
+    yield _dead_letters(changes, store, loaded)
 
 
 def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:

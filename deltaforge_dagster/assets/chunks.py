@@ -19,6 +19,7 @@ from deltaforge_dagster.state.snapshots import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
 
 _SNAPSHOT = "snapshot"
+_READING = "reading"
 _PUBLISH_SECONDS = 5.0
 
 
@@ -116,7 +117,7 @@ class _Shown:
                 metadata = {} if event is None else event.metadata
                 # What somebody reported by hand has none of ours.
                 if _SNAPSHOT in metadata and metadata[_SNAPSHOT].value == snapshot:
-                    found.add(str(metadata["reading"].value))
+                    found.add(str(metadata[_READING].value))
             if not page.has_more or not found:
                 return found
             cursor = page.cursor
@@ -125,17 +126,18 @@ class _Shown:
         return dg.AssetMaterialization(
             snapshot_key(self._pipeline),
             partition=chunk.partition,
+            description=f"{chunk.rows or 0:,} rows of {chunk.table_name}, by snapshot {chunk.snapshot}",
             metadata={
-                _SNAPSHOT: chunk.snapshot,
-                "reading": _reading(chunk),
                 "table": chunk.table_name,
                 "rows": chunk.rows or 0,
                 "bytes": chunk.bytes or 0,
-                "seconds": chunk.seconds or 0.0,
+                "seconds": round(chunk.seconds or 0.0, 3),
                 "rows_per_second": round((chunk.rows or 0) / max(chunk.seconds or 0.0, 0.001)),
                 "position": chunk.position or "",
-                "chunks": self._chunks,
                 "chunks_read": self._read,
+                "chunks": self._chunks,
+                _SNAPSHOT: chunk.snapshot,
+                _READING: _reading(chunk),  # says nothing to people: at the end
             },
         )
 

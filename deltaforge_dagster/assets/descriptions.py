@@ -31,7 +31,8 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
         snapshot_key(loaded.name),
         description=(
             f"Rows of {_tables(loaded)} as they were when they were read. One partition is one chunk of a "
-            "table.\n\n**Materialize** partitions to read these chunks once more."
+            "table: missing until it is read, then the pipeline's run takes its rows into the journal, between "
+            "changes, and every sink gets them.\n\n**Materialize** partitions to read these chunks once more."
         ),
         kinds={loaded.spec.spec.source.type},
         **_everywhere(loaded),

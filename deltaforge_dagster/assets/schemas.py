@@ -116,7 +116,9 @@ def materialization(
 
 def column_schema(version: SchemaVersion, changes: list[Difference]) -> dg.TableSchema:
     """Return a version as Dagster shows columns, each with what the version made different of it."""
-    made = {one.name: str(one) for one in changes if one.kind in {"added", "changed"}}
+    # In words: Dagster takes a description for Markdown, where a `+` begins a list.
+    made = {one.name: f"{one.kind}; was {one.before}" for one in changes if one.kind == "changed"}
+    made |= {one.name: "added" for one in changes if one.kind == "added"}
     table = version.table
     return dg.TableSchema(
         [

@@ -35,10 +35,12 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
 def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:
     """Write `evaluation` when the check has passed so far and fails now, or the other way round.
 
-    Also when it fails and that cannot be seen.
+    Also when it fails and that cannot be seen, or with another severity than before.
     """
     shown, hidden = _newest(instance, evaluation.asset_check_key)
     turned = evaluation.passed != (shown is None or shown.passed)
+    if shown is not None and not shown.passed and not evaluation.passed:
+        turned = shown.severity != evaluation.severity
     if turned or (hidden and not evaluation.passed):
         instance.report_runless_asset_event(evaluation)
 

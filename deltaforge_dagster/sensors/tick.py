@@ -3,7 +3,8 @@
 The sensor and the schedule of a pipeline are both this function. It reads no data: it asks the
 source for its head and the store for the rest. Problems are shown as a failing check `source` of
 the pipeline's `changes`, and as the tick's message; the next tick tries again. A sink that begins to
-fail, or has everything again, shows in its check `delivered` while the run goes on.
+fail, or has everything again, shows in its check `delivered` while the run goes on; so does what begins to
+be kept back, or could not be delivered, in `holds` and `dead_letters`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.checks import delivered, freshness, source_evaluation
+from deltaforge_dagster.assets.checks import delivered, freshness, kept_back, source_evaluation
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
@@ -56,7 +57,7 @@ def tick(
     if not _lease_is_held(store, loaded.name):
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
-    _report_sinks(instance, store, loaded)
+    _report_state(instance, store, loaded)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
     if remaining:
         return dg.SkipReason(f"run {remaining[0].dagster_run.run_id[:8]} is working on it")
@@ -97,8 +98,8 @@ def _publish(
         _published[row.uid] = due_by
 
 
-def _report_sinks(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
-    """Show which sinks fail or are late, and which have everything again.
+def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
+    """Show which sinks fail or are late, which have everything again, and what is kept back.
 
     To be behind alone is no failure: a sink that works is only late once the file's threshold is passed.
     """
@@ -113,6 +114,8 @@ def _report_sinks(instance: dg.DagsterInstance, store: StateStore, loaded: Loade
             report_turn(instance, evaluation)
     for evaluation in freshness(store, loaded):
         report_change(instance, evaluation)
+    for evaluation in kept_back(store, loaded):
+        report_turn(instance, evaluation)  # what they say counts events, and changes all the time
 
 
 def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg.RunRecord]:

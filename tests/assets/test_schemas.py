@@ -68,7 +68,7 @@ def test_each_version_is_shown_with_its_columns(
                 "int4",
                 constraints=dg.TableColumnConstraints(nullable=False, other=["primary key"]),
             ),
-            dg.TableColumn("note", "int4", description="+ note int4"),
+            dg.TableColumn("note", "int4", description="added"),
         ]
     )
     assert event.metadata["changes"].value == "- `+ note int4`"

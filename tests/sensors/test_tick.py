@@ -12,10 +12,12 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensors import tick as module
+from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick import tick
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.records import HeldPart
 from deltaforge_dagster.state.store import StateStore
-from tests.state.make import NAME, capture, deliver, expire, held
+from tests.state.make import NAME, capture, deliver, expire, held, position
 
 FILE = """\
 metadata: {name: orders, tenant: acme}
@@ -99,4 +101,40 @@ def test_a_failing_sink_shows_while_the_run_works(
         assert outcomes() == [False], "not everything yet"
         deliver(sqlite_store, lease, "redis", 2)
         assert outcomes() == [False, True]
+        assert outcomes() == [False, True]
+
+
+def test_what_is_kept_back_shows_while_the_run_works(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A hold fails its check at the next tick, once however many events join it, and alerts can hear of it."""
+    lease = held(sqlite_store, "redis", seconds=600)
+    key = dg.AssetCheckKey(asset_key(NAME, "changes"), "holds")
+
+    def keep(number: int) -> None:
+        part = HeldPart(
+            "table", "shop.items", "nobody knows", position(3), f"held-{number}", "s", 2, 9
+        )
+        with sqlite_store.fenced(lease) as writer:
+            writer.keep([part], position(3 + number))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def outcomes() -> list[bool]:
+            tick(instance, sqlite_store, loaded, no_source, Journal("memory://kept"))
+            history = instance.event_log_storage.get_asset_check_execution_history(key, limit=9)
+            events = [one.event.dagster_event for one in reversed(history) if one.event]
+            return [one.asset_check_evaluation_data.passed for one in events if one]
+
+        assert outcomes() == []
+        keep(1)
+        assert outcomes() == [False]
+        shown = newest_evaluation(instance, key)
+        assert shown is not None
+        assert "shop.items" in str(shown.description)
+        keep(2)
+        assert outcomes() == [False]
+        released = sqlite_store.release_hold(NAME, "table", "shop.items", "{}")
+        with sqlite_store.fenced(lease) as writer:
+            writer.hold_journaled(released, 2)
         assert outcomes() == [False, True]
