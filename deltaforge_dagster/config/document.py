@@ -115,6 +115,8 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
     if error.problem == "but found another document":
         text = "holds more than one YAML document (one file is one pipeline)"
+    elif error.problem == r"found character '\t' that cannot start any token":
+        text = "is not valid YAML: a tab stands before a key or value (indent with spaces)"
     else:
         # PyYAML quotes pieces of the file, which may be pieces of a password; names of its own
         # tokens and single characters are harmless and useful.

@@ -7,7 +7,7 @@ when no client has been there for a while. Below `home/spark`:
 =============  ================================================================================
 server.json    pid of the watcher, port and token of the server; mode 0600
 start.lock     held while somebody starts or stops the server
-watcher.lock   held by the watcher for as long as it lives: proof of life that no kill can fake
+watcher.lock   held by the watcher for as long as it lives: proof of life that no kill can fake; its pid
 clients.lock   held shared by every client process; free means that nobody needs the server
 server.log     what Spark logs: warnings and errors
 conf, work     Spark's configuration, and its working directory; both made anew at each start
@@ -239,8 +239,9 @@ def _end(folder: Path) -> None:
     number = signal.SIGTERM
     deadline = time.monotonic() + _STOP_SECONDS
     while _watched(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            os.kill(json.loads((folder / "server.json").read_bytes())["pid"], number)
+        with contextlib.suppress(OSError, ValueError):
+            # Not server.json: who started it may have been killed before there was one.
+            os.kill(int((folder / "watcher.lock").read_bytes()), number)
         if time.monotonic() > deadline:
             if number == signal.SIGKILL:
                 raise SparkUnavailable(f"the Spark server of {folder} cannot be stopped")
@@ -257,6 +258,8 @@ def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int
     signal.signal(signal.SIGTERM, _told_to_end)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
     assert alive is not None
+    os.ftruncate(alive, 0)
+    os.write(alive, str(os.getpid()).encode())
     state = folder / "server.json"
     state.unlink(missing_ok=True)
     try:

@@ -105,3 +105,11 @@ def test_paths_read_like_the_file() -> None:
 def test_any_text_is_parsed_or_has_a_problem(text: str) -> None:
     """No text makes the parser fail; it gives a value or says what is wrong."""
     parse(text)
+
+
+def test_a_tab_is_called_a_tab() -> None:
+    """The commonest mistake of indenting has a message that says how to mend it."""
+    (problem,) = parse("metadata:\n\tname: orders\n").problems
+
+    assert problem.line == 2
+    assert problem.text.endswith("a tab stands before a key or value (indent with spaces)")

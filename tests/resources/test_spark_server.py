@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,3 +164,29 @@ def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(SettingsError, match=r"Spark and Kafka need Java 17 to 0: .*is Java \d"):
         SparkServer.ensure(home)
+
+
+def test_a_server_that_is_still_starting_is_stopped(tmp_path: Path) -> None:
+    """Whoever started it may have been killed: the next one need not wait until it is up."""
+    folder, java_home = tmp_path / "spark", tmp_path / "java"
+    folder.mkdir()
+    (java_home / "bin").mkdir(parents=True)
+    never_ready = java_home / "bin" / "java"
+    never_ready.write_text("#!/bin/sh\nexec sleep 3600\n")
+    never_ready.chmod(0o700)
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
+    command += [str(folder), str(java_home), "1g", "900", str(writing)]
+    with subprocess.Popen(command, pass_fds=[writing]) as watcher:
+        try:
+            lock = folder / "watcher.lock"
+            wait_for(lambda: lock.exists() and lock.read_text() == str(watcher.pid))
+            assert not (folder / "server.json").exists()
+
+            SparkServer(folder, "sc://localhost", os.open(os.devnull, os.O_RDONLY)).stop()
+
+            assert watcher.wait(60) == 0
+        finally:
+            watcher.kill()
+            os.close(reading)
+            os.close(writing)
