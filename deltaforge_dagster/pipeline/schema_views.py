@@ -56,6 +56,7 @@ def table(
     return _head(history, found) | {
         "sequence": found.stamp.sequence,
         "registered_at": found.registered_at,
+        "loaded_at": found.registered_at,
         "position": orjson.loads(found.position),
         "pending": found.stamp.sequence in history.pending,
         "versions": len(history.versions),
@@ -162,7 +163,8 @@ def _pending(history: TableHistory) -> Iterable[int]:
 def _column(of: TableSchema, column: Column) -> View:
     return {
         "name": column.name,
-        "data_type": column.data_type,
+        # DeltaForge's releases have called it each of these.
+        **dict.fromkeys(("type", "column_type", "data_type"), column.data_type),
         "type_oid": column.type_oid,
         "nullable": column.nullable,
         "ordinal_position": column.ordinal_position,

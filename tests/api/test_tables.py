@@ -26,7 +26,10 @@ def test_versions_of_a_table(api: Api) -> None:
     path = f"{ORDERS}/schemas/public/orders"
     now = api.client.get(path).json()
     assert [one["name"] for one in now["columns"]] == ["id", "total"]
-    assert now["columns"][0]["is_primary_key"]
+    column = now["columns"][0]
+    assert column["is_primary_key"]
+    assert column["type"] == column["column_type"] == column["data_type"] is not None
+    assert now["loaded_at"] == now["registered_at"]
     first = api.client.get(path, params={"version": 1}).json()
     assert [one["name"] for one in first["columns"]] == ["id"]
     versions = api.client.get(f"{path}/versions").json()
