@@ -25,7 +25,8 @@ def opened_store() -> Iterator[StateStore]:
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).exists():
         raise NotAllowed(
-            f"no state in {file}: nothing has run here yet, or DELTAFORGE_HOME is another directory"
+            f"no state in {file}: nothing has run here yet (deltaforge dev, deltaforge run), or "
+            "DELTAFORGE_HOME is another directory"
         )
     store = StateStore.open(url)
     try:

@@ -71,8 +71,8 @@ def test_our_errors_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mistake = deltaforge("ranges", "orders")
     assert (mistake.exit_code, mistake.stdout) == (2, "")
     assert mistake.stderr == (
-        f"error: no state in {tmp_path}/home/state.db: nothing has run here yet, "
-        "or DELTAFORGE_HOME is another directory\n"
+        f"error: no state in {tmp_path}/home/state.db: nothing has run here yet "
+        "(deltaforge dev, deltaforge run), or DELTAFORGE_HOME is another directory\n"
     )
 
     monkeypatch.setenv("DELTAFORGE_STATE_URL", "postgresql://me:secret@127.0.0.1:1/state")
