@@ -13,6 +13,7 @@ from deltaforge_dagster.sinks import nats_answers, nats_pack, resp, resp_replies
 from deltaforge_dagster.sources import hiding, snapshot_rows
 from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import selected as mysql_selected
+from deltaforge_dagster.sources.postgres import copied as postgres_copied
 from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import selected as postgres_selected
 
@@ -26,6 +27,7 @@ def warm() -> None:
     started = time.monotonic()
     postgres.warm()
     mysql.warm()
+    postgres_copied.warm()
     postgres_selected.warm()
     mysql_selected.warm()
     snapshot_rows.warm()

@@ -10,6 +10,8 @@ What comes out is what an Insert message holds (drawn in `pgoutput`): `N`, then 
 that were selected go through the very kernels that write the log's rows.
 """
 
+# ruff: noqa: C901 - kernels are long flat loops over bytes, see `sources.kernel`
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,6 +34,10 @@ _PLAIN = np.full(256, -1, np.int16)
 for _letter, _byte in zip(b"\\bfnrtv", b"\\\b\f\n\r\t\v", strict=True):
     _PLAIN[_letter] = _byte
 
+_MEANS_ITSELF = np.ones(256, np.bool_)
+"""Whether a byte stands for itself and nothing ends with it."""
+_MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
+
 
 @kernel
 def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs) -> int:
@@ -40,6 +46,9 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
     `fields[row, column]` is where a value's text stands in `out`, `ends[row]` where its tuple ends.
     """
     place, row, at = 0, 0, 0
+    if source.size > 0 and source[source.size - 1] != _NEWLINE:
+        return INVALID
+    # So every value ends, at the latest with the last byte.
     while at < source.size:
         if row == ends.size:
             return INVALID
@@ -50,8 +59,8 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
         for column in range(columns):
             stop = _TAB if column < columns - 1 else _NEWLINE
             null = (
-                source.size - at > 2
-                and source[at] == BACKSLASH
+                source[at] == BACKSLASH
+                and source.size - at > 2
                 and source[at + 1] == UPPER_N
                 and source[at + 2] == stop
             )
@@ -63,17 +72,19 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
                 continue
             head = place
             place += _CELL_BYTES
-            while at < source.size and source[at] != _TAB and source[at] != _NEWLINE:
-                byte = np.int64(source[at])
-                at += 1
-                if byte == BACKSLASH:
-                    if at == source.size or _PLAIN[source[at]] < 0:
-                        return INVALID
-                    byte = np.int64(_PLAIN[source[at]])
+            while True:
+                while _MEANS_ITSELF[source[at]]:
+                    out[place] = source[at]
+                    place += 1
                     at += 1
-                out[place] = byte
+                if source[at] != BACKSLASH:
+                    break
+                if _PLAIN[source[at + 1]] < 0:
+                    return INVALID
+                out[place] = _PLAIN[source[at + 1]]
                 place += 1
-            if at == source.size or source[at] != stop:
+                at += 2
+            if source[at] != stop:
                 return INVALID
             at += 1
             size = place - head - _CELL_BYTES
@@ -86,7 +97,7 @@ def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs)
     return row
 
 
-def read_copied(copied: bytes, columns: int) -> tuple[Bytes, Longs, Longs]:
+def read_copied(copied: Bytes | bytes, columns: int) -> tuple[Bytes, Longs, Longs]:
     """Read whole lines of COPY text.
 
     Args:

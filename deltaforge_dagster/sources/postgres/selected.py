@@ -15,6 +15,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.sources.arrays import text_column
 from deltaforge_dagster.sources.json_text import INTEGER, MAX_DEPTH
+from deltaforge_dagster.sources.kernel import Bytes
 from deltaforge_dagster.sources.postgres.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.fills import NOTHING
 from deltaforge_dagster.sources.postgres.layout import OP_INSERT, ROW_END, ROW_START, ROW_WIDTH
@@ -55,7 +56,7 @@ class SelectedRows:
         self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
         self._stack = np.empty(MAX_DEPTH, np.uint8)
 
-    def write(self, copied: bytes) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    def write(self, copied: Bytes | bytes) -> tuple[pa.Array[Any], pa.Array[Any]]:
         """Return the images and the keys (null without key columns) of whole lines of COPY text.
 
         Raises:

@@ -30,6 +30,7 @@ from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, pars
 from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.cutter import Cutter, notice_loss
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
+from deltaforge_dagster.sources.kernel import Bytes
 from deltaforge_dagster.sources.postgres import (
     catalog,
     chunks,
@@ -297,7 +298,7 @@ class PostgresReader:
         return ChunkRead(rows.table, sight, position, batches)
 
     def _batches(
-        self, lines: Iterator[bytes], selected: SelectedRows, rows: SnapshotRows
+        self, lines: Iterator[Bytes | bytes], selected: SelectedRows, rows: SnapshotRows
     ) -> Iterator[pa.RecordBatch]:
         connection = self._connection
         assert connection is not None

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
+from deltaforge_dagster.sources.postgres import copied
 from deltaforge_dagster.sources.postgres.connection import Server
 from tests.contracts.test_source import Versions, insert, inserts, take, whole
 from tests.fix_postgres import FAST
@@ -208,3 +209,16 @@ def test_without_the_certificate_that_a_server_wants(
     ):
         pass
     assert "certificate" in str(caught.value)
+
+
+def test_tables_are_read_over_tls(server: PostgresServer) -> None:
+    """A snapshot's rows come encrypted, in pieces larger than TLS records, and every byte is there."""
+    dsn = conninfo.make_conninfo(server.create_database(), sslmode="require")
+    query = sql.SQL("SELECT n, repeat(md5(n::text), n % 50) FROM generate_series(1, 20000) AS n")
+    with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+        pieces = copied.pieces(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+        lines = b"".join(map(bytes, pieces))
+
+        assert connection.pgconn.ssl_in_use
+        with cursor.copy(sql.SQL("COPY ({}) TO STDOUT").format(query)) as sent:
+            assert lines == b"".join(map(bytes, sent))
