@@ -1,6 +1,6 @@
 """The answer to `COPY ... TO STDOUT`, in pieces of whole lines, as fast as libpq hands them over.
 
-libpq hands over one line at a time. Making a Python object of each takes three times as long as all that
+libpq hands over one line at a time. Making a Python object of each takes more than twice as long as all that
 libpq does for it; so a kernel calls libpq (`libpq_lines`), and only pieces are objects. The conversation
 with the server, from its certificate to its errors, remains libpq's.
 """
