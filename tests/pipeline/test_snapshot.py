@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import psycopg
 import pytest
 from sqlalchemy import update
 
-from deltaforge_dagster.pipeline import snapshot_read
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.servers import mysql
@@ -212,27 +209,22 @@ def test_a_reader_that_dies(world: World) -> None:
     assert copy.ops == {"r": len(copy.rows)}
 
 
-def test_what_a_sink_would_miss_is_read_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_sink_would_miss_is_read_again(world: World) -> None:
     """Until what a reading may not have seen lies in segments that the sink is given."""
-    monkeypatch.setattr(snapshot_read, "GUARD_SECONDS", 1.0)  # when PostgreSQL is asked anew
-    row = world.snapshots.want(f"{world.schema}.hot")
-    begins = world.stage.store.pipeline("p")
+    store, table = world.stage.store, f"{world.schema}.hot"
+    row = world.snapshots.want(table)
+    begins = store.pipeline("p")
     assert begins is not None
-    with world.stage.store.database.write() as connection:
+    with store.database.write() as connection:
         connection.execute(update(snapshots).values(since_segment=begins.next_segment + 1))
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(world.snapshots.read)
-        progress = world.stage.store.snapshot_progress
-        eventually(lambda: bool(progress("p", row.snapshot)), SECONDS)
-        time.sleep(1)
-        assert sum(one.read for one in progress("p", row.snapshot).values()) == 0
-        world.shop.execute("UPDATE hot SET v = 9 WHERE a = 3")
-        world.captured_up_to_now()
-        reading.result(SECONDS)
+    with pytest.raises(Killed):
+        world.snapshots.read(dies_after=1)
+    assert {one.state for one in store.chunks("p", row.snapshot)} == {"planned"}
+    world.shop.execute("UPDATE hot SET v = 9 WHERE a = 3")
+    world.captured_up_to_now()
+    world.snapshots.read()
 
-    found = world.stage.store.chunks("p", row.snapshot)
+    found = store.chunks("p", row.snapshot)
     assert all((one.first_segment or 0) > begins.next_segment for one in found)
     assert world.caught_up().rows == world.rows()
 
