@@ -105,7 +105,6 @@ def host(shop: Shop, postgres_server: PostgresServer, tmp_path: Path) -> Iterato
         yield made
 
 
-@pytest.mark.timeout(600)
 def test_the_services_find_each_other(host: Host) -> None:
     """The UI has the definitions, the daemon lives and has a first tick, the API knows the pipeline."""
 

@@ -11,7 +11,6 @@ from tests.kills.conftest import MakeCampaign
 pytestmark = EVERY_CELL
 
 
-@pytest.mark.timeout(600)
 def test_killed_at_every_step(make_campaign: MakeCampaign) -> None:
     """Everything arrives, in order; what repeats is what was sent since the last checkpoint.
 

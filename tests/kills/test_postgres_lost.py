@@ -28,7 +28,6 @@ def postgres_end(server: PostgresServer) -> PostgresDatabase:
     return PostgresDatabase(server.create_database())
 
 
-@pytest.mark.timeout(600)
 def test_connections_are_cut(make_campaign: MakeCampaign, server: PostgresServer) -> None:
     """Readers and writers are thrown out again and again: nothing is lost, nothing forgotten early.
 
@@ -50,7 +49,6 @@ def test_connections_are_cut(make_campaign: MakeCampaign, server: PostgresServer
     campaign.check()
 
 
-@pytest.mark.timeout(600)
 def test_the_server_crashes(make_campaign: MakeCampaign, server: PostgresServer) -> None:
     """After a crash and its recovery everything committed arrives; twice, one of them with a kill."""
     campaign = make_campaign()

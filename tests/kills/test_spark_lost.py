@@ -36,7 +36,6 @@ def going_on(campaign: Campaign) -> Iterator[None]:
     campaign.check()
 
 
-@pytest.mark.timeout(600)
 def test_a_killed_server(make_campaign: MakeCampaign) -> None:
     """The run starts another server, and delivers on: nothing is lost, nothing repeated."""
     campaign = make_campaign(spark_remote=None, lease_seconds=LEASE_SECONDS)
@@ -55,7 +54,6 @@ def test_a_killed_server(make_campaign: MakeCampaign) -> None:
         SparkServer.ensure(home).stop()
 
 
-@pytest.mark.timeout(600)
 def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddress) -> None:
     """The run makes a session of its own, stores it for the next one, and delivers on."""
     campaign = make_campaign(lease_seconds=LEASE_SECONDS)

@@ -212,7 +212,6 @@ def make_world(
         yield make
 
 
-@pytest.mark.timeout(400)
 def test_an_older_sink(make_world: MakeWorld) -> None:
     """A server that lost data gets it again from the journal, each change once, and it is said.
 

@@ -106,7 +106,6 @@ def test_a_lost_acknowledgement(
     assert ids(records(feed, kafka_server, "once", "customers")) == [*range(1, 101)]
 
 
-@pytest.mark.timeout(400)
 def test_a_broker_that_was_down_or_hung(make_feed: MakeFeed, start_kafka: StartKafka) -> None:
     """Three ranges without a broker, three while it hangs: Redis has them, one after the other.
 
