@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.resources.spark_server import SparkServer
