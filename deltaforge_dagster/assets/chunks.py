@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.snapshot_life import Life
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
-from deltaforge_dagster.state.snapshots import ChunkRow, SnapshotProgress
+from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
 
 _SNAPSHOT = "snapshot"

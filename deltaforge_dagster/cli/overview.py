@@ -20,7 +20,7 @@ from deltaforge_dagster.state.records import (
     PipelineRow,
     RangeRow,
 )
-from deltaforge_dagster.state.snapshots import SnapshotProgress, SnapshotRow
+from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
 

@@ -23,7 +23,7 @@ from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened, Platform
-from deltaforge_dagster.state.snapshots import SnapshotProgress, SnapshotRow
+from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.base import (
 )
 from deltaforge_dagster.state.metrics import Tally, panic
 from deltaforge_dagster.state.records import HeldPart, HoldRow, Trigger
-from deltaforge_dagster.state.snapshots import ChunkRow
+from deltaforge_dagster.state.snapshot_records import ChunkRow
 
 if TYPE_CHECKING:  # Spark takes a second to import
     from deltaforge_dagster.pipeline.backlog import Backlog

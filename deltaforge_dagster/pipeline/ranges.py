@@ -20,7 +20,7 @@ from deltaforge_dagster.positions import Position
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.records import HeldPart, HoldRow, NewSegment, Trigger
-from deltaforge_dagster.state.snapshots import ChunkRow
+from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)

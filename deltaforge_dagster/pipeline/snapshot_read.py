@@ -1,7 +1,7 @@
 """Reading a snapshot: the run that plans its chunks and has Spark's tasks read them into staging files.
 
 It needs no lease and any number of them may work at a time: what one has read first counts
-(`state.snapshots`). One that died left nothing but files that nobody knows of, and the next goes on with
+(`state.snapshot_records`). One that died left nothing but files that nobody knows of, and the next goes on with
 exactly the chunks that are missing. Taking chunks over is the pipeline's own run's part (`splice`); when
 so much waits for it that `engine.snapshot.max_staged_bytes` is reached, reading waits, too.
 
@@ -40,7 +40,7 @@ from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.sights import parse_sight
 from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.snapshots import (
+from deltaforge_dagster.state.snapshot_records import (
     ChunkRow,
     PlannedChunk,
     SnapshotProgress,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.first_start import first_start
 from deltaforge_dagster.state.records import PipelineRow
-from deltaforge_dagster.state.snapshots import SnapshotRow
+from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
 

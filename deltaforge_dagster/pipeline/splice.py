@@ -33,7 +33,7 @@ from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.sights import parse_sight
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HeldPart, SegmentRow
-from deltaforge_dagster.state.snapshots import ChunkRow
+from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 

@@ -20,7 +20,7 @@ from deltaforge_dagster import errors
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkReader, SnapshotSource
-from deltaforge_dagster.state.snapshots import PlannedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk
 
 REPORT = pa.schema(
     [
@@ -35,7 +35,7 @@ REPORT = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A chunk in its staging file; fields as in `state.snapshots.StagedChunk`."""
+    """A chunk in its staging file; fields as in `state.snapshot_records.StagedChunk`."""
 
     path: str | None
     checksum: str

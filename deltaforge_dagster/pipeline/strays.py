@@ -30,7 +30,7 @@ from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.processors.expansion import changed_keys
 from deltaforge_dagster.sources.images import is_partial
 from deltaforge_dagster.sources.snapshot import Chunk
-from deltaforge_dagster.state.snapshots import ChunkRow, PlannedChunk, SnapshotRow
+from deltaforge_dagster.state.snapshot_records import ChunkRow, PlannedChunk, SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
 

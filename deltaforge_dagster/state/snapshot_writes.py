@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from deltaforge_dagster.state import snapshots, strays
-from deltaforge_dagster.state.snapshots import ChunkRow
+from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.writing import Writing
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from deltaforge_dagster.state import snapshots, strays
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.rows import known_pipeline
-from deltaforge_dagster.state.snapshots import (
+from deltaforge_dagster.state.snapshot_records import (
+    UNFINISHED,
     ChunkRow,
     ChunkState,
     PlannedChunk,
@@ -57,7 +58,7 @@ class StoreSnapshots(StoreBase):
     def unfinished_snapshot(self, name: str) -> SnapshotRow | None:
         """Return the snapshot that is wanted or being read; there is one at most."""
         newest = self.snapshots(name, newest=1)
-        return newest[0] if newest and newest[0].state in snapshots.UNFINISHED else None
+        return newest[0] if newest and newest[0].state in UNFINISHED else None
 
     def chunks(
         self,

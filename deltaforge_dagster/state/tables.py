@@ -242,7 +242,7 @@ snapshots = Table(
     Column("condition", Text),
     Column("cause", Text, nullable=False),
     Column("spec_hash", Text, nullable=False),
-    Column("state", Text, nullable=False),  # `snapshots.SnapshotState`
+    Column("state", Text, nullable=False),  # `snapshot_records.SnapshotState`
     Column("problem", Text),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double),
@@ -258,9 +258,9 @@ chunks = Table(
     Column("table_name", Text, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("plan", Text, nullable=False),
-    Column("state", Text, nullable=False),  # `snapshots.ChunkState`
+    Column("state", Text, nullable=False),  # `snapshot_records.ChunkState`
     Column("attempts", BigInteger, nullable=False),
-    # What was read, once it was (`snapshots.StagedChunk`).
+    # What was read, once it was (`snapshot_records.StagedChunk`).
     Column("path", Text),
     Column("checksum", Text),
     Column("rows", BigInteger),

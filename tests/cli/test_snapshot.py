@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import position
 

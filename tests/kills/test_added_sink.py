@@ -7,7 +7,7 @@ import pytest
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
-from deltaforge_dagster.state.snapshots import SnapshotRow
+from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from tests.kills.campaign import Campaign
 from tests.kills.conftest import MakeCampaign
 from tests.kills.destinations import RedisDestination

@@ -19,7 +19,7 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.snapshots import SnapshotRow
+from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 from tests.pipeline.capturing import Stage

@@ -11,7 +11,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.strays import MAX_ROUNDS, Strays, plan_strays
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkKind
-from deltaforge_dagster.state.snapshots import PlannedChunk, SnapshotRow, StagedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk, SnapshotRow, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableSchema
 from tests.journal.changes import batch, change

@@ -10,7 +10,7 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.work import MAX_PROBE_WAIT, NoWork, Work, find_work, next_probe
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
-from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource, transaction
 from tests.state.make import dead_letter

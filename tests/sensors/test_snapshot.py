@@ -14,7 +14,7 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.snapshot_life import Life
 from deltaforge_dagster.sensors import snapshot as module
 from deltaforge_dagster.sensors.snapshot import look
-from deltaforge_dagster.state.snapshots import PlannedChunk, StagedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.sensors.test_tick import work
 from tests.state.make import NAME, position

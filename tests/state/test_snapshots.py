@@ -6,7 +6,7 @@ import pytest
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state.records import Lease
-from deltaforge_dagster.state.snapshots import (
+from deltaforge_dagster.state.snapshot_records import (
     ChunkRow,
     PlannedChunk,
     SnapshotProgress,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.state.snapshots import PlannedChunk
+from deltaforge_dagster.state.snapshot_records import PlannedChunk
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held
 from tests.state.test_snapshots import FIRST, SECOND, TABLE, read, reading, splice, staged, state
