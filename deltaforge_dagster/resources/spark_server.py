@@ -190,6 +190,7 @@ def _start(folder: Path, heap: str, idle_seconds: float) -> None:
     ends, no signal when our terminal closes.
     """
     java = find_java()
+    (folder / "watcher.lock").write_bytes(b"")  # a killed watcher's pid may be anybody's by now
     reading, writing = os.pipe()
     watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
     watcher += [str(folder), str(java), heap, str(idle_seconds), str(writing)]

@@ -61,6 +61,14 @@ def spliced(store: StateStore, snapshot: int) -> bool:
     return any(row.snapshot == snapshot and row.state == "spliced" for row in store.snapshots(NAME))
 
 
+def delivered(store: StateStore) -> bool:
+    """Say whether every sink has got all that is in the journal."""
+    pipeline = store.pipeline(NAME)
+    assert pipeline is not None
+    reached = {row.whole_segment for row in store.checkpoints(NAME).values()}
+    return reached == {pipeline.next_segment - 1}
+
+
 def events(shop: Shop, stream: str) -> list[dict[str, Any]]:
     """Return the events of a stream."""
     return [json.loads(fields["df-event"]) for fields in shop.entries(stream)]
@@ -171,6 +179,7 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
     assert len(kept) >= NOTED
     assert {number: again[number] for number in kept} == kept
 
+    wait(lambda: delivered(store), what="the rows that were read again")
     before = ops(shop, f"{NAME}.customers")
     late = LATE.format(uri=shop.redis_uri)
     more = text.replace(f"[{CUSTOMERS}]", f"[{CUSTOMERS}, {ORDERS}]")

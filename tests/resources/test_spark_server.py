@@ -99,6 +99,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     stranger = SparkSession.builder.remote(first.remote.replace("token=", "token=x")).create()
     with pytest.raises(PySparkException, match=r"(?i)token|unauthenticated"):
         stranger.range(1).collect()
+    stranger.client.close()  # else it asks a server that is gone, for minutes, when Python ends
 
     watcher = state(home)["pid"]
     java = java_of(watcher)
