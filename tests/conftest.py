@@ -113,6 +113,14 @@ def _loggers() -> list[logging.Logger]:
 
 
 @pytest.fixture(autouse=True)
+def own_path() -> Iterator[None]:
+    """Take away what a test has put where Python looks; PySpark adds what it sends to its server."""
+    before = [*sys.path]
+    yield
+    sys.path[:] = before
+
+
+@pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test settings of its own: no state or journal outside its temporary directory."""
     for name in ("PIPELINES", "STATE_URL", "JOURNAL_URL", "SPARK_REMOTE", "SINK_FAULTS"):
