@@ -36,7 +36,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
 from deltaforge_dagster.sinks.base import SendGuard, Traffic
-from deltaforge_dagster.sinks.kafka_errors import UNDELIVERABLE, error_of, is_auth, translated
+from deltaforge_dagster.sinks.kafka_errors import (
+    UNDELIVERABLE,
+    error_of,
+    is_auth,
+    is_misunderstanding,
+    translated,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -428,7 +434,10 @@ class Client:
                 f"{self.where}: {text}; if the brokers are up, check security.protocol in "
                 "client_conf: they close connections that they do not understand"
             )
-        return SinkUnavailable(f"{self.where}: {text} ({self._trouble.str()})")
+        text = f"{self.where}: {text} ({self._trouble.str()})"
+        if is_misunderstanding(self._trouble):
+            text += "; check security.protocol in client_conf"
+        return SinkUnavailable(text)
 
     def _on_error(self, error: KafkaError) -> None:
         # "All brokers down" says less than what came before it.

@@ -35,6 +35,9 @@ _CERTIFICATE_ALERT = re.compile(r"SSL alert number (?:4[0-9]|116)\b")
 """A broker does not accept our certificate, or misses one (RFC 8446, section 6.2). In TLS 1.3 we hear of
 it only after the handshake, so librdkafka takes it for a broken connection."""
 
+_FIRST_WORDS = re.compile(r"in state (?:SSL_HANDSHAKE|APIVERSION_QUERY)\b")
+"""How librdkafka names the states of a connection in which nothing has been agreed yet."""
+
 _GRANTS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Write and Describe on the topic (Create, too, if it "
     "is not there yet)",
@@ -89,6 +92,15 @@ def is_auth(error: KafkaError) -> bool:
     """Whether a broker did not accept who we are, or we did not accept the broker."""
     refused = error.code() == KafkaError._TRANSPORT and _CERTIFICATE_ALERT.search(error.str())  # noqa: SLF001
     return error.code() in _AUTH or bool(refused)
+
+
+def is_misunderstanding(error: KafkaError) -> bool:
+    """Whether a broker hung up before anything was agreed: one side may speak TLS, the other not.
+
+    What the library says then differs by how far it came ("closed by peer", "connecting to a
+    PLAINTEXT broker listener?"); the state of the connection is always named.
+    """
+    return error.code() == KafkaError._TRANSPORT and bool(_FIRST_WORDS.search(error.str()))  # noqa: SLF001
 
 
 def is_fenced(error: KafkaError) -> bool:

@@ -306,8 +306,6 @@ def test_a_user_without_grants(secure: SecureServer) -> None:
 def test_the_wrong_protocol(secure: SecureServer) -> None:
     """Plain text to a TLS listener, or TLS to a plain one, ends with an error, never hangs."""
     tls = {"security.protocol": "SSL", "ssl.ca.location": str(secure.files["ours"])}
-    for brokers, conf, said in (
-        (secure.ports["CERTIFICATE"], {}, "check security.protocol"),
-        (secure.brokers, tls, "PLAINTEXT broker listener"),
-    ):
-        assert said in refused(conf, brokers)  # as if the connection were cut
+    for brokers, conf in ((secure.ports["CERTIFICATE"], {}), (secure.brokers, tls)):
+        said = refused(conf, brokers)  # as if the connection were cut
+        assert "check security.protocol" in said
