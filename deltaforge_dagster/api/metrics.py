@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -51,6 +52,9 @@ class _Requests:
 
 
 _requests = _Requests()
+
+_process = ProcessCollector(registry=None)
+"""CPU, memory and open files of this process, under the names of all Prometheus clients."""
 
 
 class RequestMetrics:
@@ -114,4 +118,4 @@ def metrics(request: Request, context: Context) -> Response:
     """Every metric of every pipeline, as Prometheus text or, if asked for, as OpenMetrics."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     found = list(collect(context.store, context.pipelines(), _requests.counted()))
-    return Response(encode(_Snapshot(found)), media_type=content_type)
+    return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)

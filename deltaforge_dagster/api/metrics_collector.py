@@ -17,10 +17,11 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.sensing_views import classifications, schemas
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX, Family
-from deltaforge_dagster.state.metrics import LE, SUM, Stored
+from deltaforge_dagster.state.metrics import LE, RUN_FAILURE_REASONS, SUM, Stored
 from deltaforge_dagster.state.store import StateStore
 
 _Labels = tuple[str, ...]
@@ -96,12 +97,14 @@ class _Now:
             families.JOURNAL_BYTES: lambda: {
                 (name,): store.journal_bytes(name) for name in self._rows
             },
+            families.HELD_EVENTS: self._held,
             families.CAPTURE_PAUSED: lambda: {
                 (name,): row.capture_pause is not None for name, row in self._rows.items()
             },
             families.BUILD_INFO: _build,
             families.SOURCE_IDLE: self._idle,
             families.SINK_STATUS: self._sink_status,
+            families.SINK_LAG: self._sink_lag,
             families.LAST_CHECKPOINT_TS: self._last_checkpoint,
             families.CHECKPOINT_LAG: self._checkpoint_lag,
             families.DLQ_ENTRIES: lambda: {
@@ -162,6 +165,21 @@ class _Now:
                     status[one.name, sink.config.id, required] = well
         return status
 
+    def _sink_lag(self) -> _Values:
+        return {
+            (name, sink): sink_lag_seconds(self._store, self._rows[name], one, self._time)
+            for name, known in self._checkpoints.items()
+            for sink, one in known.items()
+        }
+
+    def _held(self) -> _Values:
+        return {
+            (name,): sum(
+                hold.events for hold in self._store.holds(name) if hold.state != "journaled"
+            )
+            for name in self._rows
+        }
+
     def _last_checkpoint(self) -> _Values:
         newest: _Values = {}
         for one in self._numbers[families.SINK_CHECKPOINT_TS.name]:
@@ -207,6 +225,8 @@ def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
             values[()] = 0
         case ("pipeline",):
             values |= {(one.name,): 0 for one in loaded}
+        case ("pipeline", "reason"):
+            values |= {(one.name, reason): 0 for one in loaded for reason in RUN_FAILURE_REASONS}
         case ("pipeline", "source"):
             values |= {(one.name, one.spec.spec.source.config.id): 0 for one in loaded}
         case ("pipeline", "sink"):

@@ -5,6 +5,8 @@ in, which take seconds to import and which a code server never needs.
 """
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import dagster as dg
 
@@ -22,7 +24,7 @@ from deltaforge_dagster.assets.publish import add_partition, materialization, pu
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
-from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.chains import chain_of
 from deltaforge_dagster.pipeline.failpoints import failpoint
@@ -37,6 +39,7 @@ from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.state.metrics import run_failure
 
 
 def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
@@ -93,7 +96,8 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
         observer,
         until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
     )
-    outcome = run.execute()
+    with _failures_counted(tools, loaded.name):
+        outcome = run.execute()
     if not outcome.held:
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
@@ -116,7 +120,20 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
         context.log.info("asked to end: the next run evaluates the checks")
     problem = failure_of(outcome)
     if problem is not None:
+        tools.store.count(loaded.name, run_failure("failed"))
         raise dg.Failure(problem, allow_retries=False)
+
+
+@contextmanager
+def _failures_counted(tools: Tools, pipeline: str) -> Iterator[None]:
+    """Count an error as a failed run; one that has lost its lease is counted by who takes that next."""
+    try:
+        yield
+    except DeltaforgeError as error:
+        if not isinstance(error, LeaseLost):
+            with suppress(DeltaforgeError):  # the store may be what fails
+                tools.store.count(pipeline, run_failure("failed"))
+        raise
 
 
 def _evaluate(

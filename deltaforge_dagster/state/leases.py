@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select, update
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
+from deltaforge_dagster.state import metrics
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.tables import leases
@@ -51,10 +52,15 @@ def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
 
 
 def take_lease(connection: Connection, pipeline: str, run_id: str, seconds: float) -> Lease | None:
-    """Give the lease to `run_id` with the next epoch, or return None while anybody holds it."""
+    """Give the lease to `run_id` with the next epoch, or return None while anybody holds it.
+
+    A holder that never released it is lost: nobody else is there to count that.
+    """
     held = lock_lease(connection, pipeline)
     if held.live:
         return None
+    if held.run_id is not None:
+        metrics.count(connection, pipeline, metrics.run_failure("lost"))
     epoch = held.epoch + 1
     expires_at = held.now + seconds
     connection.execute(

@@ -74,12 +74,18 @@ PIPELINE_RESUMES = _counter(
     "pipeline_resumes_total", "pipeline", "Times it went on after a pause or a stop."
 )
 PIPELINE_RUNS = _gauge("pipeline_run_active", "pipeline", "1 while a run works on it.")
+RUN_FAILURES = _counter(
+    "run_failures_total",
+    "pipeline reason",
+    "Live runs that failed, or were lost: killed or cut off.",
+)
 CHANNEL_DEPTH = _gauge(
     "pipeline_channel_depth",
     "pipeline",
     "Segments captured that an attached sink does not have yet; of the sink furthest behind.",
 )
 JOURNAL_BYTES = _gauge("journal_bytes", "pipeline", "Size of the journal's segment files.")
+HELD_EVENTS = _gauge("held_events", "pipeline", "Changes that holds keep out of the journal.")
 CAPTURE_PAUSED = _gauge(
     "capture_paused", "pipeline", "1 while a full journal keeps capture from reading."
 )
@@ -212,6 +218,11 @@ SINK_STATUS = _gauge(
     "sink_checkpoint_status",
     "pipeline sink required",
     "1 while its last delivery succeeded and it is attached, else 0.",
+)
+SINK_LAG = _gauge(
+    "sink_lag_seconds",
+    "pipeline sink",
+    "Age of the oldest change in the journal that the sink lacks; 0 when it has everything.",
 )
 SINK_CHECKPOINT_TS = _gauge(
     "sink_last_checkpoint_ts",

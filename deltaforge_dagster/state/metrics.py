@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 from sqlalchemy import Connection, and_, case, delete, func, not_, or_, select
@@ -21,6 +21,7 @@ from deltaforge_dagster.state.metric_families import (
     PANICS,
     PIPELINE_PAUSES,
     PIPELINE_RESUMES,
+    RUN_FAILURES,
     Family,
 )
 from deltaforge_dagster.state.records import Want
@@ -30,6 +31,11 @@ _Series = tuple[str, str]
 
 LE = "le"
 """The label of a bucket: its upper bound; `+Inf` for the last one."""
+
+RunFailure = Literal["failed", "lost"]
+"""A run that says that it failed; one that said nothing more, and whose lease somebody else took."""
+
+RUN_FAILURE_REASONS: tuple[RunFailure, ...] = get_args(RunFailure)
 
 SUM = "_sum"
 """What stands behind a histogram's name for the sum of what was observed."""
@@ -102,6 +108,13 @@ def of_wish(before: Want, want: Want) -> Tally:
         tally.add(PIPELINE_PAUSES)
     if want != before and want == "running":
         tally.add(PIPELINE_RESUMES)
+    return tally
+
+
+def run_failure(reason: RunFailure) -> Tally:
+    """Return the tally of one run that did not end well."""
+    tally = Tally()
+    tally.add(RUN_FAILURES, reason=reason)
     return tally
 
 

@@ -1,0 +1,108 @@
+"""Metrics that are worked out when somebody asks, and runs that did not end well, over a real state store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from deltaforge_dagster.assets.names import RUN_TAG, job_name
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.state.records import HeldPart
+from deltaforge_dagster.state.store import StateStore
+from tests.api.conftest import Api
+from tests.api.scraped import scrape
+from tests.state.make import NAME, capture, deliver, expire, held, new_segment, position
+
+GONE = """\
+metadata: {{name: gone, tenant: acme}}
+spec:
+  source:
+    type: turso
+    config: {{id: db, url: {file}, tables: [orders], cdc_mode: triggers}}
+  sinks:
+    - {{type: redis, config: {{id: redis, uri: "redis://localhost:1", stream: s}}}}
+"""
+
+
+def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
+    """Late is who lacks an old change, however long ago it was captured; who has everything is not."""
+    lease = held(sqlite_store, "redis", "behind")
+    at = int((sqlite_store.now() - 5000) * 1e6)
+    with sqlite_store.fenced(lease) as writer:
+        opened = writer.open_range(position(0), "spec-1", 1)
+        writer.add_segment(new_segment(1, first_ts_us=at, last_ts_us=at), opened)
+    deliver(sqlite_store, lease, "redis", 1)
+    found = scrape(sqlite_store)
+    assert found.of("sink_lag_seconds", pipeline=NAME, sink="redis") == 0
+    assert found.of("sink_lag_seconds", pipeline=NAME, sink="behind") == pytest.approx(5000, 0.1)
+
+
+def test_what_is_held_back(sqlite_store: StateStore) -> None:
+    """Changes count from when they are held until they are in the journal."""
+    lease = held(sqlite_store)
+    assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
+    part = HeldPart("table", "shop.items", "nobody knows", position(3), "held-1", "s", 2, 9)
+    with sqlite_store.fenced(lease) as writer:
+        writer.keep([part], position(4))
+    assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 2
+    capture(sqlite_store, lease, 1, 2)
+    released = sqlite_store.release_hold(NAME, "table", "shop.items", "{}")
+    with sqlite_store.fenced(lease) as writer:
+        writer.hold_journaled(released, 2)
+    assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
+
+
+def test_lost_runs_are_counted_by_who_comes_next(store: StateStore) -> None:
+    """A holder that released its lease is none of them, nor one that only may be slow."""
+
+    def lost() -> float:
+        return scrape(store).of("run_failures_total", pipeline=NAME, reason="lost")
+
+    lease = held(store, run_id="killed")
+    assert store.acquire_lease(NAME, "early", 60) is None
+    expire(store)
+    assert lost() == 0
+    following = store.acquire_lease(NAME, "following", 60)
+    assert following is not None
+    assert lost() == 1
+    with store.fenced(following) as writer:
+        writer.release()
+    assert store.acquire_lease(NAME, "last", 60) is not None
+    assert lost() == 1
+    assert lease.epoch < following.epoch
+
+
+def test_failed_runs_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live run that cannot read its source fails in Dagster, and counts once."""
+    (tmp_path / "no.db").write_text("no database, however long one looks at it\n" * 99)
+    file = tmp_path / "gone.yaml"
+    file.write_text(GONE.format(file=tmp_path / "no.db"))
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
+    settings = Settings.from_env()
+    job = build_definitions(settings).resolve_job_def(job_name("gone"))
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        tags = {RUN_TAG: "live"}
+        ended = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    assert not ended.success
+    store = StateStore.open(settings.state_url)
+    found = scrape(store)
+    store.close()
+    assert found.of("run_failures_total", pipeline="gone", reason="failed") == 1
+    assert found.of("run_failures_total", pipeline="gone") == 1
+
+
+def test_the_server_itself(api: Api) -> None:
+    """CPU, memory and open files of the server have the names that every Prometheus client uses."""
+    text = api.client.get("/metrics").text
+    names = {
+        line.split()[0]: float(line.split()[1])
+        for line in text.splitlines()
+        if " " in line and line.startswith("process_")
+    }
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
+        assert names[name] > 0
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    assert "process_cpu_seconds_total" in api.client.get("/metrics", headers=accept).text
