@@ -3,6 +3,7 @@
 While one works, each tick shows that a sink has begun to fail, or has everything again, and that something
 begins to be kept back or could not be delivered.
 
+- `source`: the source and the store can be asked; each tick reports it, too.
 - `preflight`: the source's server is as capture needs it; errors and warnings fail it, notes do not.
 - `contiguity`: ranges and their segments follow one another without a gap.
 - `agreement`: what Dagster was told about the newest ranges is what the store says.
@@ -12,6 +13,7 @@ begins to be kept back or could not be delivered.
   is paused, or had lost data and got it again, shows as a warning.
 - `freshness`, one per sink: no change that was captured has waited longer for it than the file's
   `engine.dagster.freshness` allows. A quiet source makes no sink stale.
+- `sensing` and `drift`, where schema sensing is enabled (`assets.sensing`).
 
 They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
 step of its own is skipped when an asset yields nothing.

@@ -18,21 +18,23 @@ from deltaforge_dagster.pipeline.publication import CHANGES
 
 PIPELINE_TAG = "deltaforge/pipeline"
 RUN_TAG = "deltaforge/run"
-"""`live` marks a run that captures and delivers; every other run is a Materialize of ranges.
+"""What a run was started for.
 
-Such a run may say what becomes of the ranges: `reprocess` delivers to sinks that have them what today's
-processors make of them; `preview` only shows, at `changes`, what that would be.
+`live` captures and delivers, `snapshot` reads what is missing of a snapshot; both are started by sensors. Every
+other run is a Materialize of chosen partitions, and may say what becomes of ranges: `reprocess` delivers
+to sinks that have them what today's processors make of them; `preview` only shows, at `changes`, what that
+would be.
 """
 REASON_TAG = "deltaforge/reason"
 UNTIL_TAG = "deltaforge/until"
 """`caught up` lets a live run end as soon as there is nothing more to do."""
 OUTCOME_METADATA = "outcome"
 """Each live run leaves an observation of `changes` with how it ended, under this name."""
-
-_REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
-
 CAUGHT_UP_METADATA = "caught_up"
 """A sink that got on request what it lacked has an observation with the number of messages."""
+
+_REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
+"""What Dagster refuses in the name of a partition."""
 
 
 def dagster_name(pipeline: str) -> str:

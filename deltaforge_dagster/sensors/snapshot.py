@@ -1,8 +1,8 @@
 """What starts the runs that read snapshots: a sensor of each pipeline.
 
 A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
-missing because their run died, or what it had read could not be used, or rows have strayed (`strays`); one at a time. After a run that
-failed there is a pause, a longer one after several.
+missing: their run died, what it had read could not be used, or rows have strayed (`strays`). One runs at a
+time. After a run that failed there is a pause, a longer one after several.
 """
 
 import time

@@ -23,7 +23,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health import tick_failed, tick_passed
 from deltaforge_dagster.pipeline.work import NoWork, find_work
-from deltaforge_dagster.sensors.report import report_change, report_turn
+from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
@@ -112,6 +112,8 @@ def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: Loade
     for evaluation in delivered(store, loaded):
         if evaluation.passed or evaluation.asset_key in failing:
             report_turn(instance, evaluation)
+        else:  # it works on it: what was said last still holds
+            report_again(instance, evaluation.asset_check_key)
     for evaluation in freshness(store, loaded):
         report_change(instance, evaluation)
     for evaluation in kept_back(store, loaded):

@@ -1,13 +1,14 @@
 """What is written of a check without a run: changes, and what a run at work would hide."""
 
-from __future__ import annotations
-
+import asyncio
 from collections.abc import Callable
 
 import dagster as dg
 import pytest
+from dagster._core.loader import LoadingContextForTest
 
-from deltaforge_dagster.sensors.report import report_change, report_turn
+from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
+from tests.e2e.deployment import eventually
 
 KEY = dg.AssetCheckKey(dg.AssetKey(["orders", "changes"]), "source")
 
@@ -48,6 +49,36 @@ def outcomes(instance: dg.DagsterInstance) -> list[str | None]:
     return found
 
 
+def publish_range(instance: dg.DagsterInstance) -> None:
+    """Let a run materialize the asset, as a live run does amid its work."""
+
+    @dg.op
+    def emit(context: dg.OpExecutionContext) -> None:
+        context.log_event(dg.AssetMaterialization(KEY.asset_key))
+
+    @dg.job
+    def publishing() -> None:
+        emit()
+
+    assert publishing.execute_in_process(instance=instance).success
+
+
+def is_shown(instance: dg.DagsterInstance) -> bool:
+    """Say whether the UI shows the newest outcome, by the question that it asks itself."""
+    (record,) = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=1)
+    return asyncio.run(record.targets_latest_materialization(LoadingContextForTest(instance)))
+
+
+def until_shown(instance: dg.DagsterInstance, report: Callable[[], None]) -> None:
+    """Report until it shows: SQLite knows the time of a check to the second only."""
+
+    def shown() -> bool:
+        report()
+        return is_shown(instance)
+
+    eventually(shown, what="the result")
+
+
 @pytest.mark.parametrize("report", [report_change, report_turn])
 def test_once_per_change(report: Report) -> None:
     """A first success is not written; a failure is, once, and so is its end."""
@@ -82,3 +113,40 @@ def test_what_changes_is_told() -> None:
         assert outcomes(instance) == ["down"]
         report_change(instance, evaluation("slow"))
         assert outcomes(instance) == ["down", "slow"]
+
+
+@pytest.mark.parametrize("problem", [None, "down"], ids=["passed", "failed"])
+@pytest.mark.parametrize("report", [report_change, report_turn])
+def test_a_range_that_is_published_hides_nothing(report: Report, problem: str | None) -> None:
+    """The UI would say "Not evaluated" of a result that is older than the newest range."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        report(instance, evaluation("first"))
+        instance.report_runless_asset_event(evaluation(problem))
+        assert is_shown(instance)
+        publish_range(instance)
+        assert not is_shown(instance)
+        before = len(outcomes(instance))
+
+        until_shown(instance, lambda: report(instance, evaluation(problem)))
+        said = outcomes(instance)
+        report(instance, evaluation(problem))
+
+        assert set(said[before:]) == {problem}
+        assert outcomes(instance) == said
+
+
+@pytest.mark.parametrize("problem", [None, "down"], ids=["passed", "failed"])
+def test_what_was_said_last_is_said_again(problem: str | None) -> None:
+    """Who has nothing new to say keeps the last result in sight, and says nothing where there is none."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        report_again(instance, KEY)
+        assert outcomes(instance) == []
+        instance.report_runless_asset_event(evaluation(problem))
+        report_again(instance, KEY)
+        assert outcomes(instance) == [problem]
+        publish_range(instance)
+        until_shown(instance, lambda: report_again(instance, KEY))
+        said = outcomes(instance)
+        report_again(instance, KEY)
+        assert set(said) == {problem}
+        assert outcomes(instance) == said
