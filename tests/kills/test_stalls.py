@@ -48,12 +48,11 @@ def orphans(campaign: Campaign) -> list[Path]:
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("steps", "at_random"),
     [
-        pytest.param(SHORT, 1, id="short"),
-        pytest.param(STEPS, 10, id="long", marks=pytest.mark.soak),
+        pytest.param(SHORT, 1, id="short", marks=pytest.mark.timeout(900)),
+        pytest.param(STEPS, 10, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )
 def test_a_stalled_holder_leaves_no_trace(
