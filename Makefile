@@ -23,6 +23,10 @@ ARGS ?=
 # Processes of the tests, each with servers of its own: most tests wait more than they work.
 WORKERS ?= 2
 
+# For every Python and system that is supported, with the hash of each file.
+LOCK := uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
+	--fork-strategy fewest --generate-hashes --custom-compile-command "make lock"
+
 # What loading the examples needs; nothing is connected to.
 SERVERS := MYSQL_DSN=mysql://user@localhost/shop POSTGRES_DSN=postgres://user@localhost/shop \
 	KAFKA_BROKERS=localhost:9092 REDIS_URI=redis://localhost
@@ -80,12 +84,12 @@ reference: venv  ## Write the pipeline file's schema and reference anew from the
 	$(RUN)/deltaforge schema --markdown --output docs/reference.md
 
 .PHONY: lock
-lock: venv  ## Write requirements.lock anew from pyproject.toml
+lock: venv  ## Write requirements.lock and the image's part of it anew from pyproject.toml
 	$(RUN)/python -m venv build/lock
 	build/lock/bin/pip install --quiet uv
-	build/lock/bin/uv pip compile pyproject.toml --extra servers --extra s3 --group dev --quiet --no-config \
-		--universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
-		--custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+	build/lock/bin/$(LOCK) --extra servers --extra s3 --group dev --output-file requirements.lock $(ARGS)
+	build/lock/bin/$(LOCK) --extra s3 --group build --constraint requirements.lock --no-annotate \
+		--output-file docker/requirements.lock
 
 .PHONY: docs
 docs: venv  ## Write the documentation as a site to build/docs

@@ -39,6 +39,12 @@ class Service:
         """Return its variables, with what stands here for names, ports and folders of containers."""
         return {name: _here(value, places) for name, value in self.environment.items()}
 
+    def check(self, places: Mapping[str, str]) -> list[str]:
+        """Return the command of its health check, likewise."""
+        kind, *words = self.definition["healthcheck"]["test"]
+        assert kind == "CMD"
+        return [_here(word, places) for word in words]
+
     def start(
         self, folder: Path, places: Mapping[str, str], more: Mapping[str, str] | None = None
     ) -> ServerProcess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,64 @@ def test_our_services_have_usable_settings(parts: dict[str, Service]) -> None:
 
 
 def test_the_image_has_what_the_services_use() -> None:
-    """The Dockerfile copies files that exist, as an ordinary user, with compiled kernels."""
+    """The Dockerfile copies files that exist, as an ordinary user, with compiled kernels.
+
+    The user is a number, without which Kubernetes does not take its word for not being root.
+    """
     text = (DOCKER / "Dockerfile").read_text()
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         for source in copied.split():
             assert (ROOT / source).exists(), source
-    assert text.index("USER deltaforge") < text.index("RUN deltaforge warm") < text.index("CMD")
+    assert text.index("USER 1000:1000") < text.index("RUN deltaforge warm") < text.index("CMD")
     (module,) = re.findall(r'"-m", "([a-z_.]+)"\]', text)
     assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+
+
+def test_what_is_copied_is_whole() -> None:
+    """What the image is built from is not left out, and no link of it leads to what is."""
+    text = (DOCKER / "Dockerfile").read_text()
+    copied = [
+        ROOT / source
+        for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
+        for source in sources.split()
+    ]
+    everything, *kept = (ROOT / ".dockerignore").read_text().splitlines()
+    assert everything == "*"
+    context = [ROOT / line[1:] for line in kept if line.startswith("!")]
+    for path in copied:
+        assert any(path.is_relative_to(part) for part in context), path
+        for link in filter(Path.is_symlink, [path, *path.rglob("*")]):
+            assert any(link.resolve().is_relative_to(part) for part in copied), link
+
+
+def test_the_image_is_locked_as_everything_is() -> None:
+    """The image's packages are of `requirements.lock`, with its hashes, and no direct one is missing."""
+    whole, image = (_locked(path) for path in (ROOT, DOCKER))
+    assert image == {name: whole[name] for name in image}
+    assert all(image.values())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["s3"],
+        *project["dependency-groups"]["build"],
+    ]
+    packages = {name.partition("==")[0] for name in image}
+    assert {re.split(r"[\[<>=]", one)[0].lower() for one in needed} <= packages
+
+
+def _locked(folder: Path) -> dict[str, set[str]]:
+    """Return the hashes of each package and version of a lock file."""
+    found: dict[str, set[str]] = {}
+    for package, digest in re.findall(
+        r"^([^ #\n]+==\S+)|--hash=sha256:([0-9a-f]{64})",
+        (folder / "requirements.lock").read_text(),
+        re.MULTILINE,
+    ):
+        if package:
+            found[package] = set()
+        else:
+            found[list(found)[-1]].add(digest)
+    return found
 
 
 def test_prometheus_and_grafana_find_their_files() -> None:

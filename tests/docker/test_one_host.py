@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +64,7 @@ class Host:
             "DELTAFORGE_HOME": str(folder / "home"),
             "DELTAFORGE_PIPELINES": str(folder / "pipelines"),
         }
+        self._running: dict[str, ServerProcess] = {}
         self.environment = {**self._services["code"].here(self._places), **self._machine}
 
     def start(self, stack: contextlib.ExitStack) -> None:
@@ -76,7 +80,23 @@ class Host:
             process: ServerProcess = self._services[name].start(
                 self._folder / name, self._places, self._machine
             )
-            stack.callback(process.stop, signal.SIGTERM, 20)
+            self._running[name] = process
+            stack.callback(self.stop, name)
+
+    def stop(self, name: str) -> None:
+        """Stop a service; safe to call twice."""
+        self._running[name].stop(signal.SIGTERM, 20)
+
+    def healthy(self, name: str) -> bool:
+        """Run the health check that the compose file has for a service."""
+        program, *words = self._services[name].check(self._places)
+        assert program == "python"
+        checked = subprocess.run([sys.executable, *words], check=False, capture_output=True)
+        return checked.returncode == 0
+
+    def unhealthy(self, name: str) -> bool:
+        """Run it likewise, for a service that has ended."""
+        return not self.healthy(name)
 
     def ask(self, service: str, path: str, body: dict[str, str] | None = None) -> Any:
         """Return a service's JSON answer, None while there is none."""
@@ -106,7 +126,10 @@ def host(shop: Shop, postgres_server: PostgresServer, tmp_path: Path) -> Iterato
 
 
 def test_the_services_find_each_other(host: Host) -> None:
-    """The UI has the definitions, the daemon lives and has a first tick, the API knows the pipeline."""
+    """The UI has the definitions, the daemon lives and has a first tick, the API knows the pipeline.
+
+    The health checks say of each that it is there, and then that it is gone.
+    """
 
     def settled() -> bool:
         answer = host.ask("webserver", "/graphql", {"query": QUESTION})
@@ -134,3 +157,8 @@ def test_the_services_find_each_other(host: Host) -> None:
     metrics = host.text("metrics", "/metrics")
     assert metrics is not None
     assert 'deltaforge_pipeline_status{pipeline="host"} 1.0' in metrics
+
+    for name in ("code", "webserver", "api"):
+        eventually(functools.partial(host.healthy, name), seconds=200, what=f"health of {name}")
+        host.stop(name)
+        eventually(functools.partial(host.unhealthy, name), seconds=60, what=f"end of {name}")
