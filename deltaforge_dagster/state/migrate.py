@@ -7,6 +7,7 @@ of processes may start at once, and a crash leaves the old version whole.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from alembic import command
@@ -31,25 +32,35 @@ def migrate(database: Database) -> None:
         SettingsError: The tables are of a version that this code does not know.
         StoreUnavailable: The database cannot be reached, or another process holds the lock.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.set_main_option("path_separator", "os")
-    script = ScriptDirectory.from_config(config)
     with database.read() as connection:
-        if _version(connection) == script.get_current_head():
+        if _version(connection) == _known_versions()[0]:
             return
     with database.write() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        known = {revision.revision for revision in script.walk_revisions()}
         version = _version(connection)
-        if version is not None and version not in known:
+        if version is not None and version not in _known_versions():
             raise SettingsError(
                 f"state store {database.where}: its tables are of version {version}, which this "
                 "release does not know; a newer release has upgraded them, so install that one"
             )
+        config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+@functools.cache  # a sensor opens the store at each tick, and to read the files takes most of that
+def _known_versions() -> tuple[str, ...]:
+    """Return the versions that this code knows, the newest first."""
+    script = ScriptDirectory.from_config(_config())
+    return tuple(one.revision for one in script.walk_revisions())
 
 
 def _version(connection: Connection) -> str | None:

@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import MetaData, Table, insert, inspect, select, text
 
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.postgres import PostgresServer
@@ -47,17 +47,82 @@ def test_up_to_date(tmp_path: Path) -> None:
     again.close()
 
 
+def test_migrations_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sensor opens the store at each tick: the files of the migrations are not read each time."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    StateStore.open(url).close()
+
+    def read_again(_config: Config) -> ScriptDirectory:
+        raise AssertionError
+
+    monkeypatch.setattr(migrate.ScriptDirectory, "from_config", read_again)
+    StateStore.open(url).close()
+
+
+def migrations() -> ScriptDirectory:
+    """Return all migrations."""
+    return ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
+
+
+def upgrade_to(database: Database, version: str) -> None:
+    """Upgrade the tables to a version."""
+    script = migrations()
+    with (
+        database.write() as connection,
+        EnvironmentContext(
+            Config(), script, fn=lambda current, _: script._upgrade_revs(version, current)
+        ) as environment,
+    ):
+        environment.configure(connection=connection, version_table=migrate.VERSION_TABLE)
+        environment.run_migrations()
+
+
 def at_first_version(url: str) -> Database:
     """Return a database with the tables of the first version."""
     database = Database(url)
-    with database.write() as connection:
-        script = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
-        with EnvironmentContext(
-            Config(), script, fn=lambda current, _: script._upgrade_revs("0001", current)
-        ) as environment:
-            environment.configure(connection=connection, version_table=migrate.VERSION_TABLE)
-            environment.run_migrations()
+    upgrade_to(database, "0001")
     return database
+
+
+def row_of(table: Table, version: str) -> dict[str, object]:
+    """Return a row that a release of that version could have left, all of its columns filled."""
+    number = int(version)
+    values: dict[type, object] = {
+        int: number, str: f"text of {version}", float: number / 4, bool: True,
+        bytes: version.encode(), object: {"of": [version]},
+    }  # fmt: skip
+    return {column.name: values[column.type.python_type] for column in table.columns}
+
+
+def test_rows_of_every_version(store_url: str, tmp_path: Path) -> None:
+    """Whatever release wrote a row, of whatever table: all those after it keep it as it is."""
+    url = f"sqlite:///{tmp_path}/old.db" if store_url == "memory" else store_url
+    database = Database(url)
+    written: list[tuple[str, dict[str, object]]] = []
+    versions = [one.revision for one in migrations().walk_revisions()][::-1]
+    for version in versions:
+        upgrade_to(database, version)
+        with database.write() as connection:
+            known = inspect(connection)
+            for table in metadata.sorted_tables:
+                if not known.has_table(table.name):
+                    continue
+                names = {one["name"] for one in known.get_columns(table.name)}
+                row = {k: v for k, v in row_of(table, version).items() if k in names}
+                connection.execute(insert(table.to_metadata(MetaData())).values(row))
+                written.append((table.name, row))
+    database.close()
+
+    store = StateStore.open(url)
+    with store.database.read() as connection:
+        now = {
+            table.name: [dict(row) for row in connection.execute(select(table)).mappings()]
+            for table in metadata.sorted_tables
+        }
+    store.close()
+    for name, row in written:
+        assert [one for one in now[name] if row.items() <= one.items()], (name, row)
+    assert {name for name, _ in written} == set(now)
 
 
 def test_data_of_the_first_version(store_url: str, tmp_path: Path) -> None:
@@ -137,7 +202,7 @@ def test_processes_that_start_at_once(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
 
     assert [process.exitcode for process in processes] == [0] * 4
     store = StateStore.open(url)
