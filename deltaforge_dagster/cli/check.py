@@ -1,4 +1,4 @@
-"""`deltaforge check`: whether a pipeline's source has everything that capture needs."""
+"""`deltaforge check`: whether source and sinks have everything that a pipeline needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from deltaforge_dagster.cli.destinations import destinations
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline import sink_preflight
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sources.build import build_source
@@ -22,10 +24,10 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold re
 
 
 def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Look at the source's settings, grants, log, tables and keys; say what is missing.
+    """Look at the source's settings, grants, log, tables and keys, and at each sink; say what is missing.
 
-    Each finding comes with the statement that mends it. Nothing is changed. The exit code is 1
-    when something keeps changes from being captured, or will soon lose them.
+    Each finding comes with the statement that mends it. Nothing is changed or written. The exit code
+    is 1 when something keeps changes from being captured or delivered, or will soon lose them.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     source = build_source(loaded.spec)
@@ -34,6 +36,12 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
             found = preflight(source, store, loaded.name)
     finally:
         source.close()
+    declared = loaded.spec.spec
+    names = {
+        sink.config.id: destinations(sink.config.destination, declared.source)
+        for sink in declared.sinks
+    }
+    found += sink_preflight.preflight(declared.sinks, loaded.name, names)
     failed = any(finding.level == "error" for finding in found)
     if json_output:
         findings = [dataclasses.asdict(finding) for finding in found]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
 from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.cli.destinations import destinations
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sinks import KafkaConfig, NatsConfig, RedisConfig, Sink
 from deltaforge_dagster.config.sources import PostgresSource, Source
-from deltaforge_dagster.config.templates import Variable, compile_template
 from deltaforge_dagster.config.turso import TursoSource
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
@@ -88,33 +87,3 @@ def _of_sink(sink: Sink, pipeline: str, source: Source) -> dict[str, Any]:
     if isinstance(config, RedisConfig) and config.exactly_once:
         made["position key"] = position_key(pipeline, config.id)
     return made
-
-
-def destinations(template: str, source: Source) -> list[str]:
-    """Return where messages go as far as the file alone says; else the template itself.
-
-    `${source.table}` and its schema or database are known where no pattern of tables has a wildcard.
-    """
-    names = [_table(pattern, source) for pattern in source.config.tables]
-    if not names or any("*" in part or "%" in part for name in names for part in name.values()):
-        names = [{}]
-    return list(dict.fromkeys(_filled(template, name) for name in names))
-
-
-def _filled(template: str, known: Mapping[str, str]) -> str:
-    parts = []
-    for part in compile_template(template).parts:
-        path = ".".join(part.path) if isinstance(part, Variable) else None
-        parts.append(str(part) if path is None else known.get(path, f"${{{path}}}"))
-    return "".join(parts)
-
-
-def _table(pattern: str, source: Source) -> dict[str, str]:
-    """Return the variables of templates that a pattern of tables decides."""
-    first, dot, rest = pattern.partition(".")
-    if isinstance(source, TursoSource):
-        return {"source.db": "main", "source.table": pattern}
-    if not isinstance(source, PostgresSource):
-        return {"source.db": first, "source.table": rest} if dot else {"source.table": first}
-    schema, table = (first, rest) if dot else ("public", first)
-    return {"source.schema": schema, "source.table": table}

@@ -20,7 +20,7 @@ from deltaforge_dagster.state.store import StateStore
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 _Numbers = Annotated[
-    list[int] | None, typer.Argument(metavar="[N]...", help="Numbers of entries.", min=1)
+    list[int] | None, typer.Argument(metavar="N", help="Numbers of entries.", min=1)
 ]
 _Sink = Annotated[str | None, typer.Option("--sink", metavar="S", help="Only of this sink.")]
 

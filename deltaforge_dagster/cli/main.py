@@ -25,7 +25,7 @@ COMMANDS = {
     "validate": ("validate:validate", "Check pipeline files; print every problem and warning."),
     "schema": ("schema:schema", "Print the pipeline file's format as JSON Schema, for editors."),
     "plan": ("plan:plan", "Show what a pipeline file means, makes and changes."),
-    "check": ("check:check", "Look at a pipeline's source: grants, settings, log, tables, keys."),
+    "check": ("check:check", "Look at a pipeline's source and sinks; name what they lack."),
     "dev": ("dev:dev", "Run every pipeline here, with Dagster's UI, until Ctrl-C."),
     "serve": ("serve:serve", "Serve the REST API and the metrics, until Ctrl-C."),
     "run": ("run:run", "Capture and deliver with one run, without a daemon."),

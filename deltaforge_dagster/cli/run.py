@@ -41,13 +41,17 @@ from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
+_INTERRUPTED = dg.DagsterExecutionInterruptedError.__name__
+
 
 def run(
     pipeline: PipelineArgument,
     *,
     until_caught_up: Annotated[
         bool,
-        typer.Option(help="End once everything the source has now is delivered."),
+        typer.Option(
+            "--until-caught-up", help="End once everything the source has now is delivered."
+        ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -159,15 +163,24 @@ def _execute(
 
 
 def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """Return what the run said of itself, or its error.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted outside of what ends in order: Dagster makes that a
+            failure, with a stack.
+    """
     for event in result.all_events:
         if event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
             if OUTCOME_METADATA in metadata:
                 return cast("dict[str, Any]", metadata[OUTCOME_METADATA].value)
         if event.is_step_failure:
+            error = event.step_failure_data.error
+            if error is not None and error.cls_name == _INTERRUPTED:
+                raise KeyboardInterrupt
             failure = event.step_failure_data.user_failure_data
             described = failure.description if failure is not None else None
-            return {"error": described or str(event.step_failure_data.error)}
+            return {"error": described or str(error)}
     return {"reason": "held elsewhere"}
 
 

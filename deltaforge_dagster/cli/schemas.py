@@ -154,7 +154,7 @@ def diff(
 def reload(
     pipeline: PipelineArgument,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Full name; every table without one.")
+        str | None, typer.Argument(metavar="TABLE", help="Full name; every table without one.")
     ] = None,
     *,
     json_output: JsonOption = False,

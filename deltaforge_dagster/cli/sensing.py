@@ -116,7 +116,7 @@ def schema(
 @app.command()
 def drift(
     pipeline: PipelineArgument,
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="Only this table.")] = None,
     *,
     json_output: JsonOption = False,
 ) -> None:

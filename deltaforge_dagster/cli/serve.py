@@ -76,7 +76,7 @@ def serve(
         metrics = None
         if metrics_at is not None:
             metrics = open_now.enter_context(
-                _listen(f"--metrics-addr {metrics_addr}", *metrics_at, f", or `{_NOWHERE}`")
+                _listen(f"--metrics-addr {metrics_addr}", *metrics_at, f" address, or `{_NOWHERE}`")
             )
         opened = open_now.enter_context(Platform(settings).open())
         instance = open_now.enter_context(local_instance(settings))
@@ -121,8 +121,7 @@ def _listen(option: str, host: str, port: int, instead: str = "") -> socket.sock
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        advice = f"; choose another address{instead}" if instead else ""
-        raise SettingsError(f"{option}: {_reason(error)}{advice}") from error
+        raise SettingsError(f"{option}: {_reason(error)}; choose another{instead}") from error
 
 
 def _reason(error: OSError) -> str:

@@ -57,11 +57,21 @@ def start(
     sinks: _Sinks = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Ask for a snapshot, which the pipeline's sensor begins."""
+    """Ask for a snapshot, which the pipeline's sensor begins with its next tick.
+
+    Sensors tick while `deltaforge dev`, or Dagster's daemon, runs. `deltaforge snapshot run` reads it
+    without them.
+    """
     with _opened(pipeline) as (opened, loaded):
         register(opened.store, loaded)
         row = _wanted(opened.store, loaded, tables, where, sinks)
     _print(loaded.name, row, {}, json_output=json_output)
+    if not json_output:
+        seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
+        typer.echo(
+            f"It is read from the sensor's next tick on (every {seconds:g} s, while `deltaforge dev` or "
+            f"Dagster's daemon runs), or now, here: deltaforge snapshot run {loaded.name}"
+        )
 
 
 @app.command()

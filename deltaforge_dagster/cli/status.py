@@ -24,7 +24,7 @@ from deltaforge_dagster.state.store import StateStore
 
 def status(
     pipelines: Annotated[
-        list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Names; all without.")
+        list[str] | None, typer.Argument(metavar="PIPELINE", help="Names; all without.")
     ] = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,

@@ -25,7 +25,7 @@ def validate(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FILE...]",
+            metavar="FILE",
             help="Pipeline files, or directories of them; DELTAFORGE_PIPELINES (./pipelines) without.",
         ),
     ] = None,

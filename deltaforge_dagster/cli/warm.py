@@ -21,8 +21,8 @@ from deltaforge_dagster.sources.postgres import selected as postgres_selected
 def warm() -> None:
     """Compile every kernel and keep the machine code, so that no run waits for it.
 
-    It is kept in NUMBA_CACHE_DIR, else beside the package; the same user's later processes find it
-    there. Takes one or two minutes the first time.
+    It is kept in NUMBA_CACHE_DIR, else in the user's cache directory (~/.cache/deltaforge/kernels), where
+    the same user's later processes find it. Takes some minutes the first time.
     """
     started = time.monotonic()
     postgres.warm()

@@ -21,8 +21,11 @@ spec:
     type: postgres
     config: {{id: db, dsn: "{dsn}", slot: check_slot, publication: p, tables: [public.orders]}}
   sinks:
-    - {{type: redis, config: {{id: redis, uri: "redis://localhost", stream: s}}}}
+    - {sink}
 """
+
+FOLDER = '{{type: file, config: {{id: files, path: "{}/orders.jsonl"}}}}'
+NOBODY = '{type: redis, config: {id: redis, uri: "redis://:geheim@127.0.0.1:1", stream: s}}'
 
 
 def run(*arguments: object) -> Result:
@@ -38,7 +41,7 @@ def test_says_what_is_missing_and_makes_nothing(
     """Exit code 1 with the statement that mends an error, 0 once it is mended; no state is made."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     file = tmp_path / "orders.yaml"
-    file.write_text(FILE.format(dsn=postgres_dsn))
+    file.write_text(FILE.format(dsn=postgres_dsn, sink=FOLDER.format(tmp_path)))
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id int)")
         before = run(file)
@@ -54,10 +57,33 @@ def test_says_what_is_missing_and_makes_nothing(
     assert not (tmp_path / "home").exists()
 
 
+def test_a_sink_that_is_not_there(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a finding behind those of the source, and the exit code is 1."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "orders.yaml"
+    file.write_text(FILE.format(dsn=postgres_dsn, sink=NOBODY))
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+
+    result = run(file, "--json")
+
+    assert result.exit_code == 1
+    answer = json.loads(result.output.splitlines()[-1])
+    bad = [one for one in answer["findings"] if one["level"] == "error"]
+    assert [one["subject"] for one in bad] == ["sink redis"]
+    assert bad == answer["findings"][-1:]
+    assert "redis at 127.0.0.1:1" in bad[0]["text"]
+    assert "geheim" not in result.output
+
+
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     """One finding, no stack."""
     file = tmp_path / "orders.yaml"
-    file.write_text(FILE.format(dsn="postgres://u:geheim@127.0.0.1:1/d"))
+    file.write_text(
+        FILE.format(dsn="postgres://u:geheim@127.0.0.1:1/d", sink=FOLDER.format(tmp_path))
+    )
 
     result = run(file)
 

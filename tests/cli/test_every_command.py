@@ -136,6 +136,14 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert_one_sentence(("status",), CliRunner().invoke(main.app, ["status"]))
 
 
+def test_usage_has_brackets_once() -> None:
+    """What may be left out stands in one pair of brackets, whatever the command calls it."""
+    for words, _ in leaves():
+        result = CliRunner().invoke(main.app, [*words, "--help"])
+        assert result.exit_code == 0, words
+        assert "[[" not in result.output, result.output
+
+
 def test_data_comes_as_json_too() -> None:
     """Whatever prints data, or says what it did, has `--json`."""
     without = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.resources.platform import Platform
 
 PIPELINE = """\
 metadata: {name: shop, tenant: acme}
@@ -56,3 +58,16 @@ def test_an_unreachable_source_is_one_message_without_its_password() -> None:
     assert "127.0.0.1:1" in result.stderr
     assert "sekret" not in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster makes a failure with a stack of it, the command what Ctrl-C is elsewhere: 130, and nothing said."""
+
+    def interrupted(_platform: Platform) -> None:
+        raise dg.DagsterExecutionInterruptedError
+
+    monkeypatch.setattr(Platform, "open", interrupted)
+
+    result = CliRunner().invoke(app, ["run", "shop"])
+
+    assert (result.exit_code, result.stderr) == (130, "")

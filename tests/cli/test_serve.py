@@ -41,7 +41,9 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refusal("--port", port, "--metrics-addr", "none")
-    assert said == f"error: --host 127.0.0.1 --port {port}: Address already in use\n"
+    assert (
+        said == f"error: --host 127.0.0.1 --port {port}: Address already in use; choose another\n"
+    )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "example.org"])

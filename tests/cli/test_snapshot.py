@@ -53,12 +53,15 @@ def test_a_snapshot_is_asked_for_once() -> None:
 
 
 def test_some_sinks_alone() -> None:
-    """They are named; a sink that is not there is an error."""
+    """They are named, and so is who reads next; a sink that is not there is an error."""
     wrong = snapshot("start", "shop", "--sinks", "redis, kafka")
     asked = snapshot("start", "shop", "--sinks", "redis")
 
     assert (wrong.exit_code, "has no sink 'kafka' (there is: redis)" in wrong.output) == (2, True)
-    assert asked.output.splitlines()[-1].startswith("Snapshot 1 of shop, for redis: wanted")
+    first, second = asked.output.splitlines()[-2:]
+    assert first.startswith("Snapshot 1 of shop, for redis: wanted")
+    assert second.startswith("It is read from the sensor's next tick on (every 5 s, ")
+    assert second.endswith("deltaforge snapshot run shop")
 
 
 def test_how_far_it_is(home: Path) -> None:
