@@ -31,6 +31,11 @@ SKIPPED_SECONDS = 3600.0
 TICK_SECONDS = 7 * 86400.0
 """How long any other tick is kept."""
 
+KEPT_EVALUATIONS = 500
+"""How many evaluations of a check are kept at most: to find the newest, Dagster reads all, at each tick."""
+
+_MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
@@ -87,7 +92,8 @@ def forget_events(
         instance: Dagster's.
         assets: The assets; the newest event of each stays.
         partition: Materializations of earlier partitions go.
-        before: Of checks, evaluations before this time go, except for the newest of each.
+        before: Of checks, evaluations before this time go, except for the newest of each; of the others
+            stay as many as `KEPT_EVALUATIONS` of each.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -105,10 +111,14 @@ def forget_events(
 
 def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
     events = SqlEventLogStorageTable.c
-    newest = sa.select(sa.func.max(events.id)).where(events.asset_key == asset).scalar_subquery()
+    # With the type PostgreSQL finds the newest by an index; without, it may read the whole log.
+    of_asset = (events.asset_key == asset) & (events.dagster_event_type == _MATERIALIZATION)
+    newest = connection.execute(sa.select(sa.func.max(events.id)).where(of_asset)).scalar()
+    if newest is None:
+        return 0
     where = (
-        (events.run_id == RUNLESS_RUN_ID)
-        & (events.asset_key == asset)
+        of_asset
+        & (events.run_id == RUNLESS_RUN_ID)
         & (events.partition < partition)
         & (events.id < newest)
     )
@@ -120,17 +130,18 @@ def _forget_materializations(connection: sa.Connection, asset: str, partition: s
 
 
 def _forget_evaluations(connection: sa.Connection, asset: str, before: datetime) -> None:
+    checks = AssetCheckExecutionsTable.c
+    names = sa.select(checks.check_name).where(checks.asset_key == asset).distinct()
+    for name in connection.execute(names).scalars().all():
+        of_check = (checks.asset_key == asset) & (checks.check_name == name)
+        numbers = sa.select(checks.id).where(of_check).order_by(checks.id.desc())
+        kept = connection.execute(numbers.limit(KEPT_EVALUATIONS)).scalars().all()
+        old = checks.create_timestamp < before.replace(tzinfo=None)
+        _forget_those(connection, of_check & (checks.id < kept[0]) & (old | (checks.id < kept[-1])))
+
+
+def _forget_those(connection: sa.Connection, where: sa.ColumnElement[bool]) -> None:
     checks, events = AssetCheckExecutionsTable.c, SqlEventLogStorageTable.c
-    newest = (
-        sa.select(sa.func.max(checks.id))
-        .where(checks.asset_key == asset)
-        .group_by(checks.check_name)
-    )
-    where = (
-        (checks.asset_key == asset)
-        & (checks.create_timestamp < before.replace(tzinfo=None))
-        & checks.id.not_in(newest)
-    )
     reported = sa.select(checks.evaluation_event_storage_id).where(
         where, checks.run_id == RUNLESS_RUN_ID
     )

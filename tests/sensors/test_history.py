@@ -30,6 +30,7 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
+from deltaforge_dagster.sensors import history
 from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
 from deltaforge_dagster.servers.postgres import PostgresServer
 
@@ -103,10 +104,38 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
     assert newest is not None
     assert newest.asset_materialization is not None
     assert newest.asset_materialization.partition == f"{4:010d}"
-    history = instance.event_log_storage.get_asset_check_execution_history(
+    left = instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(KEY, "source"), limit=9
     )
-    assert len(history) == 1
+    assert len(left) == 1
+
+
+def test_no_more_evaluations_than_a_tick_should_read(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However new they are: the newest so many of each check stay, with their events."""
+    monkeypatch.setattr(history, "KEPT_EVALUATIONS", 3)
+    for number in range(8):
+        for check in ("source", "holds")[: 1 + (number < 2)]:
+            evaluation = dg.AssetCheckEvaluation(
+                asset_key=KEY, check_name=check, passed=True, description=str(number)
+            )
+            instance.report_runless_asset_event(evaluation)
+
+    assert forget_events(instance, [KEY], f"{1:010d}", time.time() - 86400) == 0
+
+    said = {
+        check: [
+            one.event.dagster_event.asset_check_evaluation_data.description
+            for one in instance.event_log_storage.get_asset_check_execution_history(
+                dg.AssetCheckKey(KEY, check), limit=9
+            )
+            if one.event is not None and one.event.dagster_event is not None
+        ]
+        for check in ("source", "holds")
+    }
+    assert said == {"source": ["7", "6", "5"], "holds": ["1", "0"]}
+    assert len(rows(instance, sa.select(SqlEventLogStorageTable.c.id))) == 5
 
 
 def test_runs_with_everything_of_theirs(instance: dg.DagsterInstance) -> None:
