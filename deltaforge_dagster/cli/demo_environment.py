@@ -29,6 +29,7 @@ from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.servers.process import ServerProcess
 from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_dagster.sources import kernel
 from deltaforge_dagster.state.store import StateStore
 
 STREAMS = "demo.*"
@@ -76,6 +77,8 @@ class DemoEnvironment:
 
     def _start_servers(self) -> None:
         """Start Redis, and PostgreSQL if that is the source, from packages if those are installed."""
+        if not kernel.CACHE.exists():
+            self._say("the first start compiles the decoding kernels: that takes some minutes")
         self.database = self._start_database()
         self._say("starting Redis")
         redis = self._owned.enter_context(RedisServer.start(origins=["package", "installed"]))

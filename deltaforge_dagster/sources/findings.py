@@ -1,8 +1,8 @@
-"""What a look at a source's server found: one line per point, and the statement that mends it.
+"""What a look at a source or sink found: one line per point, and the statement that mends it.
 
-`deltaforge check` shows them before the first run, the check `preflight` after each. A finding is an
-error when changes cannot be captured, or are about to be lost; a warning when somebody should look
-soon; a note when it works, but not as everybody expects.
+`deltaforge check` shows them before the first run, the check `preflight` those of the source after
+each. A finding is an error when changes cannot be captured or delivered, or are about to be lost; a
+warning when somebody should look soon; a note when it works, but not as everybody expects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Finding:
         subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
         level: Whether it is as needed.
         text: What was found; names, no secret and no value of a row.
-        mend: A statement for the source's server, or a command, that changes it.
+        mend: Statements for the server, or a command, that change it.
     """
 
     subject: str
@@ -72,3 +72,9 @@ def listed(names: Sequence[str]) -> str:
     """Return names with commas; of very many, the first and how many more there are."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def each(statements: Sequence[str]) -> str:
+    """Return statements to run one after the other; of very many, the first and how many more."""
+    more = len(statements) - _NAMED
+    return "; ".join(statements[:_NAMED]) + (f"; and {more} more like these" if more > 0 else "")

@@ -57,7 +57,10 @@ def _cache_folder() -> Path:
     return Path(given or cache / "deltaforge" / "kernels") / digest.hexdigest()[:16]
 
 
-numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]  # set at import
+CACHE = _cache_folder()
+"""Is made when the first of these kernels is compiled."""
+
+numba.config.CACHE_DIR = str(CACHE)  # type: ignore[attr-defined]  # set at import
 
 
 def read_only(data: Bytes | bytes | bytearray | memoryview) -> Bytes:

@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 import pymysql
 
 from deltaforge_dagster.positions import BinlogPosition
-from deltaforge_dagster.sources.findings import Finding, finding_errors, listed, retention_level
+from deltaforge_dagster.sources.findings import (
+    Finding,
+    each,
+    finding_errors,
+    listed,
+    retention_level,
+)
 from deltaforge_dagster.sources.mysql import server_log
 from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.connection import Server, Session
@@ -165,26 +171,34 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
     found.append(count if captured else Finding("tables", "warning", "none is captured"))
     unreadable = [name for name in captured if not _readable(session, *name)]
     if unreadable:
-        db, table = unreadable[0]
         found.append(
             Finding(
                 "grants",
                 "note",
                 f"user {server.user!r} may not read {listed(_full(unreadable))}: the stream works,"
                 " names of columns (without binlog_row_metadata = FULL) and snapshots do not",
-                f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'",
+                each(
+                    [
+                        f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'"
+                        for db, table in unreadable
+                    ]
+                ),
             )
         )
     without = [name for name, has_key in captured.items() if not has_key]
     if without:
-        db, table = without[0]
         found.append(
             Finding(
                 "keys",
                 "note",
                 f"no primary key: {listed(_full(without))}; their messages have no key of the row, so"
                 " sinks cannot keep one row's changes in order or compact them",
-                f"ALTER TABLE {_quoted(db)}.{_quoted(table)} ADD PRIMARY KEY (...)",
+                each(
+                    [
+                        f"ALTER TABLE {_quoted(db)}.{_quoted(table)} ADD PRIMARY KEY (...)"
+                        for db, table in without
+                    ]
+                ),
             )
         )
     return found

@@ -6,11 +6,19 @@ own; what is added here are the points that a run takes in silence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.sources.findings import Finding, finding_errors, listed, retention_level
+from deltaforge_dagster.sources.findings import (
+    Finding,
+    each,
+    finding_errors,
+    listed,
+    retention_level,
+)
 from deltaforge_dagster.sources.postgres import catalog, publications, slots
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -201,13 +209,12 @@ def _tables(
     by_oid = {table.oid: table for table in chosen}
     bare = catalog.without_identity(connection, chosen)
     if bare:
-        schema, table = bare[0].split(".", 1)
         found.append(
             Finding(
                 "replica identity",
                 "error",
                 f"none: {listed(bare)}; once published, their UPDATEs and DELETEs fail",
-                _identity(connection, schema, table),
+                _identity(connection, [sql.Identifier(*name.split(".", 1)) for name in bare]),
             )
         )
     partial = [
@@ -222,12 +229,15 @@ def _tables(
                 "note",
                 f"not FULL: {listed([table.full_name for table in partial])}; the old row of an"
                 " update is not sent, of a delete only its key",
-                _identity(connection, partial[0].schema, partial[0].name),
+                _identity(connection, [table.identifier for table in partial]),
             )
         )
     without = [by_oid[oid] for oid, _, _, has_key in rows if not has_key]
     if without:
-        statement = sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (...)").format(without[0].identifier)
+        keys = [
+            sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (...)").format(table.identifier)
+            for table in without
+        ]
         found.append(
             Finding(
                 "keys",
@@ -235,13 +245,14 @@ def _tables(
                 f"no primary key: {listed([table.full_name for table in without])}; their messages"
                 " have no key of the row, so sinks cannot keep one row's changes in order or compact"
                 " them",
-                statement.as_string(connection),
+                each([one.as_string(connection) for one in keys]),
             )
         )
     unreadable = [by_oid[oid] for oid, _, readable, _ in rows if not readable]
     if unreadable:
-        statement = sql.SQL("GRANT SELECT ON {} TO {}").format(
-            unreadable[0].identifier, sql.Identifier(server.user)
+        grant = sql.SQL("GRANT SELECT ON {} TO {}").format(
+            sql.SQL(", ").join(table.identifier for table in unreadable),
+            sql.Identifier(server.user),
         )
         found.append(
             Finding(
@@ -250,14 +261,12 @@ def _tables(
                 f"role {server.user!r} may not read"
                 f" {listed([table.full_name for table in unreadable])}: the stream works, snapshots"
                 " do not",
-                statement.as_string(connection),
+                grant.as_string(connection),
             )
         )
     return found
 
 
-def _identity(connection: psycopg.Connection, schema: str, table: str) -> str:
-    statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(
-        sql.Identifier(schema, table)
-    )
-    return statement.as_string(connection)
+def _identity(connection: psycopg.Connection, tables: Sequence[sql.Identifier]) -> str:
+    statements = [sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table) for table in tables]
+    return each([one.as_string(connection) for one in statements])

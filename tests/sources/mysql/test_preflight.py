@@ -56,15 +56,18 @@ def test_a_server_that_is_as_needed(bench: MysqlBench) -> None:
 
 
 def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> None:
-    """Both are named, each with a statement."""
-    bench.run("CREATE TABLE keyless (a INT)")
+    """All are named, each with a statement."""
+    bench.run("CREATE TABLE keyless (a INT)", "CREATE TABLE another (a INT)")
     database = bench.database
 
-    found = look(bench, tables=(f"{database}.keyless", f"{database}.gone"))
+    found = look(bench, tables=(f"{database}.another", f"{database}.keyless", f"{database}.gone"))
 
     assert found["keys"].level == "note"
     assert f"{database}.keyless" in found["keys"].text
-    assert found["keys"].mend == f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
+    assert found["keys"].mend == (
+        f"ALTER TABLE `{database}`.`another` ADD PRIMARY KEY (...); "
+        f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
+    )
     assert f"{database}.gone" in found["tables"].text
 
 

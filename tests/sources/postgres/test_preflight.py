@@ -59,11 +59,18 @@ def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
 def test_replica_identities_and_keys(bench: PostgresBench) -> None:
     """No identity stops the writers of a table, which is an error; keys only are a note."""
     bench.execute("CREATE TABLE keyless (a int)", "CREATE TABLE whole (a int)")
-    bench.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+    bench.execute("ALTER TABLE whole REPLICA IDENTITY FULL", "CREATE TABLE bare (a int)")
 
     found = look(bench, tables=("public.keyless",))
     assert errors(found) == ["replica identity"]
     assert found["replica identity"].mend == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+
+    found = look(bench, tables=("public.keyless", "public.bare"))
+    assert found["replica identity"].mend == (
+        'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL; '
+        'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+    )
+    assert str(found["keys"].mend).count("ADD PRIMARY KEY") == 2
 
     found = look(bench, tables=("public.orders", "public.whole"))
     assert found["replica identity"].level == "note"
@@ -83,7 +90,7 @@ def test_a_role_that_may_not(bench: PostgresBench, role: str) -> None:  # noqa: 
         mends = [one.mend for one in source.preflight(None, None) if one.subject == "grants"]
     assert mends == [
         f'ALTER ROLE "{role}" REPLICATION',
-        f'GRANT SELECT ON "public"."items" TO "{role}"',
+        f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"',
     ]
 
 
