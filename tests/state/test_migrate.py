@@ -55,7 +55,7 @@ def test_migrations_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def read_again(_config: Config) -> ScriptDirectory:
         raise AssertionError
 
-    monkeypatch.setattr(migrate.ScriptDirectory, "from_config", read_again)
+    monkeypatch.setattr(ScriptDirectory, "from_config", read_again)
     StateStore.open(url).close()
 
 
