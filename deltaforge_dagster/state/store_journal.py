@@ -47,12 +47,22 @@ class StoreJournal(StoreBase):
 
     def ranges_behind(self, name: str, segment: int) -> builtins.range:
         """Return the numbers of the ranges with segments behind this one, however many there are."""
-        query = select(func.min(ranges.c.range), func.max(ranges.c.range)).where(
-            ranges.c.pipeline == name, ranges.c.last_segment > segment
+        lacking = (
+            select(segments.c.range)
+            .where(segments.c.pipeline == name, segments.c.segment > segment)
+            .order_by(segments.c.segment)
+            .limit(1)
+        )
+        newest = (
+            select(ranges.c.range)
+            .where(ranges.c.pipeline == name)
+            .order_by(ranges.c.range.desc())
+            .limit(1)
         )
         with self.database.read() as connection:
-            first, last = connection.execute(query).one()
-        return builtins.range(0) if first is None else builtins.range(first, last + 1)
+            first = connection.execute(lacking).scalar()
+            last = connection.execute(newest).scalar()
+        return builtins.range(0) if first is None else builtins.range(first, (last or first) + 1)
 
     def segments(
         self,
