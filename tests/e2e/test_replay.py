@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import dagster as dg
 import pytest
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
-from dagster._core.storage.tags import BACKFILL_ID_TAG
 
 from deltaforge_dagster.assets.names import asset_key, job_name, partition_key
 from deltaforge_dagster.definitions import build_definitions
@@ -18,6 +15,7 @@ from deltaforge_dagster.pipeline.publication import CHANGES
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
+from tests.e2e.webserver import Webserver
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
@@ -64,35 +62,6 @@ def arrived(shop: Shop, count: int) -> bool:
     return len(shop.entries("again.customers")) == count
 
 
-def backfill(deployment: Deployment, ranges: tuple[int, ...]) -> dg.DagsterRun:
-    """Ask for ranges of every asset, as the UI's Materialize does, and return the one run."""
-    graph = build_definitions(deployment.settings).resolve_asset_graph()
-    with deployment.instance() as instance:
-        asked = PartitionBackfill.from_asset_partitions(
-            backfill_id="askedfor",
-            asset_graph=graph,
-            partition_names=[partition_key(number) for number in ranges],
-            asset_selection=[asset_key("again", asset) for asset in ASSETS],
-            backfill_timestamp=time.time(),
-            tags={},
-            dynamic_partitions_store=instance,
-            all_partitions=False,
-            title=None,
-            description=None,
-            run_config=None,
-        )
-        instance.add_backfill(asked)
-
-        def ended() -> BulkActionStatus | None:
-            found = instance.get_backfill(asked.backfill_id)
-            assert found is not None
-            return None if found.status == BulkActionStatus.REQUESTED else found.status
-
-        assert eventually(ended, what="the backfill") == BulkActionStatus.COMPLETED_SUCCESS
-        (run,) = instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: asked.backfill_id}))
-    return run
-
-
 def materialize(deployment: Deployment, asset: str, number: int) -> dg.ExecuteInProcessResult:
     """Materialize one range of one asset in this process."""
     job = build_definitions(deployment.settings).resolve_job_def(job_name("again"))
@@ -114,11 +83,10 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning")
 def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
-    """A UI backfill is one run, `deltaforge replay` another: same values, marked, nothing moves.
+    """A backfill, launched as the UI does, is one run, `deltaforge replay` another: same values, marked.
 
-    Both work beside the live run, in log order, and leave true metadata on every partition. An
+    Nothing moves. Both work beside the live run, in log order, and leave true metadata on every partition. An
     open range is refused. A damaged journal file is found by materializing `changes`.
     """
     store = fed.store()
@@ -133,13 +101,16 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
         (asset, n): fed.materializations("again", asset, n)[0] for asset in ASSETS for n in (1, 2)
     }
 
-    run = backfill(fed, (1, 2))
+    webserver = Webserver.of(fed)
+    keys = [asset_key("again", asset) for asset in ASSETS]
+    (run_id,) = webserver.backfill(keys, [partition_key(2), partition_key(1)])
 
+    assert webserver.status(run_id) == "SUCCESS"
     again = shop.entries("again.customers")[7:]
-    assert again == [{**fields, "df-replay": run.run_id} for fields in first[:6]]
+    assert again == [{**fields, "df-replay": run_id} for fields in first[:6]]
     for (asset, number), metadata in true.items():
         newest, *_ = fed.materializations("again", asset, number)
-        done = {"verified" if asset == CHANGES else "replayed": 3, "run": run.run_id}
+        done = {"verified" if asset == CHANGES else "replayed": 3, "run": run_id}
         assert {key: newest[key] for key in done} == done
         moving = ("checkpoint_", "lag_", "events_per", "bytes_per", "run")
         unmoved = {name for name in metadata if not name.startswith(moving)}
@@ -156,7 +127,7 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
     marks = {fields.pop("df-replay") for fields in third}
     assert third == first[:6]
     assert len(marks) == 1
-    assert marks != {run.run_id}
+    assert marks != {run_id}
 
     refused = fed.spawn(
         "-m", "deltaforge_dagster", "replay", "again", "--range", "3", "--sink", "redis"

@@ -1,0 +1,110 @@
+"""Dagster's webserver of a deployment, asked by GraphQL over HTTP for what its UI asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import httpx
+
+from deltaforge_dagster.servers.process import free_port
+from tests.e2e.deployment import Deployment, eventually
+
+MODULE = "deltaforge_dagster.definitions"
+
+_BACKFILL = """
+mutation ($asked: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $asked) {
+    __typename
+    ... on LaunchBackfillSuccess { backfillId }
+    ... on PythonError { message }
+    ... on PartitionKeysNotFoundError { message }
+    ... on UnauthorizedError { message }
+  }
+}
+"""
+
+_OF_A_BACKFILL = """
+query ($id: String!) {
+  partitionBackfillOrError(backfillId: $id) {
+    __typename
+    ... on PartitionBackfill { status runs(limit: 100) { runId } error { message } }
+    ... on PythonError { message }
+  }
+}
+"""
+
+_OF_A_RUN = """
+query ($id: ID!) {
+  runOrError(runId: $id) {
+    __typename
+    ... on Run { status }
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Webserver:
+    """A webserver that answers.
+
+    Attributes:
+        url: Its address.
+        seconds: How long something that was asked for may take.
+    """
+
+    url: str
+    seconds: float = 600.0
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Webserver:
+        """Start the webserver of a deployment, and wait until it has loaded the pipelines."""
+        port = str(free_port())
+        deployment.spawn("-m", "dagster_webserver", "-h", "127.0.0.1", "-p", port, "-m", MODULE)
+        made = cls(f"http://127.0.0.1:{port}")
+        eventually(made._answers, seconds=made.seconds, what="the webserver", every=0.3)
+        return made
+
+    def backfill(self, assets: Iterable[dg.AssetKey], partitions: Iterable[str]) -> list[str]:
+        """Launch a backfill, and return the ids of its runs once it has ended."""
+        asked = {
+            "assetSelection": [{"path": list(key.path)} for key in assets],
+            "partitionNames": list(partitions),
+            "tags": [],
+        }
+        made = self._ask(_BACKFILL, asked=asked)["launchPartitionBackfill"]
+        assert made["__typename"] == "LaunchBackfillSuccess", made
+
+        def ended() -> list[str]:
+            found = self._ask(_OF_A_BACKFILL, id=made["backfillId"])["partitionBackfillOrError"]
+            assert found["__typename"] == "PartitionBackfill", found
+            if found["status"] in {"REQUESTED", "FAILING", "CANCELING"}:
+                return []
+            assert found["runs"], found
+            return [run["runId"] for run in found["runs"]]
+
+        runs: list[str] = eventually(ended, seconds=self.seconds, what="the end of the backfill")
+        return runs
+
+    def status(self, run_id: str) -> str:
+        """Return the status of a run."""
+        return str(self._ask(_OF_A_RUN, id=run_id)["runOrError"]["status"])
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/server_info", timeout=30).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _ask(self, query: str, **variables: object) -> dict[str, Any]:
+        answer = httpx.post(
+            f"{self.url}/graphql",
+            json={"query": query, "variables": variables},
+            timeout=self.seconds,
+        )
+        found: dict[str, Any] = answer.json()
+        assert "errors" not in found, found["errors"]
+        data: dict[str, Any] = found["data"]
+        return data
