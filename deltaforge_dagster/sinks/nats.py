@@ -29,11 +29,12 @@ from typing import cast
 from deltaforge_dagster.config.templates import Template
 from deltaforge_dagster.errors import PositionMoved, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
+from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.nats_endpoint import Address, Login, addresses
-from deltaforge_dagster.sinks.nats_errors import TimedOut
 from deltaforge_dagster.sinks.nats_link import Link
-from deltaforge_dagster.sinks.nats_session import Pass, Session, Task, Terms
+from deltaforge_dagster.sinks.nats_session import Session
 from deltaforge_dagster.sinks.nats_stream import Held
+from deltaforge_dagster.sinks.nats_task import Pass, Task, Terms
 from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)

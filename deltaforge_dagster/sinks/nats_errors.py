@@ -51,12 +51,6 @@ _QUOTED = re.compile(r"'(.*)'", re.DOTALL)
 _PERMISSION = re.compile(r"(?i)permissions violation for (publish|subscription) to (\S+)")
 
 
-class TimedOut(SinkUnavailable):
-    """The server did not answer in time: waiting was tried, the sink does not try it again."""
-
-    kind = "timeout"
-
-
 @dataclass(frozen=True, slots=True)
 class ApiError:
     """What JetStream says: its code, 0 for none, and its text."""

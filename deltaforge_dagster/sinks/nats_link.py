@@ -13,15 +13,17 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import AuthFailed, SinkRejected, SinkUnavailable
+from deltaforge_dagster.sinks.deadlines import TimedOut, timed, too_late
 from deltaforge_dagster.sinks.nats_answers import Answers
 from deltaforge_dagster.sinks.nats_endpoint import Address, Login
-from deltaforge_dagster.sinks.nats_errors import TimedOut, server_error
+from deltaforge_dagster.sinks.nats_errors import server_error
 from deltaforge_dagster.sinks.nats_pack import Block
 
 _PIECE = 1 << 18
@@ -258,21 +260,11 @@ class Link:
         if sock is None:
             raise SinkUnavailable(f"{self.where}: not connected")
 
-        def next_socket() -> socket.socket:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            sock.settimeout(min(left, self._send_timeout))
-            return sock
-
         try:
-            yield next_socket
+            yield partial(timed, sock, deadline, self._send_timeout)
         except TimeoutError as error:
             self.usable = False
-            raise TimedOut(
-                f"{self.where} neither took nor sent a byte for {self._send_timeout:g} s "
-                "(send_timeout_secs), or did not acknowledge in time (batch_timeout_secs)"
-            ) from error
+            raise too_late(self.where, self._send_timeout) from error
         except OSError as error:
             if isinstance(error, BlockingIOError | ssl.SSLWantReadError):
                 raise

@@ -1,6 +1,7 @@
 """One connection's delivery: blocks on their way, chains, and what breaks them.
 
-The rules are those of `nats`. A task is one batch; how far it has come outlives the session.
+The rules are those of `nats`. How far a batch has come outlives the session (`nats_task`); what can be
+sent at all is looked at before (`nats_allowed`).
 """
 
 from __future__ import annotations
@@ -9,19 +10,15 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import pyarrow.compute as pc
 
-from deltaforge_dagster.errors import (
-    PositionMoved,
-    SinkRejected,
-    SinkUnavailable,
-    Undeliverable,
-)
-from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
+from deltaforge_dagster.errors import PositionMoved, SinkUnavailable, Undeliverable
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.nats_allowed import check_stream, not_taken, sendable
 from deltaforge_dagster.sinks.nats_answers import DUPLICATE, STORED
 from deltaforge_dagster.sinks.nats_errors import (
     NOBODY_LISTENS,
@@ -32,8 +29,9 @@ from deltaforge_dagster.sinks.nats_errors import (
     refusal,
 )
 from deltaforge_dagster.sinks.nats_link import Link
-from deltaforge_dagster.sinks.nats_pack import MAX_BLOCK_ROWS, MAX_SUBJECT, Block, Keeping, Packer
-from deltaforge_dagster.sinks.nats_stream import Held, Reader, Stream, fits
+from deltaforge_dagster.sinks.nats_pack import MAX_BLOCK_ROWS, Block, Keeping, Packer
+from deltaforge_dagster.sinks.nats_stream import Held, Reader, Stream, fits, is_wild
+from deltaforge_dagster.sinks.nats_task import Task, Terms
 
 _ON_THE_WAY = 2
 """Blocks that are sent and not yet acknowledged, at most."""
@@ -44,86 +42,6 @@ time it never would."""
 
 _SHRINK = 4
 _KNOWN_SUBJECTS = 100_000
-_WILDCARD_VERSION = (2, 11)
-"""Servers that know `Nats-Expected-Last-Subject-Sequence-Subject`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a sink's sessions have in common.
-
-    Attributes:
-        suffix: Ends the ids of the sink's messages.
-        pattern: Every subject the sink sends to fits it.
-        stream: The stream that takes them; None for core NATS.
-        exactly_once: Whether the sink keeps its position.
-        batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
-    """
-
-    suffix: str
-    pattern: str
-    stream: str | None
-    exactly_once: bool
-    batch_timeout: float
-
-
-@dataclass(slots=True)
-class Pass:
-    """How far a sink has sent, to know which messages a stream may rightly have already.
-
-    A stream drops a message that it has already, which is right when the sink did not hear of it the
-    first time. It is wrong when the message stands before others that were stored since then: after a
-    reset or a restored source position the log is sent anew, and dropping its newest part, which
-    the stream remembers, would leave older values behind newer ones. Such a message is stored again,
-    under another id.
-
-    Attributes:
-        sent: Segment and ordinal of the last message that was sent.
-        acknowledged: The same of the last one acknowledged.
-        fresh: Nothing was stored yet, so that what a run before this one has sent may be there.
-        anew: It has begun anew with what is sent next.
-        again: Ends the ids of messages that are stored again; empty as long as none was.
-    """
-
-    sent: tuple[int, int] = (-1, -1)
-    acknowledged: tuple[int, int] = (-1, -1)
-    fresh: bool = True
-    anew: bool = False
-    again: str = ""
-
-    def begin(self, batch: SinkBatch) -> None:
-        """Take note that a batch is to be sent; one from before the last one begins anew."""
-        ordinal = cast("int", batch.messages.column("ordinal")[0].as_py())
-        if (batch.segment, ordinal) <= self.acknowledged:
-            self.sent = self.acknowledged = (batch.segment, ordinal - 1)
-            self.fresh = False
-            self.anew = True
-
-
-@dataclass(slots=True)
-class Task:
-    """A batch on its way.
-
-    Attributes:
-        batch: The batch.
-        passing: The pass it belongs to.
-        row: The first one that is not known to have arrived.
-        uncertain: Messages from there on may have arrived.
-    """
-
-    batch: SinkBatch
-    passing: Pass
-    row: int = 0
-    uncertain: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Whether everything has arrived."""
-        return self.row >= self.batch.messages.num_rows
-
-    def ordinal(self, row: int) -> int:
-        """Return the ordinal of a row."""
-        return cast("int", self.batch.messages.column("ordinal")[row].as_py())
 
 
 class Session:
@@ -144,9 +62,8 @@ class Session:
         self._terms = terms
         self._stream: Stream | None = None
         self._known: set[str] = set()  # subjects that are the stream's
-        self._chain: str | None = (
-            None  # id of the last message that was sent, and stored if all are
-        )
+        # Id of the last message that was sent, and stored if all are.
+        self._chain: str | None = None
         self._expected: int | None = None  # the stream's last sequence, before the first chain
         self._alone = False  # the next block goes alone, and the one after it waits for its answer
         self._most = MAX_BLOCK_ROWS
@@ -162,20 +79,7 @@ class Session:
             return
         stream = self._stream = self._read_stream()
         self._expected = stream.last_sequence
-        where = f"{self.link.where}: stream {stream.name!r}"
-        takes = stream.takes if self._terms.exactly_once else stream.takes_some
-        if not takes(self._terms.pattern):
-            raise SinkRejected(
-                f"{where} does not take {self._terms.pattern!r}, only {', '.join(stream.subjects)}; "
-                f"add it: nats stream edit {stream.name} --subjects=..."
-            )
-        for setting, wanted in (("no_ack", "acknowledges nothing"), ("sealed", "is sealed")):
-            if stream.config.get(setting):
-                raise SinkRejected(
-                    f"{where} {wanted} ({setting}: true); change that, or use another"
-                )
-        if self._terms.exactly_once:
-            self._check_exactly_once(where, stream)
+        check_stream(self.link, stream, self._terms)
 
     def read_held(self) -> None:
         """Read what the stream holds of the sink.
@@ -196,7 +100,7 @@ class Session:
             PositionMoved: The stream does not hold what this sender left there.
         """
         packer = self._packer(task)
-        stop, failure = self._sendable(packer, task)
+        stop, failure = sendable(self.link, self._stream, self._terms, packer, task)
         if self._stream is None:
             self._send_plainly(packer, task, stop, guard)
         else:
@@ -217,7 +121,7 @@ class Session:
 
     def _send_plainly(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
         while task.row < stop:
-            block = packer.pack(task.row, stop, 0, {}, self._marks(task))
+            block = packer.pack(task.row, stop, 0, first={}, marks=self._marks(task))
             guard()
             deadline = time.monotonic() + self._terms.batch_timeout
             self.link.transmit(block.data, deadline)
@@ -325,7 +229,7 @@ class Session:
         elif self._terms.exactly_once:
             before = f"-@{self.held.live}"
             first["Nats-Expected-Last-Subject-Sequence"] = str(self.held.sequence)
-            if _is_wild(self._terms.pattern):
+            if is_wild(self._terms.pattern):
                 first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._terms.pattern
         elif self._expected is not None and strictly:
             first["Nats-Expected-Last-Sequence"] = str(self._expected)
@@ -338,9 +242,9 @@ class Session:
             row,
             stop,
             self.link.answers.next_number,
-            first,
-            self._marks(task),
-            keeping,
+            first=first,
+            marks=self._marks(task),
+            keeping=keeping,
             max_rows=1 if redrive or self._alone else self._most,
         )
 
@@ -384,7 +288,7 @@ class Session:
         if error.code == NOBODY_LISTENS:
             self._stream = self._read_stream()
             if not self._stream.takes(subject):
-                raise _not_taken(where, subject, self._stream)
+                raise not_taken(where, subject, self._stream)
             raise SinkUnavailable(f"{where}: nobody listens to subject {subject!r} for now")
         if error.too_large:
             ordinal = task.ordinal(task.row)
@@ -395,37 +299,6 @@ class Session:
                 "too_large",
             )
         raise refusal(where, error)
-
-    def _sendable(self, packer: Packer, task: Task) -> tuple[int, Undeliverable | None]:
-        """Return where the messages end that can be sent, and why not all of them can."""
-        batch = task.batch
-        limit = self.link.max_payload
-        largest = None if self._stream is None else self._stream.max_message
-        if largest is not None:
-            limit = min(limit, largest)
-        if batch.origin is not None and self._terms.exactly_once:
-            limit -= len(batch.position_at(batch.messages.num_rows - 1).to_json())
-        problem = packer.problem(limit)
-        if problem is None:
-            return batch.messages.num_rows, None
-        ordinal = task.ordinal(problem.row)
-        stop = int(np.searchsorted(batch.messages.column("ordinal").to_numpy(), ordinal))
-        what = f"{self.link.where}: the message of segment {batch.segment}, ordinal {ordinal}"
-        if problem.kind == "too large":
-            return stop, Undeliverable(
-                f"{what} is larger than {limit} bytes with its headers; raise the server's "
-                "max_payload or the stream's max_msg_size, or leave out what makes it so large",
-                ordinal,
-                "too_large",
-            )
-        if problem.kind == "line break":
-            text = f"{what} has a key with a line break or a zero byte, which no header can carry"
-            return stop, Undeliverable(text, ordinal, "serialization")
-        text = (
-            f"{what} has no valid subject: it must not be empty or longer than {MAX_SUBJECT} bytes, "
-            "nor have blanks, `*`, `>` or empty parts between dots"
-        )
-        return stop, Undeliverable(text, ordinal, "routing")
 
     def _check_subjects(self, task: Task, stop: int) -> None:
         """Refuse a subject that is not the stream's, before anything is sent."""
@@ -438,7 +311,7 @@ class Session:
                 self._stream = self._read_stream()
             if not self._stream.takes(subject):
                 where = f"{self.link.where}: stream {self._stream.name!r}"
-                raise _not_taken(where, subject, self._stream)
+                raise not_taken(where, subject, self._stream)
             if self._terms.exactly_once and not fits(self._terms.pattern, subject):
                 row = task.row + pc.index(messages.column("destination"), subject).as_py()
                 raise Undeliverable(
@@ -461,27 +334,6 @@ class Session:
                 task.row = row
                 return
 
-    def _check_exactly_once(self, where: str, stream: Stream) -> None:
-        config = stream.config
-        if config.get("retention", "limits") != "limits":
-            raise SinkRejected(
-                f"{where} drops what was consumed (retention: {config['retention']}), and with it "
-                "the sink's position; exactly_once needs retention limits"
-            )
-        if int(config.get("max_msgs_per_subject", -1)) > 0:
-            raise SinkRejected(
-                f"{where} keeps only some messages of each subject (max_msgs_per_subject), so that "
-                "the sink's position can vanish; exactly_once needs a stream without that limit"
-            )
-        if config.get("subject_transform"):
-            raise SinkRejected(f"{where} renames subjects, which exactly_once cannot follow")
-        version = str(self.link.info.get("version", "0")).split(".")
-        if _is_wild(self._terms.pattern) and (int(version[0]), int(version[1])) < _WILDCARD_VERSION:
-            raise SinkRejected(
-                f"{self.link.where} is NATS {self.link.info.get('version')}: exactly_once with a "
-                "template needs 2.11 or newer"
-            )
-
     def _read_stream(self) -> Stream:
         assert self._terms.stream is not None
         return Stream.read(self.link, self._terms.stream, self._terms.batch_timeout)
@@ -492,14 +344,3 @@ class Session:
         return Reader(
             self.link, self._stream.name, terms.pattern, terms.suffix, terms.batch_timeout
         )
-
-
-def _is_wild(pattern: str) -> bool:
-    return not {"*", ">"}.isdisjoint(pattern.split("."))
-
-
-def _not_taken(where: str, subject: str, stream: Stream) -> SinkRejected:
-    return SinkRejected(
-        f"{where} does not take subject {subject!r}, only {', '.join(stream.subjects)}; add it: "
-        f"nats stream edit {stream.name} --subjects=..."
-    )

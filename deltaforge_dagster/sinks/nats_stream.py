@@ -90,6 +90,11 @@ def fits(pattern: str, subject: str) -> bool:
     return _includes(pattern.split("."), subject.split("."))
 
 
+def is_wild(pattern: str) -> bool:
+    """Say whether a pattern may fit more than one subject."""
+    return not {"*", ">"}.isdisjoint(pattern.split("."))
+
+
 def _includes(wide: list[str], narrow: list[str]) -> bool:
     for place, word in enumerate(wide):
         if word == ">":

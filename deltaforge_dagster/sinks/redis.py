@@ -39,9 +39,10 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
+from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.redis_cluster import Cluster, by_slot, slot_of
 from deltaforge_dagster.sinks.redis_endpoint import Address, Endpoint
-from deltaforge_dagster.sinks.redis_errors import Redirected, TimedOut, TooLarge, refusal
+from deltaforge_dagster.sinks.redis_errors import Redirected, TooLarge, refusal
 from deltaforge_dagster.sinks.redis_node import Node
 from deltaforge_dagster.sinks.resp_replies import Verdict
 from deltaforge_dagster.sinks.use import Use

@@ -19,6 +19,7 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
+from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.redis_endpoint import Address
 
 _FOR_NOW = frozenset(
@@ -51,12 +52,6 @@ _FOR_NOW_CLASSES = (
 _TOO_LARGE = ("invalid bulk length", "Elements are too large")
 """The first for a string above `proto-max-bulk-len` (512 MB), before the server hangs up; the second
 for an entry above 1 GB."""
-
-
-class TimedOut(SinkUnavailable):
-    """The server did not answer in time: waiting was tried, the sink does not try it again."""
-
-    kind = "timeout"
 
 
 class TooLarge(SinkRejected):

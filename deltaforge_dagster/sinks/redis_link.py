@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
 
 from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.sinks.deadlines import timed, too_late
 from deltaforge_dagster.sinks.redis_endpoint import Address
-from deltaforge_dagster.sinks.redis_errors import TimedOut, address, refusal
+from deltaforge_dagster.sinks.redis_errors import address, refusal
 from deltaforge_dagster.sinks.resp import Block
 from deltaforge_dagster.sinks.resp_replies import Replies, Verdict
 
@@ -212,21 +213,11 @@ class Link:
         """Give a function that returns the socket with its next timeout; translate failures."""
         sock = self._raw()
 
-        def next_socket() -> socket.socket:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            sock.settimeout(min(left, self._send_timeout))
-            return sock
-
         where = f"sink {self._sink_id}: {self.address}"
         try:
-            yield next_socket
+            yield partial(timed, sock, deadline, self._send_timeout)
         except TimeoutError as error:
-            raise TimedOut(
-                f"{where} neither took nor sent a byte for {self._send_timeout:g} s "
-                "(send_timeout_secs), or did not acknowledge in time (batch_timeout_secs)"
-            ) from error
+            raise too_late(where, self._send_timeout) from error
         except OSError as error:
             if (said := self._last_words()) is not None:
                 raise refusal(self._sink_id, said, None) from error

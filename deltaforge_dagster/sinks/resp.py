@@ -24,14 +24,17 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from deltaforge_dagster.sinks.base import whole_ordinals
-from deltaforge_dagster.sinks.text_columns import digits_of, is_null, put_number, text_column
+from deltaforge_dagster.sinks.text_columns import (
+    TextColumns,
+    digits_of,
+    is_null,
+    put_number,
+    text_columns,
+)
 from deltaforge_dagster.sources.kernel import Bytes, copy, kernel, read_only
-
-_Offsets = npt.NDArray[np.int32]
 
 MAX_BLOCK_ROWS = 5_000
 """Commands of one transaction; the server serves nobody else while it runs them (some 10 ms)."""
@@ -70,7 +73,7 @@ _XADD = _bytes("\r\n" + _bulk("XADD"))
 _EMPTY = _bytes("")
 _NO_LIMIT = 1 << 62
 
-# Columns of a message that become bulk strings, and their places in `_Columns`.
+# Columns of a message that become bulk strings, and their places in `TextColumns`.
 _NAMES = ("destination", "event_id", "idempotency_key", "value", "key", "headers")
 _DESTINATION, _EVENT_ID, _IDEMPOTENCY_KEY, _VALUE, _KEY, _HEADERS = range(6)
 
@@ -96,19 +99,6 @@ _LAYOUTS: dict[EventField, _Layout] = {
     "df-event": _layout(*_IDS, ("df-event", _VALUE)),
     "event": _layout(("event", _VALUE), *_IDS),
 }
-
-
-class _Columns(NamedTuple):
-    """Arrow's buffers (Arrow Columnar Format, "Variable-size Binary Layout") of `_NAMES`.
-
-    `offsets` start at the batch's first row; `valid` are the bitmaps of key and headers, empty
-    when nothing is null, with the bit of row 0 at `first_bit`.
-    """
-
-    offsets: tuple[_Offsets, ...]
-    data: tuple[Bytes, ...]
-    valid: tuple[Bytes, Bytes]
-    first_bit: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +157,7 @@ def pack_blocks(
     Raises:
         SinkRejected: A message lacks what every message must have.
     """
-    columns = _columns(messages)
+    columns = text_columns({name: messages.column(name) for name in _NAMES})
     layout = _LAYOUTS[event_field]
     tail = _bytes(_bulk("df-replay") + _bulk(replay)) if replay is not None else _EMPTY
     buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
@@ -200,18 +190,6 @@ def _keep(keeping: Keeping, position: str) -> bytes:
     return kept + _EXEC + _command("WATCH", key) + _command("GET", key)
 
 
-def _columns(messages: pa.RecordBatch) -> _Columns:
-    nullable = ("key", "headers")
-    found = {n: text_column(n, messages.column(n), nullable=n in nullable) for n in _NAMES}
-    key, headers = (found[name] for name in nullable)
-    return _Columns(
-        tuple(one.offsets for one in found.values()),
-        tuple(one.data for one in found.values()),
-        (key.valid, headers.valid),
-        (key.first_bit, headers.first_bit),
-    )
-
-
 # One message on the wire; `\r\n` is drawn as `;`, <..> is the row's own text, #.. a decimal length:
 #
 #   *#n; $4;XADD; $#;<destination>; $1;*;
@@ -233,7 +211,7 @@ def _bulk_size(length: int) -> int:
 
 @kernel
 def _measure(  # noqa: PLR0917 - a kernel takes what it needs
-    columns: _Columns, layout: _Layout, tail: int, start: int, most: int, max_bytes: int
+    columns: TextColumns, layout: _Layout, tail: int, start: int, most: int, max_bytes: int
 ) -> tuple[int, int]:
     """Return where a block from row `start` ends, `most` at most, and the bytes of its XADDs."""
     stop = start
@@ -268,14 +246,14 @@ def _put_bulk(out: Bytes, at: int, source: Bytes, start: int, stop: int) -> int:
 
 
 @kernel
-def _put_cell(out: Bytes, at: int, columns: _Columns, column: int, row: int) -> int:
+def _put_cell(out: Bytes, at: int, columns: TextColumns, column: int, row: int) -> int:
     offsets = columns.offsets[column]
     return _put_bulk(out, at, columns.data[column], offsets[row], offsets[row + 1])
 
 
 @kernel
 def _emit(  # noqa: PLR0917 - a kernel takes what it needs
-    columns: _Columns, layout: _Layout, tail: Bytes, start: int, stop: int, out: Bytes
+    columns: TextColumns, layout: _Layout, tail: Bytes, start: int, stop: int, out: Bytes
 ) -> None:
     """Write the commands of the rows `start` to `stop`."""
     first, second, third = layout.before

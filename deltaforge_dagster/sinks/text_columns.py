@@ -7,6 +7,7 @@ empty `valid` means that no row is null.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ _Offsets: TypeAlias = npt.NDArray[np.int32]
 _EMPTY = read_only(b"")
 
 
-class TextColumn(NamedTuple):
+class _TextColumn(NamedTuple):
     """The buffers of one column; see the module."""
 
     offsets: _Offsets
@@ -30,12 +31,36 @@ class TextColumn(NamedTuple):
     first_bit: int
 
 
-def text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> TextColumn:
-    """Return the buffers of a column of messages.
+class TextColumns(NamedTuple):
+    """The buffers of a message's columns, each at a place of its own.
+
+    Only key and headers may be null: `valid` and `first_bit` are these two's.
+    """
+
+    offsets: tuple[_Offsets, ...]
+    data: tuple[Bytes, ...]
+    valid: tuple[Bytes, Bytes]
+    first_bit: tuple[int, int]
+
+
+def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
+    """Return the buffers of columns of messages, `key` and `headers` among them, in their order.
 
     Raises:
         SinkRejected: A text is null in a column where none may be.
     """
+    nullable = ("key", "headers")
+    found = {n: _text_column(n, one, nullable=n in nullable) for n, one in columns.items()}
+    key, headers = (found[name] for name in nullable)
+    return TextColumns(
+        tuple(one.offsets for one in found.values()),
+        tuple(one.data for one in found.values()),
+        (key.valid, headers.valid),
+        (key.first_bit, headers.first_bit),
+    )
+
+
+def _text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> _TextColumn:
     if column.null_count and not nullable:
         raise SinkRejected(f"{column.null_count} of {len(column)} messages have no {name}")
     bitmap, ends, text = column.buffers()
@@ -43,7 +68,7 @@ def text_column(name: str, column: pa.Array[Any], *, nullable: bool) -> TextColu
     ints = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     ints = ints[first : first + len(column) + 1]
     ints.flags.writeable = False
-    return TextColumn(ints, _view(text), _view(bitmap if column.null_count else None), first)
+    return _TextColumn(ints, _view(text), _view(bitmap if column.null_count else None), first)
 
 
 def _view(buffer: pa.Buffer | None) -> Bytes:

@@ -74,7 +74,8 @@ def blocks(
     found: list[tuple[Block, bytes]] = []
     start = 0
     while start < rows:
-        block = packer.pack(start, rows, 7 + start, {"first": "1"}, {"m": "2"}, keeping, **limits)
+        own = {"first": {"first": "1"}, "marks": {"m": "2"}}
+        block = packer.pack(start, rows, 7 + start, keeping=keeping, **own, **limits)
         found.append((block, bytes(block.data)))
         start = block.stop
     return found
@@ -156,7 +157,8 @@ def test_the_first_of_a_block_says_where_to_look() -> None:
     rows = [row(n, "a", ordinal=0) for n in range(3)]
     packer = Packer(pa.RecordBatch.from_pylist(rows, schema=MESSAGES), "|s", "_I")
 
-    block = packer.pack(1, 3, 1, {}, {}, Keeping(lambda at: f"{{{at}}}", None, "-@17"))
+    keeping = Keeping(lambda at: f"{{{at}}}", None, "-@17")
+    block = packer.pack(1, 3, 1, first={}, marks={}, keeping=keeping)
 
     assert [dict(headers)["df-position"] for _, _, headers, _ in parsed(bytes(block.data))] == [
         "-@17",
@@ -168,7 +170,7 @@ def test_three_blocks_live_at_once() -> None:
     """A block's bytes stay until the third one after it: two are on their way, one is packed."""
     rows = [row(n, "a") for n in range(6)]
     packer = Packer(pa.RecordBatch.from_pylist(rows, schema=MESSAGES), "|s", "_I")
-    made = [packer.pack(n, 6, n, {}, {}, max_rows=1) for n in range(3)]
+    made = [packer.pack(n, 6, n, first={}, marks={}, max_rows=1) for n in range(3)]
 
     assert [parsed(bytes(one.data))[0][3] for one in made] == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
 
