@@ -44,8 +44,9 @@ from deltaforge_dagster.sinks.base import (
     Traffic,
     whole_ordinals,
 )
-from deltaforge_dagster.sinks.kafka_client import Client, Refusal, Settings, text_ends
+from deltaforge_dagster.sinks.kafka_client import Client, Refusal, text_ends
 from deltaforge_dagster.sinks.kafka_errors import translated
+from deltaforge_dagster.sinks.kafka_settings import Settings
 from deltaforge_dagster.sinks.kafka_transactions import Transactions
 from deltaforge_dagster.sinks.use import Use
 

@@ -1,15 +1,11 @@
-"""One producer of librdkafka: its settings, its messages, and what becomes of them.
+"""One producer of librdkafka: its messages, and what becomes of them (`kafka_settings` has how it is set).
 
 librdkafka (through `confluent_kafka`) has its own threads: `produce` puts a message into a queue in
 memory, they collect batches, compress and send them. What happened comes back while `poll` or `flush`
 runs. A `Client` turns this into pieces that are acknowledged as a whole, or fail.
 
-Order through failures, the reason for most settings below:
+Order through failures, beside what the settings do for it:
 
-- The producer is idempotent: it numbers its messages, and brokers take each partition's numbers
-  without gaps and only once. Retries have no count, only a time (`message.timeout.ms`).
-- A message that a broker refuses for good stops the producer before a later one of the same
-  partition can pass it (`enable.gapless.guarantee`); in a transaction, it fails the transaction.
 - A message that merely runs out of time must take those behind it along. So a piece's own deadline
   ends earlier than `message.timeout.ms`, and empties the queue at once.
 - What is on its way to a broker then is waited for: it is acknowledged, or times out soon. The
@@ -24,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -35,7 +31,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
-from deltaforge_dagster.sinks.base import SendGuard, Traffic
+from deltaforge_dagster.sinks.base import SendGuard
 from deltaforge_dagster.sinks.kafka_errors import (
     UNDELIVERABLE,
     error_of,
@@ -43,6 +39,7 @@ from deltaforge_dagster.sinks.kafka_errors import (
     is_misunderstanding,
     translated,
 )
+from deltaforge_dagster.sinks.kafka_settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -60,34 +57,6 @@ _NO_TOPIC = frozenset([KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_A
 
 _NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: SLF001
 
-_DEFAULTS: Mapping[str, str] = {
-    "acks": "all",
-    "batch.size": str(1 << 20),
-    "compression.type": "lz4",
-    "enable.idempotence": "true",
-    "linger.ms": "5",
-    "log.connection.close": "false",
-    "max.in.flight": "5",
-    "message.max.bytes": "1000000000",  # the brokers' own limit counts, after compression
-    "request.timeout.ms": "30000",
-    "retries": "2147483647",
-    "retry.backoff.ms": "100",
-    "socket.keepalive.enable": "true",
-    "statistics.interval.ms": "5000",
-}
-_OWN: Mapping[str, str] = {  # whatever `client_conf` says: a piece is what limits the queue
-    "queue.buffering.max.kbytes": "2147483647",
-    "queue.buffering.max.messages": "1000000",
-}
-_ALONE: Mapping[str, str] = {"batch.num.messages": "1"}
-_PLAIN: Mapping[str, str] = {"enable.gapless.guarantee": "true"}
-_TRANSACTIONAL: Mapping[str, str] = {
-    "request.timeout.ms": "15000",
-    "transaction.timeout.ms": "60000",
-}
-_MESSAGE_TIMEOUT = {False: 60_000, True: 30_000}
-"""Milliseconds, without and with transactions."""
-
 _DEADLINE = 0.8
 """Part of `message.timeout.ms` after which we give a piece up ourselves."""
 
@@ -101,76 +70,6 @@ class _Log:
 
 
 LOG = cast("logging.Logger", _Log())
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to reach a cluster.
-
-    Attributes:
-        sink_id: Names the sink in messages.
-        brokers: `host:port`, several with commas.
-        client_conf: Properties of librdkafka that win over ours.
-        send_timeout: Seconds a piece may take.
-        lease_seconds: A message must be dead after so long: its sender may have lost its lease.
-        traffic: Where the clients of a sink, one after another, count what they do.
-    """
-
-    sink_id: str
-    brokers: str
-    client_conf: Mapping[str, str]
-    send_timeout: float
-    lease_seconds: float
-    traffic: Traffic = field(default_factory=Traffic, compare=False)
-
-    def properties(self, transactional_id: str | None, *, alone: bool = False) -> dict[str, str]:
-        """Return the properties of a producer; `alone` is each message in a batch of its own."""
-        transactional = transactional_id is not None
-        properties = {
-            "bootstrap.servers": self.brokers,
-            "client.id": f"deltaforge-{self.sink_id}",
-            **_DEFAULTS,
-            **(_TRANSACTIONAL if transactional else _PLAIN),
-            **self.client_conf,
-            **_OWN,
-            **(_ALONE if alone else {}),
-        }
-        properties.pop("transactional.id", None)
-        if transactional_id is not None:
-            properties["transactional.id"] = transactional_id
-        if properties["enable.idempotence"].lower() not in {"true", "t", "1"}:
-            properties.pop("enable.gapless.guarantee", None)  # cannot be without
-        # The second name is an alias of the first.
-        limits = [self.lease_seconds * 1000]
-        for name in ("message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"):
-            if name in properties:
-                limits.append(_number(self.sink_id, name, properties[name]) or limits[0])
-        if not set(properties) & {"message.timeout.ms", "delivery.timeout.ms"}:
-            limits.append(_MESSAGE_TIMEOUT[transactional])
-        properties.pop("delivery.timeout.ms", None)
-        properties["message.timeout.ms"] = str(int(min(limits)))
-        return properties
-
-    def connection(self) -> dict[str, str | int | float | bool]:
-        """Return the properties of a client that only asks."""
-        conf = {name: text for name, text in self.client_conf.items() if name != "transactional.id"}
-        return {
-            "bootstrap.servers": self.brokers,
-            "client.id": f"deltaforge-{self.sink_id}",
-            **conf,
-        }
-
-    def transaction_seconds(self, transactional_id: str) -> float:
-        """Return how long a transaction may last."""
-        name = "transaction.timeout.ms"
-        return _number(self.sink_id, name, self.properties(transactional_id)[name]) / 1000
-
-
-def _number(sink_id: str, name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise SpecError(f"sink {sink_id}: client_conf: {name} must be a whole number") from None
 
 
 _CONSEQUENCES = frozenset(

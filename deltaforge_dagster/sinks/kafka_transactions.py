@@ -32,8 +32,9 @@ from confluent_kafka import (
 
 from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import SinkPosition
-from deltaforge_dagster.sinks.kafka_client import LOG, Client, Settings
+from deltaforge_dagster.sinks.kafka_client import LOG, Client
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
+from deltaforge_dagster.sinks.kafka_settings import Settings
 
 _SLICE = 0.5
 _PAUSE = 0.05

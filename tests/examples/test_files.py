@@ -14,7 +14,7 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline, load_p
 from deltaforge_dagster.config.processors import JavascriptProcessor
 from deltaforge_dagster.config.sinks import KafkaConfig
 from deltaforge_dagster.processors.script import Limits, Script
-from deltaforge_dagster.sinks.kafka_client import Settings
+from deltaforge_dagster.sinks.kafka_settings import Settings
 from tests.examples.stage import EXAMPLES
 
 DOCS = EXAMPLES.parent / "docs"

@@ -13,7 +13,8 @@ from deltaforge_dagster.sinks.base import Traffic, traffic_of
 from deltaforge_dagster.sinks.faulty import FaultySink
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sinks.kafka import KafkaSink
-from deltaforge_dagster.sinks.kafka_client import Client, Settings
+from deltaforge_dagster.sinks.kafka_client import Client
+from deltaforge_dagster.sinks.kafka_settings import Settings
 from tests.e2e.deployment import eventually
 from tests.sinks.messages import ORIGIN, allow, refuse_from
 from tests.sinks.test_kafka import numbered

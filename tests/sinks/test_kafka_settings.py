@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.sinks.kafka_client import Client, Settings
+from deltaforge_dagster.sinks.kafka_client import Client
+from deltaforge_dagster.sinks.kafka_settings import Settings
 
 
 def settings(lease_seconds: float = 25, **client_conf: str) -> Settings:
