@@ -63,7 +63,8 @@ def pytest_runtest_makereport(
 SOURCES = f"{PACKAGE}.sources"
 LIMITS = {
     f"{SOURCES}.mysql.connection": ("_CONNECT_SECONDS",),
-    f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.mysql.peek": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS"),
     f"{SOURCES}.postgres.connection": ("_CONNECT_SECONDS",),
     f"{SOURCES}.postgres.source": (
         "_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS", "_HANDSHAKE_SECONDS",

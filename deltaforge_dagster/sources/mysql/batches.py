@@ -20,7 +20,6 @@ from deltaforge_dagster.sources.arrays import (
     coded,
     id_column,
     record_batch,
-    text_column,
 )
 from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.hiding import Shown
@@ -48,11 +47,8 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_TS_US,
 )
 from deltaforge_dagster.sources.mysql.rows import (
-    AFTER,
-    BEFORE,
     CODE,
     COLUMN,
-    KEY,
     NO_KEY_VALUE,
     NO_ROOM,
     REPORT_WIDTH,
@@ -61,9 +57,8 @@ from deltaforge_dagster.sources.mysql.rows import (
 from deltaforge_dagster.sources.mysql.table_map import MAX_COLUMNS
 from deltaforge_dagster.sources.mysql.versions import TableVersions
 from deltaforge_dagster.sources.outbox import SCHEMA, OutboxTables
+from deltaforge_dagster.sources.row_texts import RowTexts
 
-_ROOM = 16 << 20
-"""Bytes of JSON per text column and batch; a single row may have more."""
 _MAX_TEXT = (1 << 31) - 1
 """Arrow's string arrays end here."""
 
@@ -108,9 +103,7 @@ class BatchWriter:
         self._in_outbox = np.zeros(0, np.bool_)  # by version
         self._seed = seed
         self._ops = pa.array(OP_LETTERS)
-        self._texts = _texts(_ROOM)
-        self._ends = np.empty((3, max_rows), np.int64)
-        self._valid = np.empty((3, max_rows), np.uint8)
+        self._texts = RowTexts(max_rows)
         self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
         self._stack = np.empty((MAX_DEPTH, FRAME_WIDTH), np.int64)
         self._report = np.empty(REPORT_WIDTH, np.int64)
@@ -158,7 +151,7 @@ class BatchWriter:
         if stop == first:
             return None, stop, error
         shown = self._versions.hiding.show(
-            self._texts, self._ends, self._valid, rows[first:stop, ROW_TABLE]
+            self._texts.texts, self._texts.ends, self._texts.valid, rows[first:stop, ROW_TABLE]
         )
         stop = first + shown.rows
         if shown.error is not None:
@@ -167,15 +160,13 @@ class BatchWriter:
                 return None, stop, error
         event_ids = self._event_ids(rows, first, stop, txs)
         batch = self._batch(rows[first:stop], txs, shown, event_ids, file)
-        if self._texts[0].size > _ROOM:
-            self._texts = _texts(_ROOM)
         return batch, stop, error
 
     def _write_texts(
         self, source: Bytes, rows: Longs, first: int, last: int, file: str
     ) -> tuple[int, DeltaforgeError | None]:
         """Write the row images; return the row after them, and the error that this row makes."""
-        versions, layout = self._versions, self._versions.layout
+        versions, layout, scratch = self._versions, self._versions.layout, self._texts
         while True:
             stop = int(
                 write_changes(
@@ -188,15 +179,15 @@ class BatchWriter:
                     layout.labels,
                     layout.names,
                     layout.characters,
-                    *self._texts,
-                    self._ends,
-                    self._valid,
+                    *scratch.texts,
+                    scratch.ends,
+                    scratch.valid,
                     self._spans,
                     self._stack,
                     self._report,
                 )
             )
-            if stop > first and self._ends[:, stop - first - 1].max() > _MAX_TEXT:
+            if stop > first and scratch.ends[:, stop - first - 1].max() > _MAX_TEXT:
                 place = self._place(rows[first], file)
                 return first, UnsupportedEvent(f"a change of {place} is larger than 2 GiB as JSON")
             if stop == last:
@@ -206,7 +197,7 @@ class BatchWriter:
             if stop > first:
                 return stop, None
             try:
-                self._texts = _texts(int(rows[first, ROW_SIZE]))
+                scratch.make_room(int(rows[first, ROW_SIZE]))
             except MemoryError:
                 place = self._place(rows[first], file)
                 return stop, UnsupportedEvent(
@@ -233,9 +224,6 @@ class BatchWriter:
         write_event_ids(rows, first, last, txs, self._seed, data)
         return id_column(data)
 
-    def _text(self, shown: Shown, text: int, count: int) -> pa.Array[Any]:
-        return text_column(shown.texts[text], shown.ends[text, :count], self._valid[text, :count])
-
     def _batch(
         self, rows: Longs, txs: Longs, shown: Shown, event_ids: pa.Array[Any], file: str
     ) -> pa.RecordBatch:
@@ -251,9 +239,7 @@ class BatchWriter:
             "db": coded(names.db_codes[table], names.dbs),
             **self._outbox_schema(table),
             "table": coded(names.table_codes[table], names.tables),
-            "before": self._text(shown, BEFORE, count),
-            "after": self._text(shown, AFTER, count),
-            "key": self._text(shown, KEY, count),
+            **self._texts.columns(shown, count),
             "file": coded(np.zeros(count), pa.array([file])),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_POS])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
@@ -305,8 +291,3 @@ def _tx_ids(txs: Longs, codes: Longs, tags: Mapping[int, str]) -> pa.DictionaryA
     )
     without = txs[codes, TX_HAS_GTID] == 0
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), texts, mask=without)
-
-
-def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Return scratch memory for the three texts; pages that are never written cost nothing."""
-    return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)

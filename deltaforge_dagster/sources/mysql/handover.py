@@ -19,6 +19,7 @@ from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.kernel import Bytes
 from deltaforge_dagster.sources.mysql.batches import BatchWriter
 from deltaforge_dagster.sources.mysql.layout import (
+    EVENT_POS,
     GTID_OF_MARIADB,
     OFFSET,
     OPEN,
@@ -124,6 +125,15 @@ class Handover:
         ended = int(state[TXS])
         if ended > self._told:
             self.batches.append(ChangeBatch(None, self._committed(ended)))
+
+    def here(self) -> Position:
+        """Return the position of the event that is read; changes nothing."""
+        return self._progress.within(self.file, int(self.state[EVENT_POS]))
+
+    def where(self, *, inside: bool) -> str:
+        """Say for an error message where reading stands; `inside` an event that holds others."""
+        place = f"{self.file}:{int(self.state[POS])}"
+        return f"in the event that ends at {place}" if inside else f"after {place}"
 
     def tell_passed(self) -> None:
         """Tell how far the log is read without a transaction open, when that is new."""

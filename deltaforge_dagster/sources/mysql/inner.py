@@ -18,7 +18,7 @@ class InnerEvents:
         end: What to do behind the last of them.
     """
 
-    def __init__(self, pieces: Iterator[bytes], end: Callable[[], None]) -> None:
+    def __init__(self, pieces: Iterator[bytes], end: Callable[[], None] = lambda: None) -> None:
         self._pieces = pieces
         self._rest = b""
         self.end = end
@@ -71,7 +71,7 @@ def events(pieces: Iterator[bytes]) -> Iterator[bytes]:
     Raises:
         CorruptLog: The pieces end inside an event, or an event is shorter than its header.
     """
-    inner = InnerEvents(pieces, lambda: None)
+    inner = InnerEvents(pieces)
     while (piece := inner.next()) is not None:
         at = 0
         while piece.size - at >= HEADER:

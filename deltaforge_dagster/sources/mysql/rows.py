@@ -1,6 +1,6 @@
 """Second kernel: write the row images of scanned changes as JSON text.
 
-An image (drawn in `scan`) becomes `{"column":value,...}`, columns in the table's order, without
+An image (drawn in `scan_rows`) becomes `{"column":value,...}`, columns in the table's order, without
 white space; columns that are not in the image are not written. `write_changes` fills three texts
 at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
 

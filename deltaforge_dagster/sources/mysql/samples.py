@@ -1,6 +1,6 @@
 """Make binary log streams without a server: to warm the kernels, to measure them, to test them.
 
-The functions build the events drawn in `binlog`, `table_map` and `scan`; `orders` puts them together
+The functions build the events drawn in `binlog`, `table_map` and `scan_rows`; `orders` puts them together
 into a stream of plain transactions on one table.
 """
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, Stretch
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.mysql import binlog, identity, made_up, mariadb_log, server_log
+from deltaforge_dagster.sources.mysql import identity, made_up, mariadb_log, peek, server_log
 from deltaforge_dagster.sources.mysql.catalog import (
     SYSTEM_DATABASES,
     Catalog,
@@ -42,21 +41,16 @@ from deltaforge_dagster.sources.mysql.dump import (
 )
 from deltaforge_dagster.sources.mysql.held import tables_of_mend
 from deltaforge_dagster.sources.mysql.held_decoder import decode_held
-from deltaforge_dagster.sources.mysql.inner import events
 from deltaforge_dagster.sources.mysql.log_scan import (
-    LogScan,
     between_transactions,
     executed_before,
-    table_of,
 )
 from deltaforge_dagster.sources.mysql.outline import Outline
-from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.progress import Progress
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.mysql.snapshot import MysqlSnapshots
-from deltaforge_dagster.sources.mysql.statements import WORTH_A_RUN, statement
 from deltaforge_dagster.sources.mysql.stretches import (
     MAX_OFFSET,
     LogStretch,
@@ -71,12 +65,8 @@ from deltaforge_dagster.sources.stream_socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 
-MAX_UNREAD_BYTES = 64 << 20
-"""More log than this is worth a run, whatever it holds."""
-
 _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
-_PEEK_SECONDS = 2.5
 _OPEN_SECONDS = 30.0
 
 
@@ -170,32 +160,7 @@ class MysqlSource:
         Raises:
             PositionLost: The log no longer has what follows `after`.
         """
-        start = _binlog(after)
-        if not self._moved(start):
-            return False
-        deadline = time.monotonic() + _PEEK_SECONDS
-        with LogScan(
-            self._server, start, server_id(self._config.id, "peek"), _PEEK_SECONDS
-        ) as scan:
-            for event in scan:
-                if scan.log_bytes > MAX_UNREAD_BYTES or time.monotonic() > deadline:
-                    return True
-                if event is not None and self._concerns(event.event):
-                    return True
-        return False
-
-    def _concerns(self, event: bytes) -> bool:
-        """Say whether an event is worth a run."""
-        kind, body = event[4:5], event[binlog.HEADER :]
-        match kind[0] if kind else -1:
-            case binlog.TABLE_MAP:
-                return self._patterns.matches(*table_of(body))
-            case binlog.QUERY:
-                return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
-            case binlog.TRANSACTION_PAYLOAD:
-                return any(self._concerns(inner) for inner in events(payload_pieces(body)))
-            case _:
-                return False
+        return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
 
     def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
@@ -424,17 +389,6 @@ class MysqlSource:
         """Return `database.table` of every table that the patterns match now."""
         with self._server.query(_OPEN_SECONDS) as session:
             return captured_tables(session, self._patterns.matches)
-
-    def _moved(self, start: BinlogPosition) -> bool:
-        """Say whether the log has grown since `start`, which it must still hold."""
-        where = self._server.where
-        with self._server.query(_HEAD_SECONDS) as session:
-            found = server_log.facts(session, where)
-            server_log.check_held(session, where, start, found)
-            head = server_log.tail(session, where, gtids=found.gtids)
-        if start.gtid_set is not None:
-            return head.gtid_set != start.gtid_set
-        return head != start
 
     def _check(self, start: BinlogPosition) -> BinlogPosition:
         """Return `start`, with the GTIDs before it where the server has them, once it can be read."""

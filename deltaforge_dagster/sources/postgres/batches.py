@@ -15,7 +15,6 @@ from deltaforge_dagster.sources.arrays import (
     coded,
     id_column,
     record_batch,
-    text_column,
 )
 from deltaforge_dagster.sources.event_ids import ID_SIZE
 from deltaforge_dagster.sources.hiding import Shown
@@ -42,15 +41,12 @@ from deltaforge_dagster.sources.postgres.layout import (
 from deltaforge_dagster.sources.postgres.pgoutput import truncate_payload
 from deltaforge_dagster.sources.postgres.relations import TableVersions
 from deltaforge_dagster.sources.postgres.tuples import (
-    AFTER,
     BAD_TUPLE,
     BAD_VALUE,
-    BEFORE,
     BINARY_VALUE,
     CODE,
     COLUMN,
     FILL,
-    KEY,
     MAX_COLUMNS,
     MAX_ROOM,
     NO_KEY_VALUE,
@@ -59,9 +55,7 @@ from deltaforge_dagster.sources.postgres.tuples import (
     TOO_DEEP_VALUE,
     write_changes,
 )
-
-_ROOM = 16 << 20
-"""Bytes of JSON per text column and batch; a single row may have more."""
+from deltaforge_dagster.sources.row_texts import RowTexts
 
 _IMAGES = ("before", "after", "key")
 
@@ -97,9 +91,7 @@ class BatchWriter:
         self._seed = seed
         self._db = pa.array([db])
         self._ops = pa.array(OP_LETTERS)
-        self._texts = _texts(_ROOM)
-        self._ends = np.empty((3, max_rows), np.int64)
-        self._valid = np.empty((3, max_rows), np.uint8)
+        self._texts = RowTexts(max_rows)
         self._spans = np.empty((2, MAX_COLUMNS, 2), np.int64)
         self._stack = np.empty(MAX_DEPTH, np.uint8)
         self._report = np.empty(REPORT_WIDTH, np.int64)
@@ -122,7 +114,7 @@ class BatchWriter:
         if stop == first:
             return None, stop, error
         shown = self._versions.hiding.show(
-            self._texts, self._ends, self._valid, rows[first:stop, ROW_TABLE]
+            self._texts.texts, self._texts.ends, self._texts.valid, rows[first:stop, ROW_TABLE]
         )
         stop = first + shown.rows
         if shown.error is not None:
@@ -131,8 +123,6 @@ class BatchWriter:
                 return None, stop, error
         event_ids = self._event_ids(rows, first, stop, txs)
         batch = self._batch(source, rows[first:stop], txs, shown, event_ids)
-        if self._texts[0].size > _ROOM:
-            self._texts = _texts(_ROOM)
         if not _is_text(batch):
             # Only a server that does not convert (SQL_ASCII) sends anything but UTF-8.
             bad = next(row for row in range(stop - first) if not _is_text(batch.slice(row, 1)))
@@ -144,6 +134,7 @@ class BatchWriter:
         self, fills: Fills, rows: Longs, first: int, last: int, txs: Longs
     ) -> tuple[int, DeltaforgeError | None]:
         """Write the row images; return the row after them, and the error that this row makes."""
+        scratch = self._texts
         while True:
             stop = int(
                 write_changes(
@@ -154,9 +145,9 @@ class BatchWriter:
                     self._versions.tables,
                     self._versions.columns,
                     self._versions.names,
-                    *self._texts,
-                    self._ends,
-                    self._valid,
+                    *scratch.texts,
+                    scratch.ends,
+                    scratch.valid,
                     self._spans,
                     self._stack,
                     self._report,
@@ -170,12 +161,12 @@ class BatchWriter:
                 return stop, self._stopped_at(rows[stop], txs)
             if stop > first:
                 return stop, None
-            room = self._texts[0].size
+            room = scratch.texts[0].size
             if room == MAX_ROOM:
                 return stop, UnsupportedEvent(
                     f"a row of {self._place(rows[stop], txs)} is larger than 2 GiB as JSON"
                 )
-            self._texts = _texts(min(room * 2, MAX_ROOM))
+            scratch.make_room(min(room * 2, MAX_ROOM))
 
     def _stopped_at(self, row: Longs, txs: Longs) -> DeltaforgeError:
         """Return the error for what `write_changes` reported of `row`."""
@@ -201,10 +192,6 @@ class BatchWriter:
         write_event_ids(rows, first, last, txs, self._seed, data)
         return id_column(data)
 
-    def _image(self, shown: Shown, text: int, count: int) -> pa.Array[Any]:
-        """Copy one of the three texts out of the scratch memory."""
-        return text_column(shown.texts[text], shown.ends[text, :count], self._valid[text, :count])
-
     def _batch(
         self, source: Bytes, rows: Longs, txs: Longs, shown: Shown, event_ids: pa.StringArray
     ) -> pa.RecordBatch:
@@ -223,9 +210,7 @@ class BatchWriter:
             "db": coded(np.zeros(count), self._db),
             "schema": coded(names.schema_codes[table], names.schemas),
             "table": coded(names.table_codes[table], names.tables),
-            "before": self._image(shown, BEFORE, count),
-            "after": self._image(shown, AFTER, count),
-            "key": self._image(shown, KEY, count),
+            **self._texts.columns(shown, count),
             "pos": pa.array(np.ascontiguousarray(rows[:, ROW_LSN])),
             "row": pa.array(np.ascontiguousarray(rows[:, ROW_INDEX])),
             "tx_id": coded(tx - first_tx, xids, _if_any(outside)),
@@ -263,8 +248,3 @@ def _is_text(batch: pa.RecordBatch) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _texts(room: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Return scratch memory for the three texts; pages that are never written cost nothing."""
-    return np.empty(room, np.uint8), np.empty(room, np.uint8), np.empty(room, np.uint8)

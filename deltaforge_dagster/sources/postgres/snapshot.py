@@ -10,7 +10,6 @@ each value through the same conversion.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +25,7 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
+from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
 from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.cutter import Cutter, notice_loss
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
@@ -43,6 +42,7 @@ from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.refusals import translate
 from deltaforge_dagster.sources.postgres.selected import SelectedRows
 from deltaforge_dagster.sources.postgres.values import ValueType, value_type
+from deltaforge_dagster.sources.postgres.watermark import Watermark
 from deltaforge_dagster.sources.sights import XidSight
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
@@ -62,44 +62,6 @@ _BLOCK_HEADERS = (24, 40)
 """Sizes of what begins a block of the log: no record ends there, but behind the block before."""
 
 _ROW_FILTER_VERSION = 150000
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """Where the log stood at some moment, and which transactions were running a little later.
-
-    A read that sees all of these sees everything that was committed up to `lsn`: also what stood in the
-    log by then, and could not be seen. A snapshot does not say which are running: it names none that began
-    after the last one that has ended. Their locks do.
-
-    Attributes:
-        lsn: Where the log ended.
-        running: Numbers of transactions, and of subtransactions, as the log has them.
-    """
-
-    lsn: int
-    running: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """Return the text that `parse` reads back."""
-        return json.dumps({"lsn": format_lsn(self.lsn), "running": self.running})
-
-    @classmethod
-    def parse(cls, text: str) -> Watermark:
-        """Return what `to_json` wrote."""
-        fields = json.loads(text)
-        return cls(parse_lsn(fields["lsn"]), tuple(fields["running"]))
-
-    @classmethod
-    def now(cls, connection: psycopg.Connection) -> Watermark:
-        """Return that of now."""
-        lsn = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-        running = connection.execute(
-            "SELECT transactionid::text FROM pg_locks"
-            " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
-        ).fetchall()
-        assert lsn is not None
-        return cls(parse_lsn(lsn[0]), tuple(row[0] for row in running))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterator
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
@@ -21,17 +20,23 @@ from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
-    PositionLost,
     SourceMisconfigured,
     SourceUnavailable,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import LsnPosition, Position, format_lsn, parse_lsn
+from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
-from deltaforge_dagster.sources.postgres import catalog, endings, identity, publications, slots
+from deltaforge_dagster.sources.postgres import (
+    beginnings,
+    catalog,
+    endings,
+    identity,
+    publications,
+    slots,
+)
 from deltaforge_dagster.sources.postgres.batches import Unsent
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
@@ -125,38 +130,17 @@ class PostgresSource:
             PositionLost: The slot does not hold the LSN asked for, or the log ends before it.
             SourceUnavailable: No connection, or open transactions delay the slot; try again.
         """
-        config, server = self._config, self._server
-        wanted = self._wanted_lsn() if at is None else _lsn(at)
-        with server.query(_START_SECONDS) as connection:
-            facts = self._facts(connection)
-            found = catalog.slot(connection, config.slot)
-            if found is None:
-                self._refuse_unreachable_start(wanted, facts.flushed_lsn)
-            elif at is not None:
-                slots.check_start(found, server, config.slot, _lsn(at), facts.flushed_lsn)
-            if catalog.published(connection, config.publication) is not None:
-                publications.extend(connection, server, config.publication, self._patterns)
-                publications.check(connection, server, config.publication, self._patterns)
-            elif found is None:
-                publications.create(
-                    connection, server, config.publication, self._patterns, facts.version
-                )
-            else:
-                raise SourceMisconfigured(
-                    f"{server.where}: replication slot {config.slot!r} exists, publication "
-                    f"{config.publication!r} does not, and the log written without it cannot be "
-                    f"decoded; run: {self._drop_slot(connection)}, then both are made anew"
-                )
-            if found is None:
-                slots.create(
-                    connection,
-                    server,
-                    config.slot,
-                    failover=self._options.failover_slot,
-                    version=facts.version,
-                )
-                found = catalog.slot(connection, config.slot)
-            return self._start(slots.check(found, server, config.slot), wanted, facts.flushed_lsn)
+        wanted = None if at is None else _lsn(at)
+        with self._server.query(_START_SECONDS) as connection:
+            return beginnings.ensure_start(
+                connection,
+                self._server,
+                self._config,
+                self._patterns,
+                facts=self._facts(connection),
+                failover=self._options.failover_slot,
+                at=wanted,
+            )
 
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
         """Return nothing: the log says everything itself."""
@@ -473,36 +457,6 @@ class PostgresSource:
         if self._outboxes and facts.version < MESSAGES_VERSION:
             raise SourceMisconfigured(f"{where}: {_NO_MESSAGES}")
         return facts
-
-    def _refuse_unreachable_start(self, wanted: int | None, flushed_lsn: int) -> None:
-        if wanted is not None and wanted < flushed_lsn:
-            raise PositionLost(
-                f"{self._server.where}: start_position {format_lsn(wanted)} is in the past, and "
-                f"there is no replication slot {self._config.slot!r} that held the log from there; "
-                "use earliest or latest"
-            )
-
-    def _start(self, found: catalog.Slot, wanted: int | None, flushed_lsn: int) -> LsnPosition:
-        held = found.confirmed_lsn or found.restart_lsn or 0
-        if wanted is not None:
-            if wanted < held:
-                raise PositionLost(
-                    f"{self._server.where}: start_position {format_lsn(wanted)} is before "
-                    f"{format_lsn(held)}, the oldest that replication slot {found.name!r} holds; "
-                    "use earliest or latest"
-                )
-            return LsnPosition(wanted)
-        if self._config.start_position == "latest":
-            return LsnPosition(max(held, flushed_lsn))
-        return LsnPosition(held)
-
-    def _wanted_lsn(self) -> int | None:
-        wanted = self._config.start_position
-        return None if isinstance(wanted, str) else parse_lsn(wanted.lsn)
-
-    def _drop_slot(self, connection: psycopg.Connection) -> str:
-        statement = sql.SQL("SELECT pg_drop_replication_slot({})").format(self._config.slot)
-        return statement.as_string(connection)
 
 
 def _lsn(position: Position) -> int:

@@ -44,12 +44,8 @@ _SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
 }
 
 
-class SqliteFile:
-    """A file that SQLite reads.
-
-    Args:
-        path: The file.
-    """
+class _File:
+    """What both have in common."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,6 +54,17 @@ class SqliteFile:
     def where(self) -> str:
         """The path."""
         return str(self._path)
+
+    def close(self) -> None:
+        """Nothing is kept between sessions."""
+
+
+class SqliteFile(_File):
+    """A file that SQLite reads.
+
+    Args:
+        path: The file.
+    """
 
     @contextmanager
     def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
@@ -77,9 +84,6 @@ class SqliteFile:
             made.query("COMMIT")
         finally:
             connection.close()
-
-    def close(self) -> None:
-        """Nothing is kept between sessions."""
 
 
 class _SqliteSession:
@@ -107,20 +111,12 @@ def _sqlite_problem(where: str, error: sqlite3.Error) -> DeltaforgeError:
     return _SQLITE_ERRORS.get(code, SourceMisconfigured)(f"{where}: {error}")
 
 
-class TursoFile:
+class TursoFile(_File):
     """A file that Turso's engine reads.
 
     Args:
         path: The file.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def where(self) -> str:
-        """The path."""
-        return str(self._path)
 
     @contextmanager
     def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
@@ -140,9 +136,6 @@ class TursoFile:
         finally:
             with suppress(turso.Error):
                 connection.close()
-
-    def close(self) -> None:
-        """Nothing is kept between sessions."""
 
     def _open(self, seconds: float) -> turso.Connection:
         deadline = time.monotonic() + seconds

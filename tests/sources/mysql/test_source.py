@@ -24,7 +24,7 @@ from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition, LsnPosition, Position, parse_position
 from deltaforge_dagster.servers.mysql import MysqlServer, execute
 from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
-from deltaforge_dagster.sources.mysql import dump, source
+from deltaforge_dagster.sources.mysql import dump, peek, source
 from tests.contracts.test_source import (
     Taken,
     Versions,
@@ -694,7 +694,7 @@ class TestLookingForChanges:
         bench.execute("INSERT INTO other VALUES (1, repeat('x', 1000000))")
         assert is_quiet(bench, start)
 
-        monkeypatch.setattr(source, "MAX_UNREAD_BYTES", 500_000)
+        monkeypatch.setattr(peek, "MAX_UNREAD_BYTES", 500_000)
         assert bench.source().has_changes(start)
 
     def test_a_place_without_gtids_will_do(self, plain_bench: MysqlBench) -> None:
