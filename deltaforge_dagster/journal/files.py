@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -237,15 +237,8 @@ class Journal:
         self, pipeline: str, known: Collection[str], *, older_than: float
     ) -> list[str]:
         """Remove staging files that nobody needs, last written so many seconds ago; return their paths."""
-        swept = []
-        for path in self._storage.list(_staged(pipeline)):
-            if path in known:
-                continue
-            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
-                if self._storage.age(path) > older_than:
-                    self._storage.delete(path)
-                    swept.append(path)
-        return swept
+        paths = self._storage.list(_staged(pipeline))
+        return self._sweep((path for path in paths if path not in known), older_than)
 
     def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
         """Begin a file of held events.
@@ -278,14 +271,8 @@ class Journal:
         self, pipeline: str, known: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
         """Remove files of events kept back that no row names, as `sweep` does; return their paths."""
-        swept = []
         paths = [path for folder in folders(pipeline) for path in self._storage.list(folder)]
-        for path in orphans(paths, known, epoch):
-            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
-                if self._storage.age(path) > older_than:
-                    self._storage.delete(path)
-                    swept.append(path)
-        return swept
+        return self._sweep(orphans(paths, known, epoch), older_than)
 
     def exists(self, path: str) -> bool:
         """Say whether a file is there."""
@@ -310,11 +297,17 @@ class Journal:
             epoch: The lease's epoch; files of this epoch or a newer one may be in the making.
             older_than: Seconds since the last write below which a file stays, too.
         """
-        swept = []
+        orphaned = []
         for path in self._storage.list(f"{pipeline}/{uid}"):
             name = _NAME.match(path.rpartition("/")[2])
-            if name is None or path in known or int(name["epoch"]) >= epoch:
-                continue
+            if name is not None and path not in known and int(name["epoch"]) < epoch:
+                orphaned.append(path)
+        return self._sweep(orphaned, older_than)
+
+    def _sweep(self, paths: Iterable[str], older_than: float) -> list[str]:
+        """Remove files that were last written so many seconds ago; return their paths."""
+        swept = []
+        for path in paths:
             with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
                 if self._storage.age(path) > older_than:
                     self._storage.delete(path)

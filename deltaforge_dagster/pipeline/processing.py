@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deltaforge_dagster.config.logs import in_context
 from deltaforge_dagster.config.model import PipelineSpec
@@ -26,6 +26,7 @@ from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.chains import chain_of
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import processed, processing_failed
 from deltaforge_dagster.pipeline.prepare import SessionProvider
@@ -138,19 +139,14 @@ class Processing:
         self._processed()
         return True
 
-    def _waiting(self) -> list[SegmentRow]:
+    def _waiting(self) -> Sequence[SegmentRow]:
         rows = self._store.segments(self._pipeline, first=self._done + 1, limit=1000)
         undecided = [row for row in rows if row.chain_hash is None]
         if rows and not undecided:
             self._done = rows[-1].segment
-        total = 0
-        for count, row in enumerate(undecided[:_SEGMENTS_PER_JOB]):
-            total += row.bytes
-            if count and total > self._limits.max_bytes:
-                return undecided[:count]
-        return undecided[:_SEGMENTS_PER_JOB]
+        return first_together(undecided, _SEGMENTS_PER_JOB, self._limits.max_bytes)
 
-    def _made(self, rows: list[SegmentRow]) -> list[Processed]:
+    def _made(self, rows: Sequence[SegmentRow]) -> list[Processed]:
         pipeline = self._store.pipeline(self._pipeline)
         assert pipeline is not None
         job = ProcessingJob(

@@ -14,6 +14,7 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.chain_jobs import run_job
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.processing_job import ProcessingJob, processed_by
 from deltaforge_dagster.state.records import Processed, SegmentRow
@@ -58,16 +59,11 @@ class Reprocessing:
             ProcessorFailed: A processor broke.
             SparkUnavailable: Spark failed.
         """
-        group: list[SegmentRow] = []
-        for row in segments:
-            total = row.bytes + sum(one.bytes for one in group)
-            if group and (total > self._max_bytes or len(group) == _SEGMENTS_PER_JOB):
-                with self._made(group) as made:
-                    yield made
-                group = []
-            group.append(row)
-        with self._made(group) as made:
-            yield made
+        while segments:
+            group = first_together(segments, _SEGMENTS_PER_JOB, self._max_bytes)
+            with self._made(group) as made:
+                yield made
+            segments = segments[len(group) :]
 
     @contextmanager
     def _made(self, rows: Sequence[SegmentRow]) -> Iterator[list[SegmentRow]]:

@@ -8,11 +8,9 @@
     this thread      closes ranges that are due, confirms to the source, keeps the journal within
                      its limit, has closed ranges published, and decides when the run ends
 
-The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself
-after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`
-(a database that is still decoding a long transaction is not idle: the reader must have passed
-its head); and within seconds when asked to, when the pipeline's `want` or file changes, or when the lease is
-lost. Then the open range is closed, so that the next run begins with a new one.
+The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself when it
+is over (`run_end`), and within seconds when asked to, when the pipeline's `want` or file changes, or when
+the lease is lost. Then the open range is closed, so that the next run begins with a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from dataclasses import dataclass, field
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
+from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
 from deltaforge_dagster.pipeline.approvals import approve_everything
 from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.backpressure import BackPressure
@@ -43,6 +41,7 @@ from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.live_schemas import WarmStart
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
 from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.tools import Observer, Tools
@@ -126,9 +125,6 @@ class LiveRun:
         self._until_caught_up = until_caught_up
         self._asked_to_end: str | None = None
         self._want: Want = "running"
-        self._began = 0.0
-        self._quiet_head: Position | None = None
-        self._quiet_since = 0.0
         self._lease: HeldLease
         self._deliveries: Deliveries
         self._pressure: BackPressure
@@ -297,7 +293,15 @@ class LiveRun:
 
     def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
         """Look after everything until the run is over; return why it is."""
-        self._began = time.monotonic()
+        end = RunEnd(
+            self._loaded,
+            self._tools,
+            deliveries=self._deliveries,
+            pressure=self._pressure,
+            capture=self._capture,
+            until_caught_up=self._until_caught_up,
+            goal=goal,
+        )
         confirmer = Confirmer(self._loaded, self._store, self._lease)
         letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
         failures = CaptureWatch(self._store, self._loaded.name)
@@ -306,7 +310,7 @@ class LiveRun:
         while True:
             self._lease.guard()
             with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
-                ended = self._over(goal)
+                ended = self._asked_to_end or end.reason()
                 ranges.close_if_due()
                 confirmer.confirm(self._capture)
                 if self._capture is not None:
@@ -323,97 +327,6 @@ class LiveRun:
                     summary.look(self._capture)
                     published_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
-
-    def _over(self, goal: Position | None) -> str | None:
-        """Return why the run should end now, None when it should go on."""
-        if self._asked_to_end is not None:
-            return self._asked_to_end
-        run = self._engine.run
-        now = time.monotonic()
-        if now - self._began >= run.max_seconds and self._may_pause_reading():
-            return "max_seconds"
-        # Asked before the sinks: what is captured after this is not part of the goal.
-        reached = self._until_caught_up and (goal is None or self._reached(goal))
-        return self._finished(reached=reached) if self._all_delivered_or_failing() else None
-
-    def _finished(self, *, reached: bool) -> str | None:
-        """Return why the run may end, now that every sink has everything or is failing."""
-        if self._capture is not None and self._capture.failed:
-            return "capture failed"
-        if self._splices():
-            return None
-        if reached:
-            return "caught up"
-        if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
-            return "journal full"
-        quiet = time.monotonic() - self._moved_at() >= self._engine.run.idle_seconds
-        return "idle" if quiet and self._source_is_quiet() else None
-
-    def _splices(self) -> bool:
-        """Whether chunks of a snapshot are about to be taken over."""
-        capture = self._capture
-        if capture is None or capture.error is not None or self._pressure.paused is not None:
-            return False
-        return capture.splices
-
-    def _source_is_quiet(self) -> bool:
-        """Whether the reader has passed the head that the source had when it fell quiet.
-
-        A database that is decoding a long transaction sends nothing for long, and is not idle.
-        While capture is paused there is nothing to wait for.
-        """
-        if self._pressure.paused is not None:
-            return True
-        if self._quiet_head is None or self._quiet_since != self._moved_at():
-            self._quiet_since = self._moved_at()
-            try:
-                self._quiet_head = self._head()
-            except Retryable:  # it may have changes that it could not send either
-                return False
-        return self._quiet_head is None or self._reached(self._quiet_head)
-
-    def _may_pause_reading(self) -> bool:
-        """Whether ending now wastes no reading: a long transaction would have to start over."""
-        capture = self._capture
-        if capture is None or capture.error is not None:
-            return True
-        return not capture.in_transaction and capture.has_read
-
-    def _head(self) -> Position | None:
-        """Return where the source stands; None when that does not matter or is not told.
-
-        Raises:
-            Retryable: The source cannot say so now.
-        """
-        if self._capture is None or self._capture.error is not None:
-            return None
-        source = self._tools.build_source()
-        try:
-            return source.head()
-        except Retryable:
-            raise
-        except DeltaforgeError:
-            return None
-        finally:
-            source.close()
-
-    def _reached(self, goal: Position) -> bool:
-        if self._capture is None:
-            return True
-        if self._capture.error is not None:
-            return True
-        passed = self._capture.passed
-        return goal <= self._capture.position or (passed is not None and goal <= passed)
-
-    def _moved_at(self) -> float:
-        captured_at = 0.0 if self._capture is None else self._capture.moved_at
-        return max(self._began, captured_at, self._deliveries.moved_at)
-
-    def _all_delivered_or_failing(self) -> bool:
-        pipeline = self._store.pipeline(self._loaded.name)
-        assert pipeline is not None
-        waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
-        return waiting <= self._deliveries.stuck(pipeline)
 
     def _end(self, ranges: Ranges, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""

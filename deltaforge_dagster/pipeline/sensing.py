@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from pyspark.errors import PySparkException
 
@@ -29,6 +29,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.expressions import spark_schema
+from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.sensing_job import REPORT, SensingJob, learned_by
@@ -165,7 +166,7 @@ class Sensing:
         rows = self._segments.segments(first=self._done + 1, limit=_JOB_SEGMENTS + 1)
         if not rows:
             return False
-        taken = _together(rows)
+        taken = first_together(rows, _JOB_SEGMENTS, _JOB_BYTES)
         began = time.monotonic()
         skipped = taken[0].segment - self._done - 1
         learned = self._learn(taken)
@@ -185,7 +186,7 @@ class Sensing:
         self._warned = None
         return len(taken) < len(rows) or self._ending.is_set()
 
-    def _learn(self, rows: list[SegmentRow]) -> list[Learned]:
+    def _learn(self, rows: Sequence[SegmentRow]) -> list[Learned]:
         paths = [row.path for row in rows if row.rows]
         if not paths:
             return []
@@ -255,16 +256,6 @@ class Sensing:
         with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
             self._lease.write(lambda writer: writer.sensing_failed(problem))
         return backoff.next_delay()
-
-
-def _together(rows: list[SegmentRow]) -> list[SegmentRow]:
-    """Return the first segments, as many as one job takes."""
-    size = 0
-    for count, row in enumerate(rows[:_JOB_SEGMENTS]):
-        size += row.bytes
-        if count and size > _JOB_BYTES:
-            return rows[:count]
-    return rows[:_JOB_SEGMENTS]
 
 
 def _tally(learned: list[Learned], seconds: float) -> Tally:

@@ -1,0 +1,149 @@
+"""When a run is over by itself.
+
+It is after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`. A
+database that is still decoding a long transaction is not idle: the reader must have passed its head. A
+run that is to catch up is over as soon as everything is captured and delivered that the source had when
+it began. Sinks that fail are not waited for.
+"""
+
+from __future__ import annotations
+
+import time
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.backpressure import BackPressure
+from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.positions import Position
+
+
+class RunEnd:
+    """Decides when a run that begins now is over.
+
+    Args:
+        loaded: The pipeline file.
+        tools: Store and source.
+        deliveries: The run's.
+        pressure: Whether capture is paused.
+        capture: The run's, None when it only delivers.
+        until_caught_up: Whether it is to catch up, and no more.
+        goal: The head that the source had when the run began; None where nothing is to be captured.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        tools: Tools,
+        *,
+        deliveries: Deliveries,
+        pressure: BackPressure,
+        capture: Capture | None,
+        until_caught_up: bool,
+        goal: Position | None,
+    ) -> None:
+        self._pipeline = loaded.name
+        self._limits = loaded.spec.spec.engine.run
+        self._store = tools.store
+        self._build_source = tools.build_source
+        self._deliveries = deliveries
+        self._pressure = pressure
+        self._capture = capture
+        self._until_caught_up = until_caught_up
+        self._goal = goal
+        self._began = time.monotonic()
+        self._quiet_head: Position | None = None
+        self._quiet_since = 0.0
+
+    def reason(self) -> str | None:
+        """Return why the run should end now, None when it should go on; see `run.RunOutcome`.
+
+        Raises:
+            StoreUnavailable: It is not known; ask again.
+        """
+        now = time.monotonic()
+        if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
+            return "max_seconds"
+        # Asked before the sinks: what is captured after this is not part of the goal.
+        reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
+        return self._finished(reached=reached) if self._all_delivered_or_failing() else None
+
+    def _finished(self, *, reached: bool) -> str | None:
+        """Return why the run may end, now that every sink has everything or is failing."""
+        if self._capture is not None and self._capture.failed:
+            return "capture failed"
+        if self._splices():
+            return None
+        if reached:
+            return "caught up"
+        if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
+            return "journal full"
+        quiet = time.monotonic() - self._moved_at() >= self._limits.idle_seconds
+        return "idle" if quiet and self._source_is_quiet() else None
+
+    def _splices(self) -> bool:
+        """Whether chunks of a snapshot are about to be taken over."""
+        capture = self._capture
+        if capture is None or capture.error is not None or self._pressure.paused is not None:
+            return False
+        return capture.splices
+
+    def _source_is_quiet(self) -> bool:
+        """Whether the reader has passed the head that the source had when it fell quiet.
+
+        A database that is decoding a long transaction sends nothing for long, and is not idle.
+        While capture is paused there is nothing to wait for.
+        """
+        if self._pressure.paused is not None:
+            return True
+        if self._quiet_head is None or self._quiet_since != self._moved_at():
+            self._quiet_since = self._moved_at()
+            try:
+                self._quiet_head = self._head()
+            except Retryable:  # it may have changes that it could not send either
+                return False
+        return self._quiet_head is None or self._reached(self._quiet_head)
+
+    def _may_pause_reading(self) -> bool:
+        """Whether ending now wastes no reading: a long transaction would have to start over."""
+        capture = self._capture
+        if capture is None or capture.error is not None:
+            return True
+        return not capture.in_transaction and capture.has_read
+
+    def _head(self) -> Position | None:
+        """Return where the source stands; None when that does not matter or is not told.
+
+        Raises:
+            Retryable: The source cannot say so now.
+        """
+        if self._capture is None or self._capture.error is not None:
+            return None
+        source = self._build_source()
+        try:
+            return source.head()
+        except Retryable:
+            raise
+        except DeltaforgeError:
+            return None
+        finally:
+            source.close()
+
+    def _reached(self, goal: Position) -> bool:
+        if self._capture is None:
+            return True
+        if self._capture.error is not None:
+            return True
+        passed = self._capture.passed
+        return goal <= self._capture.position or (passed is not None and goal <= passed)
+
+    def _moved_at(self) -> float:
+        captured_at = 0.0 if self._capture is None else self._capture.moved_at
+        return max(self._began, captured_at, self._deliveries.moved_at)
+
+    def _all_delivered_or_failing(self) -> bool:
+        pipeline = self._store.pipeline(self._pipeline)
+        assert pipeline is not None
+        waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
+        return waiting <= self._deliveries.stuck(pipeline)
