@@ -1,1 +1,18 @@
-"""The run: lease, capture, preparation, delivery, publication plan. Knows nothing of Dagster."""
+"""The run, and whatever else works on a pipeline. Knows nothing of Dagster.
+
+A live run:
+
+- `run` begins and ends everything (`lease`, `run_end`), with `tools` from outside; `work` says whether one is
+  needed, `first_start` where it begins;
+- `capture`: the source's stream through `gate` and `cutter` into segments and `ranges`; `backlog` for many
+  readers, `failover` for another server, `holds` for what cannot be decoded, `splice` for snapshots;
+- `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
+- `deliveries`: a `deliverer` per sink, which goes on where `resume` says, sends `units` and puts aside
+  `dead_letters`. What it sends is prepared once for all sinks: `preparations` (which segments together),
+  `prepare` (the Spark job), `messages` (its tasks), `prepared_files`, `prepared`, `outgoing`;
+- behind them `confirmer`, `backpressure`, `sensing`, `publication`, `meters`.
+
+Beside it, without the lease: `replay`, `reprocessing`, `preview`, `recapture`, `catch_up`, `snapshot_read`,
+`retention`, `key_search`. Steps at which tests let a process die are in `failpoints`. Modules called
+`..._job` are what Spark's tasks run.
+"""

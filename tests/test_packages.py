@@ -1,0 +1,36 @@
+"""What packages and modules say of themselves: the map by which one finds things."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import deltaforge_dagster
+
+ROOT = Path(deltaforge_dagster.__file__).parent
+FILES = {
+    path.relative_to(ROOT): ast.get_docstring(ast.parse(path.read_text())) or ""
+    for path in ROOT.rglob("*.py")
+}
+NAMES = {".".join(path.with_suffix("").parts) for path in FILES}
+
+
+def test_modules_that_a_package_names_are_there() -> None:
+    """A plain word between backticks in a package's docstring is a module of it, or of the root."""
+    missing = {
+        f"{path.parent}: {name}"
+        for path, text in FILES.items()
+        if path.name == "__init__.py"
+        for name in re.findall(r"`([a-z][a-z0-9_]*(?:\.[a-z_]+)?)`", text)
+        if not {name, ".".join([*path.parent.parts, name])} & NAMES
+    }
+
+    assert missing == {"cli: deltaforge"}  # which is the command
+
+
+def test_every_module_teaches_itself() -> None:
+    """A module begins with a line that says what it is."""
+    silent = {str(path) for path, text in FILES.items() if len(text.partition("\n")[0]) < 10}
+
+    assert silent == set()
