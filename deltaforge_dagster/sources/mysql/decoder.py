@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -95,6 +96,8 @@ class Decoder:
     `rules` say what is hidden of columns.
     """
 
+    _rare_events: ClassVar[type[RareEvents]] = RareEvents
+
     def __init__(
         self,
         *,
@@ -124,7 +127,7 @@ class Decoder:
         self._found = Handover(self._writer, progress)
         self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
-        self._rare = RareEvents(
+        self._rare = self._rare_events(
             self._found,
             self._writer,
             self._versions,
@@ -190,7 +193,7 @@ class Decoder:
         try:
             found.flush(source, begun)
             if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
-                self._act(stop, source)
+                self._rare.act(stop, source)
                 found.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
         except DeltaforgeError as error:
@@ -256,10 +259,6 @@ class Decoder:
                 break
         inner.keep(piece[state[OFFSET] :])
         state[OFFSET], state[BARE] = offset, 0
-
-    def _act(self, stop: int, source: Bytes) -> None:
-        """Do what `scan` stopped for; it goes on after the event when this returns."""
-        self._rare.act(stop, source)
 
     def forget_tables(self) -> None:
         """Let every table be described again."""

@@ -24,6 +24,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     MEASURED_OPEN,
     MEASURING,
 )
+from deltaforge_dagster.sources.mysql.rare_events import RareEvents
 from deltaforge_dagster.sources.mysql.stops import (
     FORMAT,
     NEW_FILE,
@@ -36,11 +37,34 @@ from deltaforge_dagster.sources.mysql.stops import (
 _AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
+class _Passed(RareEvents):
+    """Acts on what says where transactions and tables are; passes over rows, and ends at the rest."""
+
+    def act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the event when this returns.
+
+        Raises:
+            UnsupportedEvent: What follows cannot be decoded by itself.
+        """
+        state = self._state
+        if stop in _AS_A_DECODER:
+            super().act(stop, source)
+        elif stop == PAYLOAD:  # the rest of a transaction, its end too; perhaps nothing is captured
+            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
+            self._found.commit()
+        elif stop == PARTIAL:
+            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
+        else:
+            raise UnsupportedEvent(f"what follows cannot be decoded by itself, {self._where()}")
+
+
 class Outline(Decoder):
     """Yields positions between transactions, in batches without rows; takes what `Decoder` takes.
 
     Whatever ends it is its `Decoded.error`.
     """
+
+    _rare_events = _Passed
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -50,17 +74,3 @@ class Outline(Decoder):
     def measured(self) -> int:
         """Bytes of events with captured changes, in all transactions that have ended so far."""
         return int(self._state[MEASURED])
-
-    def _act(self, stop: int, source: Bytes) -> None:
-        state = self._state
-        if stop in _AS_A_DECODER:
-            super()._act(stop, source)
-        elif (
-            stop == PAYLOAD
-        ):  # the rest of a transaction, with its end; perhaps nothing is captured
-            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
-            self._found.commit()
-        elif stop == PARTIAL:
-            state[MEASURED_OPEN] += state[EVENT_END] - state[EVENT]
-        else:
-            raise UnsupportedEvent(f"what follows cannot be decoded by itself, {self._where()}")
