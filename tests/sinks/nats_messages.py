@@ -1,14 +1,36 @@
-"""Messages for the NATS sink."""
+"""Sinks of NATS, and messages for them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 
+from deltaforge_dagster.servers.nats import NatsServer
 from deltaforge_dagster.sinks import nats_answers, nats_pack
 from deltaforge_dagster.sinks.base import MESSAGES, Origin, SinkBatch
+from deltaforge_dagster.sinks.nats import NatsSink
 
 Row = dict[str, str | int | None]
+MakeSink = Callable[..., NatsSink]
+
+
+def opened(server: NatsServer, stream: str, **usual: object) -> Iterator[MakeSink]:
+    """Yield a function that opens a sink on a stream, `usual` unless told otherwise; close all of them."""
+    made = []
+
+    def make(sink_id: str = "sink", pattern: str | None = None, **options: object) -> NatsSink:
+        options = {"stream": stream, **usual, **options}
+        pattern = pattern or f"{stream}.>"
+        sink = NatsSink(sink_id, server.url, pattern, **options)  # type: ignore[arg-type]
+        made.append(sink)
+        sink.open()
+        return sink
+
+    yield make
+    for sink in made:
+        sink.close()
 
 
 def row(number: int, subject: str, **changes: str | int | None) -> Row:

@@ -6,7 +6,7 @@ import datetime as dt
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,31 +28,17 @@ from deltaforge_dagster.sinks.nats import NatsSink, subject_pattern
 from deltaforge_dagster.sinks.nats_endpoint import Login
 from tests.fix_nats import Admin, StartNats
 from tests.sinks.messages import sent
-from tests.sinks.nats_messages import allow, batch, kernels, numbered, row
+from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
 
 __all__ = ["kernels"]
 
 pytestmark = pytest.mark.nats
 
-MakeSink = Callable[..., NatsSink]
-
 
 @pytest.fixture
 def make_sink(nats_server: NatsServer, nats_stream: str) -> Iterator[MakeSink]:
     """Open a sink on the test's stream; all are closed at the end."""
-    made = []
-
-    def make(sink_id: str = "sink", pattern: str | None = None, **options: object) -> NatsSink:
-        options = {"stream": nats_stream, **options}
-        pattern = pattern or f"{nats_stream}.>"
-        sink = NatsSink(sink_id, nats_server.url, pattern, **options)  # type: ignore[arg-type]
-        made.append(sink)
-        sink.open()
-        return sink
-
-    yield make
-    for sink in made:
-        sink.close()
+    yield from opened(nats_server, nats_stream)
 
 
 def test_a_message_has_its_headers(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,31 +18,17 @@ from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.nats import NatsSink
 from tests.fix_nats import Admin
 from tests.sinks.messages import ORIGIN
-from tests.sinks.nats_messages import allow, batch, kernels, numbered, row
+from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
 
 __all__ = ["kernels"]
 
 pytestmark = pytest.mark.nats
 
-MakeSink = Callable[..., NatsSink]
-
 
 @pytest.fixture
 def make_sink(nats_server: NatsServer, nats_stream: str) -> Iterator[MakeSink]:
     """Open a sink that delivers exactly once to the test's stream."""
-    made = []
-
-    def make(sink_id: str = "sink", pattern: str | None = None, **options: object) -> NatsSink:
-        options = {"exactly_once": True, "stream": nats_stream, **options}
-        pattern = pattern or f"{nats_stream}.>"
-        sink = NatsSink(sink_id, nats_server.url, pattern, **options)  # type: ignore[arg-type]
-        made.append(sink)
-        sink.open()
-        return sink
-
-    yield make
-    for sink in made:
-        sink.close()
+    yield from opened(nats_server, nats_stream, exactly_once=True)
 
 
 def values(admin: Admin, stream: str, subject: str | None = None) -> list[int]:
