@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -74,6 +75,33 @@ def cut_connections(server: RedisServer, times: int, cuts: list[int]) -> None:
             while not (cut := client.client_kill_filter(_type="normal", skipme=True)):
                 time.sleep(0.001)  # between two connections
             cuts.append(cut)
+
+
+class Crash:
+    """A server that is killed amid a batch of eight blocks at least.
+
+    Args:
+        server: Which one.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self._timer = threading.Timer(0.02, lambda: server.stop(immediate=True))
+        self._guards = 0
+
+    def guard(self) -> None:
+        """Have it killed a moment later, once the first two blocks have arrived.
+
+        That moment comes before the last block, however late the thread begins.
+        """
+        self._guards += 1
+        if self._guards == 3:
+            self._timer.start()
+        if self._guards == 8:
+            self._timer.join()
+
+    def over(self) -> None:
+        """Wait until it has been killed."""
+        self._timer.join()
 
 
 @pytest.fixture(scope="module", autouse=True)

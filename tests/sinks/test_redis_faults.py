@@ -21,6 +21,7 @@ from tests.fix_redis import StartRedis
 from tests.sinks.messages import closed_during
 from tests.sinks.redis_cluster import until
 from tests.sinks.redis_messages import (
+    Crash,
     allow,
     batch,
     client_of,
@@ -123,28 +124,16 @@ def test_a_server_killed_amid_a_batch(start_redis: StartRedis) -> None:
     sink = RedisSink("cache", server.uri)
     sink.open()
     messages = numbered(60_000)
-    crash = threading.Timer(0.02, lambda: server.stop(immediate=True))
-    guards: list[None] = []
+    crash = Crash(server)
     errors = []
-
-    def guard() -> None:
-        """Have the server killed a moment later, once the first two blocks have arrived.
-
-        That moment comes before the last block, however late the thread begins.
-        """
-        guards.append(None)
-        if len(guards) == 3:
-            crash.start()
-        if len(guards) == 8:
-            crash.join()
 
     for _ in range(5):
         try:
-            sink.send(messages, guard)
+            sink.send(messages, crash.guard)
             break
         except SinkUnavailable as error:
             errors.append(error)
-            crash.join()
+            crash.over()
             server.restart()
             sink.open()
     sink.close()

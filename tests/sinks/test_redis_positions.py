@@ -21,6 +21,7 @@ from deltaforge_dagster.sinks.redis import RedisSink
 from tests.fix_redis import StartRedis
 from tests.sinks.messages import ORIGIN
 from tests.sinks.redis_messages import (
+    Crash,
     allow,
     client_of,
     cut_connections,
@@ -151,28 +152,16 @@ def test_a_crash_amid_a_batch_repeats_nothing(start_redis: StartRedis) -> None:
     server = start_redis({"appendfsync": "always"})
     sink = exactly_once(server)
     whole = replace(numbered(60_000), origin=ORIGIN)
-    crash = threading.Timer(0.02, lambda: server.stop(immediate=True))
-    guards: list[None] = []
+    crash = Crash(server)
     errors = []
-
-    def guard() -> None:
-        """Have the server killed a moment later, once the first two blocks have arrived.
-
-        That moment comes before the last block, however late the thread begins.
-        """
-        guards.append(None)
-        if len(guards) == 3:
-            crash.start()
-        if len(guards) == 8:
-            crash.join()
 
     for _ in range(5):
         try:
-            sink.send(after(whole, sink), guard)
+            sink.send(after(whole, sink), crash.guard)
             break
         except SinkUnavailable as error:
             errors.append(error)
-            crash.join()
+            crash.over()
             server.restart()
             sink.open()
     sink.close()

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +10,12 @@ import pytest
 from deltaforge_dagster.servers.mysql import MysqlServer
 from deltaforge_dagster.sources.mysql.decoder import Decoder
 from tests.contracts.test_source import take, whole
+from tests.sources.fuzzing import fuzz
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.fuzz import events_of, save
 from tests.sources.mysql.test_server_values import TYPES
+
+PROGRAM = "tests.sources.mysql.fuzz"
 
 pytestmark = pytest.mark.mysql
 
@@ -75,27 +73,10 @@ def write_everything(bench: MysqlBench) -> int:
     return count + 2
 
 
-def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict[str, int]:
-    """Run the program; return how often each outcome was."""
-    ran = subprocess.run(
-        [
-            sys.executable, "-W", "error", "-m", "tests.sources.mysql.fuzz",
-            str(recorded), str(count), str(random.randrange(1 << 30)),
-        ],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    outcomes: dict[str, int] = json.loads(ran.stdout)
-    return outcomes
-
-
 @pytest.mark.timeout(900)  # compiles everything once more
 def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
+    outcomes = fuzz(PROGRAM, recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
 
     assert set(outcomes) >= {"rows", "CorruptLog", "UnsupportedEvent"}
     assert outcomes["rows"] > 150
@@ -106,4 +87,4 @@ def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
 def test_mutated_logs_at_length(recorded: Path, tmp_path: Path) -> None:
     """As above, ten million times."""
     for _ in range(100):
-        fuzz(recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
+        fuzz(PROGRAM, recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")

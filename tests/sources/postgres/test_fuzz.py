@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +13,12 @@ from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.postgres.catalog import Catalog
 from deltaforge_dagster.sources.postgres.decoder import Decoder
 from deltaforge_dagster.sources.postgres.values import CatalogType
+from tests.sources.fuzzing import fuzz
 from tests.sources.postgres.fuzz import Recorded, messages_of
 from tests.sources.postgres.strategies import columns
 from tests.sources.postgres.test_differential import ROWS, Readings
+
+PROGRAM = "tests.sources.postgres.fuzz"
 
 pytestmark = pytest.mark.postgres
 
@@ -61,27 +59,10 @@ def recorded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def fuzz(recorded: Path, tmp_path: Path, count: int, **environment: str) -> dict[str, int]:
-    """Run the program; return how often each outcome was."""
-    ran = subprocess.run(
-        [
-            sys.executable, "-W", "error", "-m", "tests.sources.postgres.fuzz",
-            str(recorded), str(count), str(random.randrange(1 << 30)),
-        ],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    outcomes: dict[str, int] = json.loads(ran.stdout)
-    return outcomes
-
-
 @pytest.mark.timeout(900)  # compiles everything once more
 def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
     """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
+    outcomes = fuzz(PROGRAM, recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
 
     assert set(outcomes) == {"NoneType", "CorruptLog", "UnsupportedEvent"}
     assert outcomes["NoneType"] > 250
@@ -89,7 +70,7 @@ def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
 
 def test_plain_python(recorded: Path, tmp_path: Path) -> None:
     """Without compilation, where NumPy checks every access, the same holds."""
-    outcomes = fuzz(recorded, tmp_path, 100, NUMBA_DISABLE_JIT="1")
+    outcomes = fuzz(PROGRAM, recorded, tmp_path, 100, NUMBA_DISABLE_JIT="1")
 
     assert sum(outcomes.values()) == 100
 
@@ -99,4 +80,4 @@ def test_plain_python(recorded: Path, tmp_path: Path) -> None:
 def test_mutated_messages_at_length(recorded: Path, tmp_path: Path) -> None:
     """As above, ten million times."""
     for _ in range(100):
-        fuzz(recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
+        fuzz(PROGRAM, recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
