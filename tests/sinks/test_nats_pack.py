@@ -74,8 +74,15 @@ def blocks(
     found: list[tuple[Block, bytes]] = []
     start = 0
     while start < rows:
-        own = {"first": {"first": "1"}, "marks": {"m": "2"}}
-        block = packer.pack(start, rows, 7 + start, keeping=keeping, **own, **limits)
+        block = packer.pack(
+            start,
+            rows,
+            7 + start,
+            first={"first": "1"},
+            marks={"m": "2"},
+            keeping=keeping,
+            **limits,
+        )
         found.append((block, bytes(block.data)))
         start = block.stop
     return found
