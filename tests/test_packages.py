@@ -26,7 +26,8 @@ def test_modules_that_a_package_names_are_there() -> None:
         if not {name, ".".join([*path.parent.parts, name])} & NAMES
     }
 
-    assert missing == {"cli: deltaforge"}  # which is the command
+    # The command, and a field of Alembic's.
+    assert missing == {"cli: deltaforge", "state/migrations: down_revision"}
 
 
 def test_every_module_teaches_itself() -> None:
