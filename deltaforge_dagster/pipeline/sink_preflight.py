@@ -25,8 +25,9 @@ from deltaforge_dagster.config import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sinks.build import make_sink
-from deltaforge_dagster.sinks.kafka_client import LOG, Settings
+from deltaforge_dagster.sinks.kafka_client import LOG
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
+from deltaforge_dagster.sinks.kafka_settings import Settings
 from deltaforge_dagster.sinks.nats_endpoint import addresses
 from deltaforge_dagster.sources.findings import Finding
 
