@@ -5,6 +5,7 @@ Only what these files use is understood: files merged in order, `${NAME}`, `${NA
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -39,6 +40,10 @@ class Service:
         """Return its variables, with what stands here for names, ports and folders of containers."""
         return {name: _here(value, places) for name, value in self.environment.items()}
 
+    def words(self, places: Mapping[str, str]) -> list[str]:
+        """Return its command, likewise; nothing when it is the image's."""
+        return [_here(word, places) for word in self.command]
+
     def check(self, places: Mapping[str, str]) -> list[str]:
         """Return the command of its health check, likewise."""
         kind, *words = self.definition["healthcheck"]["test"]
@@ -56,7 +61,7 @@ class Service:
             more: Variables that belong to this machine.
         """
         folder.mkdir()
-        program, *words = [_here(word, places) for word in self.command]
+        program, *words = self.words(places)
         installed = Path(sys.executable).with_name(program)
         return ServerProcess(
             self.name,
@@ -69,6 +74,17 @@ class Service:
                 **(more or {}),
             },
         )
+
+
+def image_command() -> list[str]:
+    """Return what the image runs when it is told nothing: the code server."""
+    (command,) = [
+        line.removeprefix("CMD")
+        for line in (DOCKER / "Dockerfile").read_text().splitlines()
+        if line.startswith("CMD")
+    ]
+    words: list[str] = json.loads(command)
+    return words
 
 
 def variables(*files: str) -> set[str]:

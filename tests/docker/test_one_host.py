@@ -19,7 +19,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.servers.process import ServerProcess, free_port
 from deltaforge_dagster.state.store import StateStore
-from tests.docker.compose import DOCKER, services
+from tests.docker.compose import DOCKER, image_command, services
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 
@@ -69,12 +69,7 @@ class Host:
 
     def start(self, stack: contextlib.ExitStack) -> None:
         """Start what is ours, the code server by the image's command."""
-        (image,) = [
-            json.loads(line.removeprefix("CMD"))
-            for line in (DOCKER / "Dockerfile").read_text().splitlines()
-            if line.startswith("CMD")
-        ]
-        self._services["code"].command.extend(image)
+        self._services["code"].command.extend(image_command())
         self._places["4000"] = str(self.ports["code"])
         for name in ("code", "webserver", "daemon", "api"):
             process: ServerProcess = self._services[name].start(
