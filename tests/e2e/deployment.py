@@ -65,6 +65,8 @@ class Deployment:
         """Environment of the deployment's processes."""
         own = {
             "DAGSTER_HOME": str(self.dagster_home),
+            # A run whose process takes longer to start counts as failed: a busy machine's fault.
+            "DAGSTER_GRPC_TIMEOUT_SECONDS": "600",
             "DELTAFORGE_HOME": str(self.folder / "home"),
             "DELTAFORGE_PIPELINES": str(self.pipelines),
             "DELTAFORGE_SPARK_REMOTE": self.spark_remote,

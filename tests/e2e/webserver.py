@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,34 @@ mutation ($asked: LaunchBackfillParams!) {
     ... on LaunchBackfillSuccess { backfillId }
     ... on PythonError { message }
     ... on PartitionKeysNotFoundError { message }
+    ... on UnauthorizedError { message }
+  }
+}
+"""
+
+_RUNS = """
+mutation ($asked: [ExecutionParams!]!) {
+  launchMultipleRuns(executionParamsList: $asked) {
+    __typename
+    ... on PythonError { message }
+    ... on LaunchMultipleRunsResult {
+      launchMultipleRunsResult {
+        __typename
+        ... on LaunchRunSuccess { run { runId } }
+        ... on PythonError { message }
+        ... on UnauthorizedError { message }
+      }
+    }
+  }
+}
+"""
+
+_REEXECUTION = """
+mutation ($asked: ReexecutionParams!) {
+  launchPipelineReexecution(reexecutionParams: $asked) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message }
     ... on UnauthorizedError { message }
   }
 }
@@ -88,9 +116,46 @@ class Webserver:
         runs: list[str] = eventually(ended, seconds=self.seconds, what="the end of the backfill")
         return runs
 
+    def runs(self, job: str, chosen: Sequence[tuple[dg.AssetKey, str]]) -> list[str]:
+        """Launch a run for each asset and partition, and return their ids once they have ended."""
+        asked = [
+            {
+                "mode": "default",
+                "executionMetadata": {"tags": [{"key": "dagster/partition", "value": partition}]},
+                "runConfigData": "{}",
+                "selector": {
+                    "repositoryLocationName": MODULE,
+                    "repositoryName": "__repository__",
+                    "pipelineName": job,
+                    "assetSelection": [{"path": list(asset.path)}],
+                    "assetCheckSelection": [],
+                },
+            }
+            for asset, partition in chosen
+        ]
+        made = self._ask(_RUNS, asked=asked)["launchMultipleRuns"]
+        assert made["__typename"] == "LaunchMultipleRunsResult", made
+        results = made["launchMultipleRunsResult"]
+        assert {one["__typename"] for one in results} == {"LaunchRunSuccess"}, results
+        return [self._ended(one["run"]["runId"]) for one in results]
+
+    def again(self, run_id: str) -> str:
+        """Re-execute a run, all of its steps, and return the new one's id once it has ended."""
+        asked = {"parentRunId": run_id, "strategy": "ALL_STEPS"}
+        made = self._ask(_REEXECUTION, asked=asked)["launchPipelineReexecution"]
+        assert made["__typename"] == "LaunchRunSuccess", made
+        return self._ended(made["run"]["runId"])
+
     def status(self, run_id: str) -> str:
         """Return the status of a run."""
         return str(self._ask(_OF_A_RUN, id=run_id)["runOrError"]["status"])
+
+    def _ended(self, run_id: str) -> str:
+        def ended() -> bool:
+            return self.status(run_id) in {"SUCCESS", "FAILURE", "CANCELED"}
+
+        eventually(ended, seconds=self.seconds, what=f"the end of run {run_id}")
+        return run_id
 
     def _answers(self) -> bool:
         try:
