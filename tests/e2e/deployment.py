@@ -136,6 +136,11 @@ class Deployment:
         marker = f"DELTAFORGE_HOME={self.folder / 'home'}\0".encode()
         return [pid for pid in _process_ids() if marker in _environment(pid)]
 
+    def told(self, name: str, value: str) -> int:
+        """Return how many living processes have an environment variable with that value."""
+        wanted = f"{name}={value}\0".encode()
+        return sum(wanted in _environment(pid) for pid in self.members())
+
     def kill(self) -> None:
         """Kill everything at once, as a crash of the host does."""
         for pid in self.members():

@@ -53,9 +53,10 @@ def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
 def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """The same for ours, which ends everything in order, also when a script started it with `&`.
 
-    It is asked to end again and again. Its webserver reloads the pipelines when the API asks for it.
+    It is asked to end again and again. Its webserver reloads the pipelines when the API asks for it. Its code
+    server, webserver and daemon give a run's process longer to start than Dagster does.
     """
-    deployment = deploy()
+    deployment = deploy(environment={"DAGSTER_GRPC_TIMEOUT_SECONDS": ""})
     port = free_port()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -64,6 +65,8 @@ def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
         signal.signal(signal.SIGINT, before)
 
     assert DagsterReload(f"http://127.0.0.1:{port}")() == "Dagster has reloaded its code locations"
+
+    assert deployment.told("DAGSTER_GRPC_TIMEOUT_SECONDS", "300") >= 3
 
     def ended() -> bool:
         process.send_signal(signal.SIGTERM)
