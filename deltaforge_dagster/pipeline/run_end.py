@@ -65,15 +65,19 @@ class RunEnd:
         now = time.monotonic()
         if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
             return "max_seconds"
-        # Asked before the sinks: what is captured after this is not part of the goal.
+        # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
+        # captured after the goal.
+        splices = self._splices()
         reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
-        return self._finished(reached=reached) if self._all_delivered_or_failing() else None
+        if not self._all_delivered_or_failing():
+            return None
+        return self._finished(splices=splices, reached=reached)
 
-    def _finished(self, *, reached: bool) -> str | None:
+    def _finished(self, *, splices: bool, reached: bool) -> str | None:
         """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture is not None and self._capture.failed:
             return "capture failed"
-        if self._splices():
+        if splices:
             return None
         if reached:
             return "caught up"

@@ -164,17 +164,17 @@ class Splicer:
 
     def _look(self) -> None:
         """Look for chunks that were read; those of held tables wait until nothing is held of them."""
-        self._looked_at = time.monotonic()
-        self._waiting = []
+        found: list[ChunkRow] = []
         snapshot = self._store.unfinished_snapshot(self._lease.pipeline)
         self._strays.look(snapshot)
-        if snapshot is None:
-            return
-        found = self._store.chunks(
-            self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
-        )
+        if snapshot is not None:
+            found = self._store.chunks(
+                self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
+            )
         held = {**self._registry.held(), **self._gate.kept} if found else {}
+        # Last, and in this order: another thread asks `waits` at any time, and may end the run on a no.
         self._waiting = [chunk for chunk in found if chunk.table_name not in held]
+        self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
         """Yield the chunks that can be placed here, and where their table changed since they were read.

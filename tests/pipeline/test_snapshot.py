@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,31 @@ def test_the_journal_makes_what_the_source_has(world: World) -> None:
     assert copy.older == []
     assert copy.rows == world.rows()
     assert copy.ops["r"] > 100
+
+
+def test_chunks_wait_until_they_are_in_the_journal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while they are looked for, which may take long: a run may end as soon as none waits."""
+    listed = StateStore.chunks
+
+    def late(*args: Any, **options: Any) -> Any:
+        time.sleep(0.3)
+        return listed(*args, **options)
+
+    world.snapshots.want(f"{world.schema}.hot")
+    world.snapshots.read()
+    monkeypatch.setattr(StateStore, "chunks", late)
+    spliced: list[bool] = []
+
+    def none_waits(capture: Capture) -> bool:
+        if not capture.splices:
+            spliced.append(world.snapshots.spliced())
+        return bool(spliced)
+
+    world.stage.capture(none_waits)
+
+    assert spliced == [True]
 
 
 def test_a_table_that_joins_later(world: World) -> None:

@@ -1,0 +1,69 @@
+"""When a run is over: between two questions, what they are about goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.pipeline.run_end import RunEnd
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.snapshotting import PIPELINE
+
+
+class Capturing:
+    """A capture whose last chunk is in the journal as soon as somebody has asked for the deliveries."""
+
+    error, failed, in_transaction = None, False, False
+
+    def __init__(self) -> None:
+        self.splices = True
+        self.segments: set[str] = set()
+
+    def splice(self) -> None:
+        """Take the chunk over: the sink has a segment to deliver."""
+        self.splices, self.segments = False, {"s"}
+
+
+class Delivering:
+    """Deliveries that are asked just before a chunk is taken over, at first."""
+
+    errors: tuple[str, ...] = ()
+    redriving: frozenset[str] = frozenset()
+
+    def __init__(self, capture: Capturing) -> None:
+        self._capture = capture
+
+    def behind(self, _: object) -> dict[str, int]:
+        """Return what sinks lack now; then the chunk is taken over."""
+        lacking = dict.fromkeys(self._capture.segments, 1)
+        if self._capture.splices:
+            self._capture.splice()
+        return lacking
+
+    def stuck(self, _: object) -> set[str]:
+        """Return the sinks that are not waited for."""
+        return set()
+
+
+def test_what_is_spliced_between_two_questions_is_delivered(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """A run until caught up does not end with a chunk that no sink has: what waits is asked for first."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        deliveries=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", capture),
+        until_caught_up=True,
+        goal=None,
+    )
+
+    assert [end.reason(), end.reason()] == [None, None]
+    capture.segments.clear()
+    assert end.reason() == "caught up"
