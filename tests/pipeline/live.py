@@ -69,6 +69,11 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - raised again by `outcome`
             self._error = error
 
+    @property
+    def ended(self) -> bool:
+        """The run is over, however it went."""
+        return not self._thread.is_alive()
+
     def outcome(self, seconds: float = 120.0) -> RunOutcome:
         """Return how the run ended, which must be within `seconds`."""
         self._thread.join(seconds)
