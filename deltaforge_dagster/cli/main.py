@@ -77,11 +77,24 @@ class _Group(TyperGroup):
         except OSError as error:
             if error.filename is None:  # a connection: somebody should have made it one of ours
                 raise
-            message = f"error: {error.filename}: {error.strerror}"
+            message = f"error: {error.filename}: {error.strerror}{_hint(str(error.filename))}"
             typer.secho(message, fg=typer.colors.RED, err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+def _hint(path: str) -> str:
+    """Return what to do about a path that cannot be used, where it is the installation's home."""
+    from deltaforge_dagster.config.settings import Settings  # noqa: PLC0415 - only for errors
+
+    try:
+        home = Settings.from_env().home
+    except SettingsError:
+        return ""
+    if not f"{path}/".startswith(f"{home}/"):
+        return ""
+    return "; DELTAFORGE_HOME must be a directory that this user may write to"
 
 
 def _load(target: str) -> Any:

@@ -161,7 +161,6 @@ class CheckpointWrites(Writing):
                 "failures": row["failures"] + 1,
                 "last_error": error_text[:_ERROR_LENGTH],
                 "next_attempt_at": next_attempt_at,
-                "updated_at": clock(),
             },
         )
         metrics.count(self._connection, self._lease.pipeline, tally)
@@ -174,10 +173,7 @@ class CheckpointWrites(Writing):
             why: Kept as its last error; what to do about it is said wherever it is shown.
         """
         self._checkpoint(sink)
-        self._update_checkpoint(
-            sink,
-            {"state": "detached", "last_error": why[:_ERROR_LENGTH], "updated_at": clock()},
-        )
+        self._update_checkpoint(sink, {"state": "detached", "last_error": why[:_ERROR_LENGTH]})
 
     def _checkpoint(self, sink: str) -> RowMapping:
         query = select(checkpoints).where(

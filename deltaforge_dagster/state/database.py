@@ -251,7 +251,10 @@ def _make_file(path: Path) -> None:
         if not path.exists():
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
-        raise StoreUnavailable(f"state store {path}: {error.strerror}") from error
+        raise StoreUnavailable(
+            f"state store {path}: {error.strerror}; DELTAFORGE_HOME must be a directory that this "
+            "user may write to, or DELTAFORGE_STATE_URL name another place"
+        ) from error
 
 
 def _begin(connection: Connection) -> None:

@@ -243,6 +243,7 @@ class CheckpointRow:
     next_attempt_at: float
     last_error: str | None
     updated_at: float
+    """When the checkpoint moved last: failures, pauses and a detachment leave it."""
     first_segment: int
     state: Attachment = "attached"
     lineage: str | None = None

@@ -107,7 +107,7 @@ def pause_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
     row = _sink(connection, name, sink)
     if row.state != "attached":
         raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is {row.state}")
-    return _set_state(connection, name, sink, {"state": "paused", "updated_at": clock()})
+    return _set_state(connection, name, sink, {"state": "paused"})
 
 
 def resume_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:

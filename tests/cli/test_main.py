@@ -83,6 +83,31 @@ def test_our_errors_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "Traceback" not in failure.stderr
 
 
+@pytest.mark.parametrize("command", ["dev", "run", "serve"])
+def test_a_home_that_is_none(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be made in the home is named, and with it the setting that says where that is."""
+    home = tmp_path / "file"
+    home.touch()
+    path = tmp_path / "pipelines" / "orders.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        "metadata: {name: orders, tenant: acme}\n"
+        "spec:\n"
+        "  source: {type: mysql, config: {id: db, dsn: 'mysql://a:b@127.0.0.1:1/s', tables: [s.t]}}\n"
+        "  sinks: [{type: redis, config: {id: r, uri: 'redis://127.0.0.1:1', stream: s}}]\n"
+    )
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(path.parent))
+    monkeypatch.setenv("DELTAFORGE_HOME", str(home))
+    options = {"dev": [], "run": ["orders"], "serve": ["--port", "0", "--metrics-addr", "none"]}
+
+    failure = deltaforge(command, *options[command])
+
+    assert failure.exit_code == 1, failure.output
+    assert str(home) in failure.stderr
+    assert "DELTAFORGE_HOME must be a directory that this user may write to" in failure.stderr
+    assert failure.stderr.count("error: ") == 1
+
+
 def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not an error of ours is a defect, and is not hidden."""
 

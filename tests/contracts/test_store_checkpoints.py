@@ -69,6 +69,27 @@ class TestCheckpoints:
         row = store.checkpoints(NAME)["redis"]
         assert (row.failures, row.next_attempt_at, row.last_error) == (0, 0.0, None)
 
+    def test_only_a_move_makes_it_younger(self, store: StateStore) -> None:
+        """A sink that fails, rests or is detached does not look as if it went on."""
+        lease = held(store)
+        capture(store, lease, 1, 2)
+        deliver(store, lease, "redis", 1)
+        moved = store.checkpoints(NAME)["redis"].updated_at
+        while store.now() <= moved:
+            pass
+
+        with store.fenced(lease) as writer:
+            writer.sink_failed("redis", "down", 0.0)
+        store.pause_sink(NAME, "redis")
+        store.resume_sink(NAME, "redis")
+        with store.fenced(lease) as writer:
+            writer.detach_sink("redis", "full")
+        assert store.checkpoints(NAME)["redis"].updated_at == moved
+
+        store.attach_sink(NAME, "redis", tail=False)
+        deliver(store, lease, "redis", 2)
+        assert store.checkpoints(NAME)["redis"].updated_at > moved
+
     def test_unknown_sink(self, store: StateStore) -> None:
         """A sink that is not registered has no checkpoint to move."""
         lease = held(store)
