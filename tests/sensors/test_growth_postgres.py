@@ -26,22 +26,12 @@ from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import checkpoints, pipelines
+from tests.sensors.test_growth import FILE
 from tests.state.make import NAME, capture, deliver, expire, held
 
 pytestmark = pytest.mark.postgres
 
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
-
-FILE = """\
-metadata: {name: orders, tenant: acme}
-spec:
-  source:
-    type: postgres
-    config: {id: db, dsn: "postgres://u@localhost/d", slot: s, publication: p, tables: [t]}
-  sinks:
-    - {type: redis, config: {id: redis, uri: "redis://localhost", stream: s}}
-    - {type: redis, config: {id: broken, uri: "redis://localhost", stream: t}}
-"""
 
 PIPELINES, RANGES, RUNS = 10, 400, 40
 """How many there are: so many ranges of each pipeline, and so many runs."""
