@@ -155,6 +155,12 @@ class DeadLetters:
         for entry in entries:
             if (entry.segment, entry.ordinal) > reached:
                 self._ahead.setdefault(entry.segment, set()).add(entry.ordinal)
+        at = checkpoint
+        self._lease.write(
+            lambda writer: writer.meets_anew(
+                self._sink_id, at.segment, at.ordinal, complete=at.complete
+            )
+        )
         self._known = known
 
     def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:

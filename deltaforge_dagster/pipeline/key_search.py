@@ -25,6 +25,7 @@ from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_position
 from deltaforge_dagster.processors.expansion import changed_keys
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.undelivered import Fate
 
 _READ = [*COLUMNS, "ts_us", "file", "pos", "event_id"]
 _SEGMENTS_AT_ONCE = 200
@@ -94,7 +95,8 @@ class Found:
         key: The row's key afterwards, JSON text.
         old_key: The key before an update that changed it, else None.
         sinks: What has become of it at each sink: `delivered`, `waiting`, `dropped` (processors left it
-            out), `dead letter N`, `detached`, or `never` (the sink began later).
+            out), `dead letter N`, `dead letter, acknowledged` or what else became of one that was not
+            delivered, `detached`, or `never` (the sink began later).
     """
 
     table: str
@@ -185,6 +187,8 @@ class _Sinks:
     """What sinks have; read once, so that a search tells one moment."""
 
     def __init__(self, store: StateStore, pipeline: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
         self._checkpoints = store.checkpoints(pipeline)
         self._dead = {
             (sink, letter.event_id): letter.seq
@@ -192,6 +196,7 @@ class _Sinks:
             for letter in store.dead_letter_places(pipeline, sink)
         }
         self._processed: tuple[int, dict[str, int]] = (0, {})
+        self._undelivered: tuple[int, Mapping[str, Mapping[Fate, list[range]]]] = (0, {})
 
     def of(
         self, journal: Journal, segment: SegmentRow, ordinal: int, event_id: str
@@ -217,11 +222,19 @@ class _Sinks:
             return "never"
         if ordinal is None:
             return "dropped"
-        if segment <= checkpoint.whole_segment:
-            return "delivered"
-        if (segment, ordinal) <= (checkpoint.segment, checkpoint.ordinal):
-            return "delivered"
-        return "waiting" if checkpoint.attached else "detached"
+        reached = (checkpoint.segment, checkpoint.ordinal)
+        if segment > checkpoint.whole_segment and (segment, ordinal) > reached:
+            return "waiting" if checkpoint.attached else "detached"
+        for fate, runs in self._left(segment).get(checkpoint.sink, {}).items():
+            if any(ordinal in run for run in runs):
+                return f"dead letter, {fate}"
+        return "delivered"
+
+    def _left(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
+        """Return which changes of a segment left the queue of dead letters without being delivered."""
+        if self._undelivered[0] != segment:
+            self._undelivered = (segment, self._store.undelivered(self._pipeline, segment))
+        return self._undelivered[1]
 
     def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
         """Return the ordinals of a segment's events in what processors made of it."""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import RowMapping, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state import metrics
+from deltaforge_dagster.state import metrics, undelivered
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.metrics import Tally
 from deltaforge_dagster.state.rows import known_pipeline, position_before
@@ -138,6 +138,9 @@ class CheckpointWrites(Writing):
         if notice is not None:
             moved["notice"] = notice[:_ERROR_LENGTH]
         self._update_checkpoint(sink, moved)
+        undelivered.forget_behind(
+            self._connection, self._lease.pipeline, sink, segment, ordinal, complete=complete
+        )
 
     def set_notice(self, sink: str, notice: str | None) -> None:
         """Remember what people should hear of a sink; None once it is over."""

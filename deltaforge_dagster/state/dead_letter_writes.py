@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from deltaforge_dagster.state import dead_letters
+from deltaforge_dagster.state import dead_letters, undelivered
 from deltaforge_dagster.state.records import NewDeadLetter
 from deltaforge_dagster.state.writing import Writing
 
@@ -41,7 +41,9 @@ class DeadLetterWrites(Writing):
 
     def redriven(self, seqs: Collection[int]) -> None:
         """Remove entries that have been delivered."""
-        dead_letters.remove(self._connection, self._lease.pipeline, dead_letters.these(seqs=seqs))
+        dead_letters.delivered(
+            self._connection, self._lease.pipeline, dead_letters.these(seqs=seqs)
+        )
 
     def redriven_up_to(self, token: str) -> int:
         """Remove what a sink says has arrived of an attempt; return how many entries that are."""
@@ -54,3 +56,9 @@ class DeadLetterWrites(Writing):
     def expire_dead_letters(self, older_than: float) -> int:
         """Drop and count the dead entries older than so many seconds; return how many there were."""
         return dead_letters.expire(self._connection, self._lease.pipeline, older_than)
+
+    def meets_anew(self, sink: str, segment: int, ordinal: int, *, complete: bool) -> None:
+        """Drop what is noted of changes behind a checkpoint, which the sink will be given."""
+        undelivered.forget_behind(
+            self._connection, self._lease.pipeline, sink, segment, ordinal, complete=complete
+        )

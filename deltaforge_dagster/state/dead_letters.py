@@ -11,7 +11,7 @@ An entry is in one of three states:
 An entry goes when it was delivered, acknowledged, or dropped by the queue's limits. There is one entry
 for a sink and an event, however often the event is refused, so writing an entry again does nothing.
 All entries of a pipeline share one queue and its limits; what the limits have cost is counted, in the
-namespace `journal` of the key-value store.
+namespace `journal` of the key-value store. What left without being delivered is noted (`undelivered`).
 
 What is written by a run is fenced, like its checkpoints; what people do takes the lock of the lease.
 """
@@ -36,7 +36,7 @@ from sqlalchemy import (
     update,
 )
 
-from deltaforge_dagster.state import metrics
+from deltaforge_dagster.state import metrics, undelivered
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.metric_families import DLQ_EVENTS, SINK_ROUTING_ERRORS
 from deltaforge_dagster.state.primitives import get_value, put_value
@@ -72,14 +72,15 @@ def add(
     """
     known = _known(connection, pipeline, sink, [one.event_id for one in letters])
     room = max_entries - _entries(connection, pipeline)
-    done = rejected = 0
+    done = 0
+    rejected: list[tuple[str, int, int]] = []
     tally = metrics.Tally()
     for letter in letters:
         if letter.event_id not in known:
             if room <= 0 and overflow == "block":
                 break
             if room <= 0 and overflow == "reject" and letter.state != "waiting":
-                rejected += 1
+                rejected.append((sink, letter.segment, letter.ordinal))
             else:
                 _insert(connection, pipeline, sink, letter)
                 tally.add(DLQ_EVENTS, sink=sink, error_kind=letter.error_kind)
@@ -90,7 +91,8 @@ def add(
         done += 1
     # Below zero also where the limit was lowered, which costs nothing by itself.
     evicted = _evict(connection, pipeline, -room) if room < 0 and overflow == "drop_oldest" else 0
-    _count(connection, pipeline, evicted=evicted, rejected=rejected)
+    undelivered.note(connection, pipeline, "rejected", rejected)
+    _count(connection, pipeline, evicted=evicted, rejected=len(rejected))
     metrics.count(connection, pipeline, tally)
     return done
 
@@ -206,11 +208,24 @@ def redrive(connection: Connection, pipeline: str, *which: ColumnElement[bool]) 
     ).rowcount
 
 
-def remove(connection: Connection, pipeline: str, *which: ColumnElement[bool]) -> int:
-    """Remove entries; return how many there were."""
+def delivered(connection: Connection, pipeline: str, *which: ColumnElement[bool]) -> int:
+    """Remove entries that have been delivered; return how many there were."""
     return connection.execute(
         delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which)
     ).rowcount
+
+
+def give_up(
+    connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
+) -> int:
+    """Remove entries that are never delivered, and note that; return how many there were."""
+    place = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
+    gone = connection.execute(
+        delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*place)
+    )
+    places = [(sink, segment, ordinal) for sink, segment, ordinal in gone]
+    undelivered.note(connection, pipeline, fate, places)
+    return len(places)
 
 
 def these(
@@ -247,7 +262,7 @@ def begin_attempt(
 def arrived(connection: Connection, pipeline: str, last: str) -> int:
     """Remove the entries of an attempt up to the one whose token a sink holds."""
     first = token(last.rpartition(":")[0], 0)
-    return remove(connection, pipeline, dead_letters.c.token.between(first, last))
+    return delivered(connection, pipeline, dead_letters.c.token.between(first, last))
 
 
 def failed(connection: Connection, pipeline: str, seq: int, kind: str, message: str) -> None:
@@ -266,9 +281,10 @@ def failed(connection: Connection, pipeline: str, seq: int, kind: str, message: 
 
 def expire(connection: Connection, pipeline: str, older_than: float) -> int:
     """Drop the dead entries older than so many seconds, and count them."""
-    gone = remove(
+    gone = give_up(
         connection,
         pipeline,
+        "expired",
         dead_letters.c.state == "dead",
         dead_letters.c.created_at < clock() - older_than,
     )
@@ -298,7 +314,7 @@ def _evict(connection: Connection, pipeline: str, count: int) -> int:
         .order_by(waits, dead_letters.c.seq)
         .limit(count)
     )
-    return remove(connection, pipeline, dead_letters.c.seq.in_(oldest))
+    return give_up(connection, pipeline, "evicted", dead_letters.c.seq.in_(oldest))
 
 
 def _known(connection: Connection, pipeline: str, sink: str, events: Sequence[str]) -> set[str]:

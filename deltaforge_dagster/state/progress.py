@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.rows import between, read_rows
-from deltaforge_dagster.state.tables import checkpoints, published, ranges, segments
+from deltaforge_dagster.state.tables import checkpoints, published, ranges, segments, undelivered
 
 CHANGES = "changes"
 """The asset of captured changes, beside one per sink."""
@@ -104,12 +104,13 @@ def expire_segments(connection: Connection, pipeline: str, wanted: set[int]) -> 
     """Delete the wanted rows as far as nobody needs them, and return them."""
     gone = [row for row in expirable(connection, pipeline, math.inf) if row.segment in wanted]
     if gone:
-        connection.execute(
-            delete(segments).where(
-                segments.c.pipeline == pipeline, segments.c.segment == bindparam("number")
-            ),
-            [{"number": row.segment} for row in gone],
-        )
+        for table in (segments, undelivered):
+            connection.execute(
+                delete(table).where(
+                    table.c.pipeline == pipeline, table.c.segment == bindparam("number")
+                ),
+                [{"number": row.segment} for row in gone],
+            )
     return gone
 
 

@@ -22,7 +22,14 @@ from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.registration import standing
 from deltaforge_dagster.state.rows import known_pipeline, read_checkpoints
-from deltaforge_dagster.state.tables import checkpoints, pipelines, published, ranges, segments
+from deltaforge_dagster.state.tables import (
+    checkpoints,
+    pipelines,
+    published,
+    ranges,
+    segments,
+    undelivered,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
     snapshots.lose_journal(connection, name, delivered)
     dropped = [
         connection.execute(delete(table).where(table.c.pipeline == name)).rowcount
-        for table in (segments, ranges, published)
+        for table in (segments, ranges, published, undelivered)
     ]
     connection.execute(
         update(pipelines)
@@ -101,7 +108,7 @@ def forget_everything(connection: Connection, name: str) -> PipelineRow:
     pipeline = known_pipeline(connection, name)
     holds.drop_all(connection, name)
     snapshots.forget(connection, name)
-    for table in (segments, ranges, published):
+    for table in (segments, ranges, published, undelivered):
         connection.execute(delete(table).where(table.c.pipeline == name))
     failovers.forget_server(connection, name)
     definitions.forget(connection, name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from deltaforge_dagster.state import dead_letters
+from deltaforge_dagster.state import dead_letters, undelivered
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.records import DeadLetterDepth, DeadLetterRow
 from deltaforge_dagster.state.store_base import StoreBase
@@ -83,7 +83,7 @@ class StoreDeadLetters(StoreBase):
         seqs: Collection[int] | None = None,
         up_to: int | None = None,
     ) -> int:
-        """Remove entries for good, delivered or not; return how many there were.
+        """Remove entries for good, without delivering them; return how many there were.
 
         Changes that wait behind them only are delivered then.
 
@@ -95,12 +95,21 @@ class StoreDeadLetters(StoreBase):
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
-            return dead_letters.remove(
-                connection, name, dead_letters.these(sink=sink, seqs=seqs, up_to=up_to)
-            )
+            these = dead_letters.these(sink=sink, seqs=seqs, up_to=up_to)
+            return dead_letters.give_up(connection, name, "acknowledged", these)
 
     def expire_dead_letters(self, name: str, older_than: float) -> int:
         """Drop and count the dead entries older than so many seconds; return how many there were."""
         with self.database.write() as connection:
             lock_lease(connection, name)
             return dead_letters.expire(connection, name, older_than)
+
+    def undelivered(
+        self, name: str, segment: int
+    ) -> Mapping[str, Mapping[undelivered.Fate, list[range]]]:
+        """Return by sink, and by what became of them, rows of a segment that it never got.
+
+        They have left the queue, or found no room in it; `state.undelivered` says how.
+        """
+        with self.database.read() as connection:
+            return undelivered.of_segment(connection, name, segment)

@@ -233,6 +233,16 @@ Index(
 )
 Index("dead_letter_of_pipeline", dead_letters.c.pipeline, dead_letters.c.seq)
 
+undelivered = Table(
+    "undelivered",
+    metadata,
+    Column("pipeline", Text, primary_key=True),
+    Column("sink", Text, primary_key=True),
+    Column("segment", BigInteger, primary_key=True, autoincrement=False),
+    Column("fate", Text, primary_key=True),  # `undelivered.Fate`
+    Column("ordinals", JSON, nullable=False),  # [first, last] of each run of them, in order
+)
+
 snapshots = Table(
     "snapshot",
     metadata,

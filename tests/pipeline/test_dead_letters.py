@@ -85,6 +85,12 @@ def letters(world: World) -> list[DeadLetterRow]:
     return world.feed.store.dead_letters(world.name)
 
 
+def fates(world: World) -> dict[str, list[int]]:
+    """Return what the first segment has of changes that the sink never got."""
+    found = world.feed.store.undelivered(world.name, 1).get("sink", {})
+    return {fate: [one for run in runs for one in run] for fate, runs in found.items()}
+
+
 def shown(row: DeadLetterRow) -> dict[str, Any]:
     """Return the event of an entry."""
     event: dict[str, Any] = json.loads(row.event)
@@ -221,6 +227,13 @@ def test_a_full_queue_blocks(make_world: MakeWorld) -> None:
     assert world.feed.catch_up().sink_errors == {}
     assert world.sink.arrived() == [1, 3, 5, 7]
     assert [shown(row)["after"]["id"] for row in letters(world)] == [4, 6]
+    assert fates(world) == {"acknowledged": [first.ordinal]}
+
+    world.reset(0)
+    limit(world, raised=True)
+    assert world.feed.catch_up().sink_errors == {}
+    assert world.sink.arrived() == [1, 3, 5, 7, 1, 2, 3, 5, 7]
+    assert fates(world) == {}
 
 
 @TO_REDIS

@@ -159,6 +159,45 @@ def test_dead_letters_and_sinks_that_came_or_went(world: World) -> None:
     assert found.sinks == {"cache": "dead letter 1", "search": "detached", "late": "never"}
 
 
+def test_dead_letters_that_are_no_longer_there(world: World) -> None:
+    """Given up is not delivered, and the same of one that processors moved; delivered again is.
+
+    Before the checkpoint has passed it, and after the sink was set back, the change still comes.
+    """
+    rows = [of_key(one, f'{{"id":{one}}}') for one in range(4)]
+    world.capture(1, rows)
+    world.process(1, [rows[2], rows[1], rows[3]])
+    letters = [
+        dead_letter(one, event_id=str(rows[change]["event_id"]), ordinal=one, place=one)
+        for one, change in enumerate([2, 1, 3])
+    ]
+    with world.store.fenced(world.lease) as writer:
+        writer.add_dead_letters("cache", letters, max_entries=2, overflow="reject")
+    world.store.remove_dead_letters(NAME, seqs=[1])
+
+    assert [world.find(f"{one}")[0].sinks["cache"] for one in range(4)] == [
+        "dropped",
+        "dead letter 2",
+        "waiting",
+        "waiting",
+    ]
+
+    deliver(world.store, world.lease, "cache", 1)
+    with world.store.fenced(world.lease) as writer:
+        writer.redriven([2])
+
+    assert [world.find(f"{one}")[0].sinks["cache"] for one in range(4)] == [
+        "dropped",
+        "delivered",
+        "dead letter, acknowledged",
+        "dead letter, rejected",
+    ]
+    with world.store.fenced(world.lease) as writer:
+        writer.resume_at("cache", 1, 0, False, notice=None)
+    assert world.find("2")[0].sinks["cache"] == "dead letter, acknowledged"
+    assert world.find("3")[0].sinks["cache"] == "waiting"
+
+
 def test_a_file_that_is_gone(world: World) -> None:
     """An error, unless retention has removed the segment, too."""
     world.capture(1, [of_key(1, '{"id":1}')])
