@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import answers, moment, position
+from deltaforge_dagster.cli.output import answers, counted, moment, position
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -229,7 +229,7 @@ def _first_segment(store: StateStore, pipeline: str, to: str) -> int:
 def _change(before: CheckpointRow, after: CheckpointRow) -> str:
     was = before.segment + before.complete
     distance = after.segment + 1 - was
-    count = f"{abs(distance):,} segment{'' if abs(distance) == 1 else 's'}"
+    count = counted(abs(distance), "segment")
     if distance > 0:
         return f"skips {count}, from {was:,} on"
     if distance < 0:

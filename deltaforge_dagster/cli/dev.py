@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses, wait_for_interrupt
+from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
@@ -64,7 +65,7 @@ def _run(console: Console, settings: Settings, port: int, pipelines: int) -> Non
     processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
     try:
         console.print(
-            f"[bold]{processes.ui}[/bold] shows {pipelines} pipelines of "
+            f"[bold]{processes.ui}[/bold] shows {counted(pipelines, 'pipeline')} of "
             f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
             "Ctrl-C ends all."
         )

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, duration
+from deltaforge_dagster.cli.output import answers, counted, duration
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.state.dead_letters import entry_json
@@ -71,7 +71,7 @@ def list_(
     console = answers()
     console.print(table if rows else "There are no such dead letters.")
     if depth.entries > len(rows) > 0:
-        console.print(f"{len(rows)} of {depth.entries} entries.")
+        console.print(f"{len(rows):,} of {_entries(depth.entries)}.")
 
 
 @app.command()
@@ -178,4 +178,4 @@ def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[D
 
 
 def _entries(count: int) -> str:
-    return f"{count:,} {'entry' if count == 1 else 'entries'}"
+    return counted(count, "entry", "entries")

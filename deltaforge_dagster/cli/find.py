@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, moment, size
+from deltaforge_dagster.cli.output import answers, counted, moment, size
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
@@ -75,7 +75,7 @@ def find(
     else:
         _print(found, sinks, more=more)
         for one in held:
-            typer.echo(f"{one.events:,} events of {one.subject} are held and were not searched.")
+            typer.echo(f"Not searched: {counted(one.events, 'event')} of {one.subject}, held.")
     raise typer.Exit(0 if found else 1)
 
 

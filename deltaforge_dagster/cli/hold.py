@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, duration, position, say, size
+from deltaforge_dagster.cli.output import answers, counted, duration, position, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.holds import TABLE
@@ -93,7 +93,7 @@ def release(
         known_pipeline(store, pipeline)
         row = store.release_hold(pipeline, TABLE, table, json.dumps(mend))
     say(
-        f"{table}: the next run delivers the {row.events:,} events that are held.",
+        f"{table}: the next run delivers what is held, {counted(row.events, 'event')}.",
         {"pipeline": pipeline, "table": table, "events": row.events},
         as_json=json_output,
     )
@@ -114,7 +114,7 @@ def approve(
         known_pipeline(store, pipeline)
         changes = store.approve_table(pipeline, table)
     say(
-        f"{table}: approved; the next run delivers the {changes:,} changes that wait.",
+        f"{table}: approved; the next run delivers what waits, {counted(changes, 'change')}.",
         {"pipeline": pipeline, "table": table, "changes": changes},
         as_json=json_output,
     )

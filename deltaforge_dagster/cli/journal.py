@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import position
+from deltaforge_dagster.cli.output import counted, position
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
@@ -52,7 +52,8 @@ def rebuild(
         typer.echo(json.dumps({"pipeline": pipeline, **asdict(rebuilt)}))
         return
     typer.echo(
-        f"{pipeline}: dropped {rebuilt.segments:,} segments of {rebuilt.ranges:,} ranges; "
+        f"{pipeline}: dropped {counted(rebuilt.segments, 'segment')} of "
+        f"{counted(rebuilt.ranges, 'range')}; "
         f"the next run captures again from {position(rebuilt.position)} on."
     )
     for sink in rebuilt.lossy:

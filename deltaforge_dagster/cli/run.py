@@ -30,7 +30,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import answers
+from deltaforge_dagster.cli.output import answers, counted
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
@@ -120,8 +120,8 @@ def replay(
         typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
         return
     how = "again, as processors make them now" if reprocess else "again"
-    text = f"Range {ranges}: {again} messages sent to {sink} {how}"
-    answers().print(text + (f", {caught_up} for the first time." if caught_up else "."))
+    text = f"Range {ranges}: {counted(again, 'message')} sent to {sink} {how}"
+    answers().print(text + (f", {caught_up:,} for the first time." if caught_up else "."))
 
 
 def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
@@ -186,7 +186,8 @@ def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 def _sentence(outcome: Mapping[str, Any]) -> str:
     sent = ", ".join(f"{count:,} to {sink}" for sink, count in outcome["delivered"].items())
-    return f"Ended ({outcome['reason']}): {outcome['captured']:,} changes captured, sent {sent}."
+    captured = counted(outcome["captured"], "change")
+    return f"Ended ({outcome['reason']}): {captured} captured, sent {sent}."
 
 
 def range_numbers(text: str) -> range:
@@ -237,4 +238,4 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
         for one in store.checkpoints(pipeline).values()
     )
-    return f"{pipeline}: captured {end} segments; delivered {sinks}"
+    return f"{pipeline}: captured {counted(end, 'segment')}; delivered {sinks}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import show_grid
+from deltaforge_dagster.cli.output import counted, show_grid
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -62,9 +62,9 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         nothing="No document yet.",
     )
     if behind:
-        typer.echo(f"{behind:,} segments are still to be looked at.")
+        typer.echo(f"Still to be looked at: {counted(behind, 'segment')}.")
     if skipped:
-        typer.echo(f"{skipped:,} segments were gone before their turn.")
+        typer.echo(f"Gone before their turn: {counted(skipped, 'segment')}.")
     if problem:
         typer.secho(f"sensing does not go on: {problem}", fg=typer.colors.YELLOW)
 
@@ -92,7 +92,7 @@ def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption =
     for path, one in classes.items():
         if one["has_dynamic_fields"]:
             typer.echo(f"{path}: names are values, about {one['unique_keys']:,} of them")
-    typer.echo(f"Changed {len(changes):,} times since it was first seen.")
+    typer.echo(f"Changed {counted(len(changes), 'time')} since it was first seen.")
 
 
 @app.command()
@@ -142,7 +142,7 @@ def drift(
     show_grid(("column", "declared", "seen", "what", "last seen"), rows, nothing="Nothing differs.")
     analyzed = sum(one["events_analyzed"] for one in found)
     differing = sum(one["events_with_drift"] for one in found)
-    typer.echo(f"{differing:,} of {analyzed:,} rows that were looked at differ.")
+    typer.echo(f"Rows that differ: {differing:,} of {analyzed:,} that were looked at.")
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _notes(field: dict[str, Any]) -> str:
     if "array_element_types" in field:
         notes.append("of " + " or ".join(field["array_element_types"]))
     if "nested_field_count" in field:
-        notes.append(f"{field['nested_field_count']} fields inside")
+        notes.append(f"{counted(field['nested_field_count'], 'field')} inside")
     if "cardinality" in field:
         notes.append(f"{field['min']} to {field['max']}, about {field['cardinality']:,} different")
     return "; ".join(notes)

@@ -18,6 +18,7 @@ from deltaforge_dagster.api.context import ApiContext
 from deltaforge_dagster.api.dagster_reload import DagsterReload
 from deltaforge_dagster.api.guard import DEFAULT_LIMITS, Limits, is_loopback
 from deltaforge_dagster.api.readiness import watched
+from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
@@ -94,7 +95,7 @@ def serve(
             app = build_metrics_app(context, token=token, limits=limits)
             open_now.enter_context(_beside(_server(app), metrics))
             also = f", {_url(metrics)}/metrics their metrics"
-        typer.echo(f"{_url(listening)} serves {count} pipelines{also}; Ctrl-C ends it")
+        typer.echo(f"{_url(listening)} serves {counted(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
         _server(app).run(sockets=[listening])
 

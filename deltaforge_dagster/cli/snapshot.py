@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import duration, say, size
+from deltaforge_dagster.cli.output import counted, duration, say, size
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -169,7 +169,7 @@ class _Bars:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("chunks, {task.fields[rows]:,} rows{task.fields[waiting]}"),
+            TextColumn("chunks, {task.fields[rows]}{task.fields[waiting]}"),
             console=console,
             disable=not console.is_terminal,
         )
@@ -190,13 +190,13 @@ class _Bars:
         """Show how far each table has come."""
         for table, one in progress.items():
             if table not in self._tables:
-                self._tables[table] = self._progress.add_task(table, rows=0, waiting="")
+                self._tables[table] = self._progress.add_task(table, rows="", waiting="")
             waiting = f", {size(one.staged_bytes)} wait for the pipeline's run" if one.read else ""
             self._progress.update(
                 self._tables[table],
                 total=one.chunks,
                 completed=one.read + one.spliced,
-                rows=one.rows,
+                rows=counted(one.rows, "row"),
                 waiting=waiting,
             )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption
-from deltaforge_dagster.cli.output import say, size
+from deltaforge_dagster.cli.output import counted, say, size
 from deltaforge_dagster.cli.state import opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
@@ -38,7 +38,7 @@ def backup(
         names = [row.name for row in store.pipelines()]
     written = file.stat().st_size
     say(
-        f"{file}: {rows:,} rows of {len(names)} pipelines, {size(written)}.",
+        f"{file}: {counted(rows, 'row')} of {counted(len(names), 'pipeline')}, {size(written)}.",
         {"file": str(file), "bytes": written, "rows": rows, "pipelines": names},
         as_json=json_output,
     )
@@ -70,7 +70,8 @@ def restore(
         store.close()
     names = [row.name for row in pipelines]
     say(
-        f"{where} is as it was in {file}: {sum(rows.values()):,} rows of {len(names)} pipelines.",
+        f"{where} is as it was in {file}: {counted(sum(rows.values()), 'row')} of "
+        f"{counted(len(names), 'pipeline')}.",
         {"store": where, "rows": sum(rows.values()), "pipelines": names},
         as_json=json_output,
     )

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.cli.output import counted, duration, position, size
 from deltaforge_dagster.cli.overview import Overview, SinkView
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.state.records import DeadLetterDepth, HoldRow, LeaseRow, RangeRow
@@ -61,7 +61,8 @@ def _hold(hold: HoldRow, now: float) -> str:
         return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
     ago = duration(now - hold.since)
     state = "" if hold.state == "held" else f" ({hold.state})"
-    return f"{hold.kind} {hold.subject}{state}: {hold.events:,} events for {ago}; {hold.reason}"
+    events = counted(hold.events, "event")
+    return f"{hold.kind} {hold.subject}{state}: {events} for {ago}; {hold.reason}"
 
 
 def _dead_letters(pipeline: str, depth: DeadLetterDepth, now: float) -> str:
@@ -82,17 +83,19 @@ def _snapshot(one: Overview) -> Text:
     rows = sum(table.rows for table in progress.values())
     text = f"{row.snapshot} {row.state}"
     if chunks:
-        text += f": {read:,} of {chunks:,} chunks read, {done:,} in the journal, {rows:,} rows"
+        text += f": {read:,} of {counted(chunks, 'chunk')} read, {done:,} in the journal"
+        text += f", {counted(rows, 'row')}"
     if row.problem:
         text += f"; {row.problem}"
     return Text(text, style="red" if row.problem else "")
 
 
 def _range(newest: RangeRow, now: float) -> str:
+    rows = counted(newest.rows, "row")
     if newest.state == "closed":
         ago = duration(now - (newest.closed_at or now))
-        return f"{newest.range} closed {ago} ago ({newest.close_reason}), {newest.rows:,} rows"
-    return f"{newest.range} open for {duration(now - newest.opened_at)}, {newest.rows:,} rows"
+        return f"{newest.range} closed {ago} ago ({newest.close_reason}), {rows}"
+    return f"{newest.range} open for {duration(now - newest.opened_at)}, {rows}"
 
 
 def _lease(row: LeaseRow | None, now: float) -> str:
@@ -144,5 +147,7 @@ def _behind(pipeline: str, view: SinkView) -> str:
     command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
     if not checkpoint.attached:
         return f"detached; {command}"
-    lacks = f"{view.segments:,} segments, {view.rows:,} rows" if view.segments else "no"
+    lacks = "no"
+    if view.segments:
+        lacks = f"{counted(view.segments, 'segment')}, {counted(view.rows, 'row')}"
     return f"{lacks}; paused: {command}" if checkpoint.paused else lacks

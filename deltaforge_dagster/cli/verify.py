@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
@@ -57,7 +58,9 @@ def verify(
         chosen = _chosen(store, loaded.name, ranges)
         for number in chosen:
             events[number] = replay.verify(store, journal, loaded.name, number)
-            console.print(f"range {number}: {events[number]:,} events, files as they were written")
+            console.print(
+                f"range {number}: {counted(events[number], 'event')}, files as they were written"
+            )
         if from_source:
             for one in _again(store, journal, loaded, chosen):
                 compared.append(one)
@@ -89,11 +92,12 @@ def _again(
 
 def _sentence(one: Compared) -> str:
     if one.equal:
-        return f"segment {one.segment}: {one.rows:,} rows, the same in the source's log"
+        return f"segment {one.segment}: {counted(one.rows, 'row')}, the same in the source's log"
     ordinals = ", ".join(map(str, one.ordinals))
     where = f"; columns {', '.join(one.columns)}" if one.columns else ""
     return (
-        f"segment {one.segment} DIFFERS: {one.rows:,} rows here, {one.again:,} in the source's log;"
+        f"segment {one.segment} DIFFERS: {counted(one.rows, 'row')} here, "
+        f"{one.again:,} in the source's log;"
         f" first at ordinals {ordinals}{where}"
     )
 

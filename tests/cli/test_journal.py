@@ -42,7 +42,7 @@ def test_rebuild(store: StateStore, tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert result.stdout == (
-        "orders: dropped 3 segments of 1 ranges; the next run captures again from "
+        "orders: dropped 3 segments of 1 range; the next run captures again from "
         "lsn 0/00000100 tx_id 1 on.\n"
     )
     assert list((tmp_path / "home" / "journal" / NAME).rglob("*.parquet")) == []

@@ -6,6 +6,7 @@ import pytest
 
 from deltaforge_dagster.cli.output import (
     answers,
+    counted,
     duration,
     grid,
     moment,
@@ -28,6 +29,16 @@ from deltaforge_dagster.positions import LsnPosition
 def test_size(count: int, expected: str) -> None:
     """Sizes come in the largest unit that fits."""
     assert size(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 entries"), (1, "1 entry"), (2, "2 entries"), (12_345, "12,345 entries")],
+)
+def test_counted(count: int, expected: str) -> None:
+    """What is counted stands in the plural, unless it is one."""
+    assert counted(count, "entry", "entries") == expected
+    assert counted(count, "row") == expected.replace("entries", "rows").replace("entry", "row")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
     assert shown[9] == ["sink file: disk [full]"]
 
 
+def test_one_of_something(store: StateStore) -> None:
+    """One segment and one row are not said to be several."""
+    lease = held(store, "cache")
+    capture(store, lease, 1, 2)
+    with store.fenced(lease) as writer:
+        writer.advance("cache", 2, 1, False, None)
+
+    assert lines("status")[7][:3] == ["cache", "2 row 1", "1 segment, 1 row"]
+
+
 def test_status_after_a_crash(store: StateStore) -> None:
     """A lease that ran out names the run that lost it; a closed range says why it was closed."""
     lease = held(store, "cache")

@@ -65,11 +65,11 @@ def test_a_journal_that_is_what_the_log_says(stage: Stage) -> None:
     assert (files.exit_code, whole.exit_code, one.exit_code) == (0, 0, 0), whole.output
     assert files.stdout.splitlines() == [
         f"range {first.range}: 2 events, files as they were written",
-        f"range {second.range}: 1 events, files as they were written",
+        f"range {second.range}: 1 event, files as they were written",
     ]
     assert whole.stdout == files.stdout + (
         f"segment {first.segment}: 2 rows, the same in the source's log\n"
-        f"segment {second.segment}: 1 rows, the same in the source's log\n"
+        f"segment {second.segment}: 1 row, the same in the source's log\n"
     )
     assert json.loads(one.stdout) == {
         "pipeline": "p",
@@ -103,7 +103,7 @@ def test_what_differs_from_the_log(stage: Stage) -> None:
 
     assert (text.exit_code, parsed.exit_code) == (1, 1), text.output
     assert f"segment {first.segment} DIFFERS: 2 rows here, 3 in the source's log" in text.stdout
-    assert f"segment {second.segment} DIFFERS: 1 rows here, 0 in the source's log" in text.stdout
+    assert f"segment {second.segment} DIFFERS: 1 row here, 0 in the source's log" in text.stdout
     assert json.loads(parsed.stdout)["ok"] is False
     assert [one["equal"] for one in json.loads(parsed.stdout)["segments"]] == [False, False]
 
