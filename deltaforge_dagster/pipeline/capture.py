@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.config.logs import in_context
-from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    LeaseLost,
+    Retryable,
+    StoreUnavailable,
+)
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
@@ -186,16 +192,14 @@ class Capture:
                 return
             except Retryable as error:
                 self.error = error
-                self._count(read_failed(self._source_id, error))
                 delay = backoff.next_delay()
                 self._attempt += 1
-                self._warn("the source cannot be read now", error, sleep_seconds=round(delay, 1))
+                self._failed("now", error, sleep_seconds=round(delay, 1))
                 self._stop.wait(delay)
             except DeltaforgeError as error:
                 self.error = error
                 self.failed = True
-                self._count(read_failed(self._source_id, error))
-                self._warn("the source cannot be read until a person acts", error)
+                self._failed("until a person acts", error)
                 return
             except Exception as error:
                 self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")
@@ -205,7 +209,13 @@ class Capture:
                 logger.exception("capture broke")
                 return
 
-    def _warn(self, message: str, error: DeltaforgeError, **more: Any) -> None:
+    def _failed(self, until: str, error: DeltaforgeError, **more: Any) -> None:
+        """Say what capture waits for, and count what is the source's failure."""
+        message = f"the source cannot be read {until}"
+        if isinstance(error, StoreUnavailable | JournalDamaged):
+            message = f"the journal or the state store cannot be used {until}"
+        else:
+            self._count(read_failed(self._source_id, error))
         fields = {"source_id": self._source_id, "reason": str(error), "kind": error.kind, **more}
         logger.warning(message, extra={"fields": {**fields, "attempt": self._attempt or None}})
 

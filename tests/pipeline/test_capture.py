@@ -135,6 +135,23 @@ def test_a_lost_connection_is_taken_up_where_the_journal_ends(
     assert capture.error is None
 
 
+def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The log names the journal, metrics count nothing against the source, and capture goes on."""
+    monkeypatch.setattr(capture_module, "Backoff", lambda: Backoff(initial=0.01))
+    (tmp_path / "journal").write_bytes(b"in the way")
+    capture = stage.capture(PlayedSource([transaction(1), transaction(2)]))
+    eventually(lambda: "the journal or the state store cannot be used now" in caplog.messages)
+    (tmp_path / "journal").unlink()
+    eventually(lambda: capture.rows == 2)
+    capture.stop()
+
+    assert stage.journaled() == [1, 2]
+    assert not any("the source cannot be read" in one for one in caplog.messages)
+    assert "source_errors_total" not in {one.name for one in stage.store.metrics()}
+
+
 def test_an_unknown_event_ends_capture_after_what_came_before(stage: Stage) -> None:
     """A terminal error stops capture for good; the whole transactions before it are kept."""
     source = PlayedSource(
