@@ -25,7 +25,7 @@ from deltaforge_dagster.servers.process import ServerProcess, free_port
 _DEFINITIONS = "deltaforge_dagster.definitions"
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
-_ANSWER_SECONDS = 300
+ANSWER_SECONDS = 300
 """How long Dagster waits for the code server, which answers once a run's process has started. By Dagster's
 own 60 seconds a busy machine has runs that "failed to start", though they do."""
 
@@ -68,7 +68,7 @@ class DagsterProcesses:
         # Also for the runs, which the code server starts.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
         if not os.environ.get("DAGSTER_GRPC_TIMEOUT_SECONDS"):
-            os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(_ANSWER_SECONDS)
+            os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(ANSWER_SECONDS)
         # Processes that make Dagster's SQLite tables at the same time leave them unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         started = cls(f"http://127.0.0.1:{port}")

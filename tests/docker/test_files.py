@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deltaforge_dagster.cli.dagster_processes import ANSWER_SECONDS
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
@@ -90,6 +91,12 @@ def test_our_services_have_usable_settings(parts: dict[str, Service]) -> None:
         assert names <= known
         assert not service.command or service.command[0] in programs
         assert service.definition["restart"] == "unless-stopped"
+
+
+def test_a_run_has_the_time_to_start_that_dev_gives(parts: dict[str, Service]) -> None:
+    """Who waits for the code server waits as long; by Dagster's own time a busy host's runs fail."""
+    for name in ("webserver", "daemon"):
+        assert parts[name].environment["DAGSTER_GRPC_TIMEOUT_SECONDS"] == f"{ANSWER_SECONDS}"
 
 
 def test_the_image_has_what_the_services_use() -> None:
