@@ -24,6 +24,7 @@
         ├── SinkRejected          a sink refuses what it is sent, or cannot go on with what it holds
         │   └── Undeliverable     one message can never be delivered; the others can
         ├── LeaseLost             another run holds the pipeline now; this one must stop
+        │   └── StoreLost         the state store's file is gone, and every lease with it
         └── NotAllowed            the request makes no sense now (an open range, an unknown name)
             └── SensingDisabled   the pipeline's file does not ask for what sensing would know
 
@@ -54,6 +55,7 @@ __all__ = [
     "SourceUnavailable",
     "SparkUnavailable",
     "SpecError",
+    "StoreLost",
     "StoreUnavailable",
     "Terminal",
     "Undeliverable",
@@ -218,6 +220,10 @@ class LeaseLost(Terminal):
     """Another run holds the pipeline now, or may: this one must write nothing more."""
 
     kind = "cancelled"
+
+
+class StoreLost(LeaseLost):
+    """The state store's file was removed or replaced under this process: nothing it writes lasts."""
 
 
 class NotAllowed(Terminal):

@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, cast
 
 import dagster as dg
@@ -31,13 +31,13 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.output import answers, counted
+from deltaforge_dagster.cli.run_logs import printing_instance
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.replay import split_by_delivery
-from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 
@@ -150,7 +150,7 @@ def _execute(
     ranges: Iterable[int] = (),
 ) -> dg.ExecuteInProcessResult:
     definitions = build_definitions(settings, [loaded], single_process=True)
-    with local_instance(settings) as instance:
+    with printing_instance(settings) as instance:
         for number in ranges:
             add_partition(instance, loaded.name, number)
         return definitions.resolve_job_def(job_name(loaded.name)).execute_in_process(
@@ -213,19 +213,21 @@ def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
     done = threading.Event()
     store = StateStore.open(settings.state_url)
 
-    def show() -> None:
-        with console.status(f"{loaded.name}: starting ...") as status:
-            while not done.wait(1.0):
-                status.update(_state_of(store, loaded.name))
+    with console.status(f"{loaded.name}: starting ...") as status:
 
-    thread = threading.Thread(target=show, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        store.close()
+        def show() -> None:
+            with suppress(DeltaforgeError):  # the run meets it, too
+                while not done.wait(1.0):
+                    status.update(_state_of(store, loaded.name))
+
+        thread = threading.Thread(target=show, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            store.close()
 
 
 def _state_of(store: StateStore, pipeline: str) -> str:

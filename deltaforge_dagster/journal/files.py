@@ -30,6 +30,7 @@ from deltaforge_dagster.journal.storage import open_storage
 from deltaforge_dagster.journal.writer import SegmentWriter
 
 _READ_BYTES = 4 << 20
+_UID = re.compile(r"^[0-9a-f]{32}$")
 _NAME = re.compile(r"^[0-9]+-(?P<epoch>[0-9]+)-[0-9a-f]{32}\.parquet$")
 
 
@@ -303,6 +304,20 @@ class Journal:
             if name is not None and path not in known and int(name["epoch"]) < epoch:
                 orphaned.append(path)
         return self._sweep(orphaned, older_than)
+
+    def written_by_others(self, pipeline: str, uid: str) -> list[str]:
+        """Return the folders of a pipeline that hold segments of other uids than its own.
+
+        Raises:
+            StoreUnavailable: The storage cannot be read now.
+        """
+        return [
+            folder
+            for folder in sorted(self._storage.list(pipeline))
+            if _UID.match(name := folder.rpartition("/")[2])
+            and name != uid
+            and any(_NAME.match(path.rpartition("/")[2]) for path in self._storage.list(folder))
+        ]
 
     def _sweep(self, paths: Iterable[str], older_than: float) -> list[str]:
         """Remove files that were last written so many seconds ago; return their paths."""

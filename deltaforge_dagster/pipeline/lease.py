@@ -136,7 +136,7 @@ class HeldLease:
             asked_at = time.monotonic()
             try:
                 self.write(lambda writer: writer.renew(self._seconds))
+                self._deadline = asked_at + self._seconds
+                self._on_renewal()
             except LeaseLost:
                 return
-            self._deadline = asked_at + self._seconds
-            self._on_renewal()

@@ -39,6 +39,7 @@ from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.live_schemas import WarmStart
+from deltaforge_dagster.pipeline.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.run_end import RunEnd
@@ -47,6 +48,7 @@ from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import HoldRow, PipelineRow, Want
 
 logger = logging.getLogger(__name__)
@@ -208,6 +210,10 @@ class LiveRun:
             ended = self._supervise(ranges, goal)
         except LeaseLost:
             ended = "lease lost"
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                logger.info("asked to end: closes its range first")
+            raise
         finally:
             with uninterrupted():
                 self._end(ranges, ended)
@@ -256,7 +262,7 @@ class LiveRun:
             next_segment=pipeline.next_segment,
             someone_waits=lambda: self._deliveries.someone_waits,
             captured=lambda _segment: self._deliveries.segment_added(),
-            find_start=Failover(self._store, self._lease, source.id, source.on_schema_drift).start,
+            find_start=self._find_start,
             backlog=Backlog(
                 sessions=self._deliveries.sessions,
                 journal=self._tools.journal,
@@ -272,6 +278,12 @@ class LiveRun:
             paused=self._pressure.paused is not None,
             source_id=source.id,
         )
+
+    def _find_start(self, source: Source, start: Position) -> Position:
+        refuse_lost_store(self._store, self._tools.journal, self._loaded.name)
+        config = self._loaded.spec.spec.source.config
+        failover = Failover(self._store, self._lease, config.id, config.on_schema_drift)
+        return failover.start(source, start)
 
     def _look_for_wishes(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""

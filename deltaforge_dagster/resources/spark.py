@@ -8,6 +8,7 @@ with its server, with `stop`, or after 24 hours without use; then a new one is m
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import uuid
@@ -36,6 +37,10 @@ SESSION_SETTINGS: Mapping[str, str] = {
     # Error texts reach logs; stacks of Java help nobody there.
     "spark.sql.pyspark.jvmStacktrace.enabled": "false",
 }
+
+if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
+    # PySpark has it switched off, which Dagster undoes: stacks, and what Spark quotes, on standard error.
+    logging.getLogger("pyspark.sql.connect.logging").setLevel(logging.CRITICAL + 1)
 
 _DEAD_SESSION = ("SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND")
 _DEAD_SERVER = {

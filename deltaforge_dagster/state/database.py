@@ -51,6 +51,7 @@ from deltaforge_dagster.errors import (
     DeltaforgeError,
     PermissionMissing,
     SettingsError,
+    StoreLost,
     StoreUnavailable,
     Terminal,
 )
@@ -124,6 +125,7 @@ class Database:
         self._password: str | None = None
         self._readers: _Turn = nullcontext
         self._writers: _Turn = nullcontext
+        self._file: _File | None = None
         if url == "memory":
             self.where = "memory"
             self._engine = _sqlite_engine(None)
@@ -133,7 +135,7 @@ class Database:
         if parsed.get_backend_name() == "sqlite":
             path = Path(parsed.database or "").absolute()
             self.where = str(path)
-            _make_file(path)
+            self._file = _File(path)
             self._engine = _sqlite_engine(path)
             self._writers = Turns(self.where, _BUSY_SECONDS).turn
         else:
@@ -143,7 +145,11 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Yield a connection for reading only."""
+        """Yield a connection for reading only.
+
+        Raises:
+            StoreLost: The file that was opened is not there any more. Also `write` raises it.
+        """
         with self._translated(self._readers), self._engine.connect() as connection:
             yield connection
 
@@ -171,6 +177,8 @@ class Database:
 
     @contextmanager
     def _translated(self, turn: _Turn) -> Iterator[None]:
+        if self._file is not None:
+            self._file.check()
         try:
             with turn():
                 yield
@@ -243,18 +251,46 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _make_file(path: Path) -> None:
-    # Later tables hold row values (dead letters): only the owner reads them. SQLite gives its
-    # -wal and -shm files the mode of the main file.
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as error:
-        raise StoreUnavailable(
-            f"state store {path}: {error.strerror}; DELTAFORGE_HOME must be a directory that this "
-            "user may write to, or DELTAFORGE_STATE_URL name another place"
-        ) from error
+class _File:
+    """The file of a SQLite store, made if need be, and known by more than its name.
+
+    SQLite goes on with a file that somebody has removed: what is written then is gone with the last
+    process that has it open. Meanwhile new connections would make a new, empty one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Later tables hold row values (dead letters): only the owner reads them. SQLite gives its
+        # -wal and -shm files the mode of the main file.
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._identity = self._look()
+        except OSError as error:
+            raise StoreUnavailable(
+                f"state store {path}: {error.strerror}; DELTAFORGE_HOME must be a directory that "
+                "this user may write to, or DELTAFORGE_STATE_URL name another place"
+            ) from error
+
+    def check(self) -> None:
+        """Raise `StoreLost` unless the file is the one that was opened."""
+        try:
+            found = self._look()
+        except FileNotFoundError:
+            found = None
+        except OSError:  # what it is, SQLite will say
+            return
+        if found != self._identity:
+            raise StoreLost(
+                f"state store {self._path}: the file was {'removed' if found is None else 'replaced'} "
+                "while this process worked with it, so it ends; bring the file back "
+                "(deltaforge state restore), then start again"
+            )
+
+    def _look(self) -> tuple[int, int]:
+        found = self._path.stat()
+        return found.st_dev, found.st_ino
 
 
 def _begin(connection: Connection) -> None:

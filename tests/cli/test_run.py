@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -71,3 +78,34 @@ def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(app, ["run", "shop"])
 
     assert (result.exit_code, result.stderr) == (130, "")
+
+
+def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
+    """The run's lines are text there, and kept with the run as they are; no process of the group prints a stack."""
+    home, file = tmp_path / "home", tmp_path / "pipelines" / "shop.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file.write_text(PIPELINE.replace("127.0.0.1:1/", f"127.0.0.1:{silent.getsockname()[1]}/"))
+        terminal, theirs = os.openpty()
+        run = subprocess.Popen(
+            [sys.executable, "-m", "deltaforge_dagster", "run", "shop"],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**os.environ, "DELTAFORGE_HOME": str(home), "COLUMNS": "300"},
+        )
+        os.close(theirs)
+        shown = b""
+        while b"run begins" not in shown:
+            shown += os.read(terminal, 4096)
+        os.killpg(run.pid, signal.SIGINT)
+        with contextlib.suppress(OSError):  # that is how a terminal ends
+            while piece := os.read(terminal, 4096):
+                shown += piece
+        os.close(terminal)
+
+    assert run.wait() == 130
+    assert b"Traceback" not in shown
+    (kept,) = home.glob("dagster/storage/*/compute_logs/*.err")
+    (line,) = kept.read_text().splitlines()
+    assert re.match(r"^[0-9T:.-]+Z INFO  run begins pipeline=shop tenant=acme run=", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,14 @@ def make(spark_server: SparkAddress, remembered: list[str]) -> Iterator[Make]:
     yield one
     for sessions in made:
         sessions.stop()
+
+
+def test_errors_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark's own lines, with stacks and what Spark quotes, stay off where Dagster switches loggers on again."""
+    theirs = logging.getLogger("pyspark.sql.connect.logging")
+    monkeypatch.setattr(theirs, "disabled", False)  # as `logging.config.dictConfig` leaves it
+
+    assert not theirs.isEnabledFor(logging.CRITICAL)
 
 
 def test_one_session(make: Make, remembered: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import sqlite3
 import stat
 import traceback
@@ -18,6 +19,7 @@ from deltaforge_dagster.errors import (
     DeltaforgeError,
     PermissionMissing,
     SettingsError,
+    StoreLost,
     StoreUnavailable,
     Terminal,
 )
@@ -34,6 +36,25 @@ def on_its_connection(store: StateStore, *statements: str) -> None:
     with store.database.read() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+def test_a_file_that_is_another_one(tmp_path: Path, what: str) -> None:
+    """Neither reads nor writes go on with a file that has no name any more, nor with a new one of its name."""
+    file = tmp_path / "folder" / "state.db"
+    store = StateStore.open(f"sqlite:///{file}")
+    lease = held(store)
+    shutil.rmtree(file.parent)
+    if what == "replaced":
+        StateStore.open(f"sqlite:///{file}").close()
+
+    message = f"state store {file}: the file was {what} while this process worked with it"
+    with pytest.raises(StoreLost, match=message):
+        store.pipelines()
+    with pytest.raises(StoreLost, match=message), store.fenced(lease) as writer:
+        writer.set_confirmed(position(1))
+    assert file.exists() == (what == "replaced")
+    store.close()
 
 
 class TestUrls:

@@ -1,0 +1,97 @@
+"""What a run by hand says: on its terminal, and kept with the run for Dagster's UI.
+
+Dagster gives standard output and error to a file, and has child processes print that. Ctrl-C reaches
+them, too: they die with stacks, and what the run says of its end is not seen any more. Nor does the
+program know its terminal then, and what it draws there is kept as well. Here each line goes to both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Self
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+from dagster._serdes import ConfigurableClassData
+
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.resources.instance import dagster_home, local_instance
+
+
+@contextmanager
+def printing_instance(settings: Settings) -> Iterator[dg.DagsterInstance]:
+    """Lend the instance of `local_instance`, whose runs in this process print without child processes.
+
+    Only where Dagster keeps output in files, as it does by default.
+    """
+    if settings.state_url == "memory":  # nothing is kept
+        with local_instance(settings) as instance:
+            yield instance
+        return
+    ref = InstanceRef.from_dir(str(dagster_home(settings)))
+    logs = ref.compute_logs_data
+    if logs.class_name == LocalComputeLogManager.__name__:
+        ours = ConfigurableClassData(__name__, KeptLogs.__name__, logs.config_yaml)
+        ref = ref._replace(compute_logs_data=ours)
+    with dg.DagsterInstance.from_ref(ref) as instance:
+        yield instance
+
+
+class KeptLogs(LocalComputeLogManager):
+    """Keeps output where Dagster's own manager does, and lets it be printed as if nobody did."""
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> Self:
+        """Make one by the settings of Dagster's."""
+        return cls(inst_data=inst_data, **config_value)
+
+    @contextmanager
+    def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
+        """Keep what is printed in the block."""
+        with (
+            self.open_log_stream(log_key, ComputeIOType.STDOUT) as out,
+            self.open_log_stream(log_key, ComputeIOType.STDERR) as err,
+        ):
+            assert out is not None
+            assert err is not None
+            with (
+                contextlib.redirect_stdout(_Both(sys.stdout, out)),
+                contextlib.redirect_stderr(_Both(sys.stderr, err)),
+            ):
+                yield CapturedLogContext(log_key)
+        Path(self.complete_artifact_path(log_key)).touch()  # type: ignore[no-untyped-call]
+
+
+class _Both(io.TextIOBase):
+    """A stream that is printed and kept; to who asks what it is, it is the one that is printed."""
+
+    def __init__(self, printed: IO[str], kept: IO[str]) -> None:
+        self._printed = printed
+        self._kept = kept
+
+    def write(self, text: str) -> int:
+        if not self._kept.closed:  # there are libraries that keep the stream they have found
+            self._kept.write(text)
+            self._kept.flush()
+        return self._printed.write(text)
+
+    def flush(self) -> None:
+        self._printed.flush()
+
+    def isatty(self) -> bool:
+        return self._printed.isatty()
+
+    def fileno(self) -> int:
+        return self._printed.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._printed, name)

@@ -1,0 +1,36 @@
+"""Is this the state store that the journal belongs to? Asked before a source is read.
+
+A store that was deleted, or one that is not the one it should be, is empty and as good as new: the
+pipeline would begin anew, and what sinks had yet to get of the journal would be left out in silence.
+The journal tells: segments of the pipeline lie there, of another uid, while the store has never had any.
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.state.store import StateStore
+
+
+def refuse_lost_store(store: StateStore, journal: Journal, pipeline: str) -> None:
+    """Refuse to begin a pipeline whose segments the store has forgotten.
+
+    A store in memory knows nothing of earlier ones, and is meant to.
+
+    Raises:
+        NotAllowed: The journal has segments of it that another state store has written.
+        StoreUnavailable: The journal cannot be listed.
+    """
+    row = store.pipeline(pipeline)
+    if row is None or row.next_segment > 1 or store.database.where == "memory":
+        return
+    others = journal.written_by_others(pipeline, row.uid)
+    if others:
+        folders = ", ".join(mask(f"{journal.url}/{folder}") for folder in others)
+        raise NotAllowed(
+            f"{pipeline}: the journal has segments that this state store knows nothing of ({folders}): "
+            "the store was lost, or is another one. Bring it back: deltaforge state restore FILE "
+            "--force. Without a copy, what sinks had not got by then is lost to them: take that "
+            "folder away, and the pipeline begins as a new one"
+        )
