@@ -8,7 +8,7 @@ the change anew, so its note goes, too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from sqlalchemy import Connection, delete, select
@@ -19,6 +19,9 @@ from deltaforge_dagster.state.tables import segments, undelivered
 Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
 """A person gave it up, or the queue's limits did: see `records.DeadLetterDepth`."""
 
+_AT_ONCE = 500
+"""Segments in one statement."""
+
 
 def note(
     connection: Connection, pipeline: str, fate: Fate, places: Iterable[tuple[str, int, int]]
@@ -27,17 +30,42 @@ def note(
     found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for sink, segment, ordinal in places:
         found[sink, segment].append(ordinal)
-    for (sink, segment), ordinals in found.items():
-        if not _is_kept(connection, pipeline, segment):
-            continue
-        known = of_segment(connection, pipeline, segment).get(sink, {}).get(fate, [])
-        runs = [[run.start, run.stop - 1] for run in _joined(known, ordinals)]
-        fields = {"pipeline": pipeline, "sink": sink, "segment": segment, "fate": fate}
-        connection.execute(
-            upsert(connection, undelivered)
-            .values(**fields, ordinals=runs)
-            .on_conflict_do_update(index_elements=list(fields), set_={"ordinals": runs})
+    wanted = sorted({segment for _, segment in found})
+    for start in range(0, len(wanted), _AT_ONCE):
+        some = wanted[start : start + _AT_ONCE]
+        kept = set(
+            connection.execute(
+                select(segments.c.segment).where(
+                    segments.c.pipeline == pipeline, segments.c.segment.in_(some)
+                )
+            ).scalars()
         )
+        query = select(undelivered.c.sink, undelivered.c.segment, undelivered.c.ordinals).where(
+            undelivered.c.pipeline == pipeline,
+            undelivered.c.fate == fate,
+            undelivered.c.segment.in_(some),
+        )
+        known = {(sink, segment): runs for sink, segment, runs in connection.execute(query)}
+        rows = [
+            {
+                "pipeline": pipeline,
+                "sink": sink,
+                "segment": segment,
+                "fate": fate,
+                "ordinals": _joined(known.get((sink, segment), []), ordinals),
+            }
+            for (sink, segment), ordinals in found.items()
+            if segment in kept
+        ]
+        if rows:
+            insert = upsert(connection, undelivered)
+            connection.execute(
+                insert.on_conflict_do_update(
+                    index_elements=["pipeline", "sink", "segment", "fate"],
+                    set_={"ordinals": insert.excluded.ordinals},
+                ),
+                rows,
+            )
 
 
 def of_segment(
@@ -75,23 +103,12 @@ def forget_behind(
         note(connection, pipeline, fate, [(sink, segment, one) for one in passed])
 
 
-def _is_kept(connection: Connection, pipeline: str, segment: int) -> bool:
-    query = select(segments.c.segment).where(
-        segments.c.pipeline == pipeline, segments.c.segment == segment
-    )
-    return connection.execute(query).first() is not None
-
-
-def _joined(runs: Iterable[range], more: Iterable[int]) -> Iterator[range]:
-    """Yield runs of ordinals with some more, in order, each as long as it can be."""
-    ordered = sorted([*runs, *(range(one, one + 1) for one in more)], key=lambda run: run.start)
-    current: range | None = None
-    for run in ordered:
-        if current is not None and run.start <= current.stop:
-            current = range(current.start, max(current.stop, run.stop))
-            continue
-        if current is not None:
-            yield current
-        current = run
-    if current is not None:
-        yield current
+def _joined(runs: Iterable[list[int]], more: Iterable[int]) -> list[list[int]]:
+    """Return runs of ordinals, each its first and its last, with some more: in order, and few."""
+    joined: list[list[int]] = []
+    for first, last in sorted([*runs, *([one, one] for one in more)]):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return joined

@@ -96,10 +96,10 @@ def test_notes_go_with_their_segments(store: StateStore) -> None:
 @given(batches=st.lists(st.lists(st.integers(0, 40))))
 def test_runs_of_rows(batches: Sequence[Sequence[int]]) -> None:
     """However rows come, they stand in order, once, in the fewest runs."""
-    runs: list[range] = []
+    runs: list[list[int]] = []
     for batch in batches:
-        runs = list(_joined(runs, batch))
+        runs = _joined(runs, batch)
 
     wanted = sorted({one for batch in batches for one in batch})
-    assert [one for run in runs for one in run] == wanted
-    assert all(left.stop < right.start for left, right in pairwise(runs))
+    assert [one for first, last in runs for one in range(first, last + 1)] == wanted
+    assert all(left[1] + 1 < right[0] for left, right in pairwise(runs))
