@@ -21,6 +21,7 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.broken import build_broken_files_sensor
+from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
@@ -43,15 +44,20 @@ def build_definitions(
         pipelines = installed_pipelines(settings)
     good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
     bad = [one for one in pipelines if isinstance(one, BrokenPipeline)]
-    sensors, schedules = [build_snapshot_sensor(one) for one in good], []
+    platform = Platform(settings, single_process=single_process)
+    kept = Kept(platform)
+    jobs, sensors, schedules = [], [], []
     for one in good:
+        own = [build_pipeline_job(one), build_snapshot_job(one)]
+        jobs += own
         cron = one.spec.spec.engine.dagster.schedule
         if cron is None:
-            sensors.append(build_sensor(one))
+            sensors.append(build_sensor(one, own, kept))
         else:
-            schedules.append(build_schedule(one, cron))
+            sensors.append(build_snapshot_sensor(one, kept))
+            schedules.append(build_schedule(one, cron, kept))
     if told := [one for one in good if one.spec.spec.engine.alerts]:
-        sensors.append(build_alerts_sensor(told))
+        sensors.append(build_alerts_sensor(told, kept))
     if bad:
         sensors.append(build_broken_files_sensor(bad))
     retention, hourly = build_retention(good)
@@ -63,14 +69,10 @@ def build_definitions(
             *(build_broken_asset(one) for one in bad),
         ],
         asset_checks=[build_broken_check(one) for one in bad],
-        jobs=[
-            *(build_pipeline_job(one) for one in good),
-            *(build_snapshot_job(one) for one in good),
-            retention,
-        ],
+        jobs=[*jobs, retention],
         sensors=sensors,
         schedules=[*schedules, hourly],
-        resources={"platform": Platform(settings, single_process=single_process)},
+        resources={"platform": platform},
         executor=dg.in_process_executor,
     )
 

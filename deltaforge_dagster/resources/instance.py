@@ -19,6 +19,9 @@ nux:
 concurrency:
   runs:
     max_concurrent_runs: 10
+sensors:  # of all pipelines beside each other
+  use_threads: true
+  num_workers: 8
 """
 
 

@@ -12,7 +12,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.catalog import reread
 from deltaforge_dagster.resources.alert_hooks import Problem, tell
-from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.report import newest_evaluation
 
 SENSOR = "deltaforge_alerts"
@@ -20,7 +20,7 @@ SENSOR = "deltaforge_alerts"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
-def build_alerts_sensor(pipelines: Sequence[LoadedPipeline]) -> dg.SensorDefinition:
+def build_alerts_sensor(pipelines: Sequence[LoadedPipeline], kept: Kept) -> dg.SensorDefinition:
     """Return the sensor; it runs unless someone turns it off."""
 
     @dg.sensor(
@@ -29,16 +29,14 @@ def build_alerts_sensor(pipelines: Sequence[LoadedPipeline]) -> dg.SensorDefinit
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Tells the hooks of engine.alerts which checks and runs fail, and when they recover.",
     )
-    def alerts(
-        context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.SkipReason:
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         deaf = []
-        with platform.open() as opened:
+        with kept.lend(context) as (instance, opened):
             for one in pipelines:
                 try:
                     now = reread(opened.store, one)
                     if isinstance(now, LoadedPipeline):
-                        found = problems(context.instance, now)
+                        found = problems(instance, now)
                         deaf += [f"{one.name}: {hook}" for hook in tell(opened.store, now, found)]
                 except DeltaforgeError as error:  # the others' turn comes nevertheless
                     deaf.append(f"{one.name}: {error}")

@@ -1,33 +1,55 @@
-"""What starts the live runs of a pipeline: its sensor, or the schedule that takes its place."""
+"""What starts the runs of a pipeline: its sensor; or a schedule, and a sensor for its snapshots alone."""
+
+from collections.abc import Sequence
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.kept import Kept
+from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.sensors.tick import tick
 
 
-def build_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
-    """Return the sensor of a pipeline; it runs unless someone turns it off."""
+def build_sensor(
+    loaded: LoadedPipeline, jobs: Sequence[UnresolvedAssetJobDefinition], kept: Kept
+) -> dg.SensorDefinition:
+    """Return the sensor of a pipeline; it runs unless someone turns it off.
+
+    It looks for both kinds of work: a tick costs Dagster's daemon more than what we do in it.
+
+    Args:
+        loaded: The pipeline.
+        jobs: Its own, and the one that reads its snapshots.
+        kept: What ticks share.
+    """
 
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_work",
-        job_name=job_name(loaded.name),
+        jobs=jobs,
         minimum_interval_seconds=int(loaded.spec.spec.engine.dagster.sensor_interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Starts a run of {loaded.name} when there is something to do.",
+        description=f"Starts runs of {loaded.name} when there is something to do.",
     )
-    def work(
-        context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.RunRequest | dg.SkipReason:
-        return _look(context.instance, platform, loaded)
+    def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        with kept.lend(context) as (instance, opened):
+            now = current(opened.store, loaded)
+            if now is None:
+                return dg.SkipReason(REMOVED)
+            found = [
+                tick(instance, opened.store, now, opened.source_builder(now), opened.journal),
+                look(instance, opened.store, now),
+            ]
+        asked = [one for one in found if isinstance(one, dg.RunRequest)]
+        skipped = [str(one.skip_message) for one in found if isinstance(one, dg.SkipReason)]
+        return asked or dg.SkipReason("; ".join(skipped))
 
     return work
 
 
-def build_schedule(loaded: LoadedPipeline, cron: str) -> dg.ScheduleDefinition:
+def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.ScheduleDefinition:
     """Return the schedule of a pipeline: looks for work when it is due, instead of a sensor."""
 
     @dg.schedule(
@@ -37,19 +59,11 @@ def build_schedule(loaded: LoadedPipeline, cron: str) -> dg.ScheduleDefinition:
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description=f"Starts a run of {loaded.name} on time, when there is something to do.",
     )
-    def due(
-        context: dg.ScheduleEvaluationContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.RunRequest | dg.SkipReason:
-        return _look(context.instance, platform, loaded)
+    def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        with kept.lend(context) as (instance, opened):
+            now = current(opened.store, loaded)
+            if now is None:
+                return dg.SkipReason(REMOVED)
+            return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)
 
     return due
-
-
-def _look(
-    instance: dg.DagsterInstance, platform: Platform, loaded: LoadedPipeline
-) -> dg.RunRequest | dg.SkipReason:
-    with platform.open() as opened:
-        now = current(opened.store, loaded)
-        if now is None:
-            return dg.SkipReason(REMOVED)
-        return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)

@@ -1,4 +1,4 @@
-"""What starts the runs that read snapshots: a sensor of each pipeline.
+"""What starts the runs that read snapshots: the pipeline's sensor, or one of their own beside a schedule.
 
 A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
 missing: their run died, what it had read could not be used, or rows have strayed (`strays`). One runs at a
@@ -22,8 +22,8 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
-from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.tick import UNFINISHED
 from deltaforge_dagster.state.store import StateStore
 
@@ -34,8 +34,8 @@ BEGIN_SECONDS = 180.0
 """How long a run may take until it shows that it lives."""
 
 
-def build_snapshot_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
-    """Return the sensor of a pipeline's snapshots."""
+def build_snapshot_sensor(loaded: LoadedPipeline, kept: Kept) -> dg.SensorDefinition:
+    """Return the sensor of the snapshots of a pipeline that has a schedule."""
 
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_snapshots",
@@ -44,15 +44,14 @@ def build_snapshot_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Starts a run that reads a snapshot of {loaded.name} when one is wanted.",
     )
-    def snapshots(
-        context: dg.SensorEvaluationContext, platform: dg.ResourceParam[Platform]
-    ) -> dg.RunRequest | dg.SkipReason:
+    def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
-            with platform.open() as opened:
+            with kept.lend(context) as (instance, opened):
                 now = current(opened.store, loaded)
                 if now is None:
                     return dg.SkipReason(REMOVED)
-                return look(context.instance, opened.store, now)
+                found = look(instance, opened.store, now)
+                return found or dg.SkipReason("no snapshot is wanted")
         except DeltaforgeError as error:
             return dg.SkipReason(str(error))
 
@@ -61,14 +60,12 @@ def build_snapshot_sensor(loaded: LoadedPipeline) -> dg.SensorDefinition:
 
 def look(
     instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
-) -> dg.RunRequest | dg.SkipReason:
-    """Return the run to start, or why none is needed now."""
+) -> dg.RunRequest | dg.SkipReason | None:
+    """Return the run to start, or why none is started now; None when there is nothing to read."""
     pipeline = register(store, loaded)
-    if pipeline.want != "running":
-        return dg.SkipReason(pipeline.want)
-    snapshot = wish(store, loaded, pipeline)
+    snapshot = wish(store, loaded, pipeline) if pipeline.want == "running" else None
     if snapshot is None:
-        return dg.SkipReason("no snapshot is wanted")
+        return None
     number = snapshot.snapshot
     planned = (
         snapshot.state == "wanted"
@@ -80,7 +77,10 @@ def look(
     hindrance = _hindrance(instance, store, loaded.name)
     if hindrance is not None:
         return dg.SkipReason(hindrance)
-    return dg.RunRequest(tags={RUN_TAG: "snapshot", REASON_TAG: f"snapshot {number}"})
+    return dg.RunRequest(
+        job_name=snapshot_job_name(loaded.name),
+        tags={RUN_TAG: "snapshot", REASON_TAG: f"snapshot {number}"},
+    )
 
 
 def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:

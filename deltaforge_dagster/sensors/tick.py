@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import dagster as dg
 
 from deltaforge_dagster.assets.checks import delivered, freshness, kept_back, source_evaluation
-from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key
+from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -71,7 +71,9 @@ def tick(
     report_change(instance, source_evaluation(loaded.name, None))
     if isinstance(work, NoWork):
         return dg.SkipReason(work.detail)
-    return dg.RunRequest(tags={RUN_TAG: "live", REASON_TAG: work.reason})
+    return dg.RunRequest(
+        job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+    )
 
 
 _published: dict[str, object] = {}

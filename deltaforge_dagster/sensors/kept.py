@@ -1,0 +1,71 @@
+"""What the ticks of one process share: Dagster's instance, state store and journal, opened once.
+
+A code server evaluates every sensor and schedule, some of them each few seconds. What Dagster lends a tick
+(`context.instance`, and resources, which ask for it) is opened anew each time, and looks through the migrations
+of three databases: with SQLite that took more of a code server's processor than all else. A store that is opened
+anew has every statement compiled anew. The webserver's threads share one instance in the same way.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+
+from deltaforge_dagster.errors import Terminal
+from deltaforge_dagster.resources.platform import Opened, Platform
+
+_CONNECTIONS = {"statement_timeout": 15_000, "pool_recycle": 3600, "max_overflow": 20}
+"""The webserver's own defaults, in ms and s: Dagster's storage on PostgreSQL connects anew for each statement otherwise."""
+
+
+class Kept:
+    """Lends ticks the installation. Thread-safe."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._lock = threading.Lock()
+        self._opened: Opened | None = None
+        self._closing = ExitStack()
+        self._instance: tuple[InstanceRef, dg.DagsterInstance] | None = None
+        weakref.finalize(self, self._closing.close)
+
+    @contextmanager
+    def lend(
+        self, context: dg.SensorEvaluationContext | dg.ScheduleEvaluationContext
+    ) -> Iterator[tuple[dg.DagsterInstance, Opened]]:
+        """Lend a tick Dagster's instance, and the open state store and journal.
+
+        Raises:
+            DeltaforgeError: They cannot be opened (`Platform.open`); the next tick tries again.
+        """
+        instance = self._instance_of(context)
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._closing.enter_context(self._platform.open())
+            opened = self._opened
+        try:
+            yield instance, opened
+        except Terminal:  # as when the store's file was replaced, or its database made anew
+            with self._lock:
+                if self._opened is opened:
+                    self._opened = None
+                    self._closing.close()
+            raise
+
+    def _instance_of(
+        self, context: dg.SensorEvaluationContext | dg.ScheduleEvaluationContext
+    ) -> dg.DagsterInstance:
+        ref = context.instance_ref
+        if ref is None:  # somebody evaluates by hand, with an instance of their own
+            return context.instance
+        with self._lock:
+            if self._instance is None or self._instance[0] != ref:
+                instance = dg.DagsterInstance.from_ref(ref)
+                instance.optimize_for_webserver(**_CONNECTIONS)
+                self._instance = ref, instance
+            return self._instance[1]
