@@ -3,7 +3,8 @@
 The changes come in three parts. A few *first* ones wake the sensor: they wait for a run, a Spark
 session and compiled kernels. Then *calm* ones, some per transaction, paced: the latency is theirs,
 from the database's commit to Redis's own time of arrival. Then a *burst*, as fast as the database takes
-it: the rate is its changes over the time from its first commit to the last delivery.
+it: the rate is its changes over the time from its first commit to the last delivery. Where a part does not
+arrive, the ones after it are not written.
 
 What Redis and the files hold afterwards is compared with the writer's own record (`demo_proof`).
 """
@@ -28,11 +29,13 @@ from rich.live import Live
 
 from deltaforge_dagster.cli.demo_display import progress, summary
 from deltaforge_dagster.cli.demo_environment import STREAMS, DemoEnvironment, DemoSource
+from deltaforge_dagster.cli.demo_patience import Patience
 from deltaforge_dagster.cli.demo_proof import (
     Arrival,
     ArrivalCounter,
     Proof,
     Verdict,
+    arrival_rate,
     latencies,
     percentile,
     read_lines,
@@ -40,6 +43,7 @@ from deltaforge_dagster.cli.demo_proof import (
 )
 from deltaforge_dagster.cli.demo_workload import Workload
 from deltaforge_dagster.cli.interrupts import interrupt_once
+from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 
 _ROWS: Mapping[DemoSource, int] = {"postgres": 100_000, "turso": 20_000}
@@ -47,8 +51,6 @@ _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
 _FIRST_MOST, _CALM_MOST = 300, 3_000
 _CALM_SECONDS = 15.0
 _CALM_TRANSACTION, _BURST_TRANSACTION = 12, 1_000
-_STUCK_SECONDS = 120.0
-"""Waiting for deliveries ends when none came for so long; what is missing is then lost."""
 _CLOSING_SECONDS = 30.0
 _TICK_SECONDS = 0.25
 
@@ -113,7 +115,7 @@ class Result:
     captured: int
     verdicts: dict[str, Verdict]
     seconds: float
-    burst_rate: float
+    burst_rate: float | None
     latencies_ms: list[int]
     ranges: int
     ui: str
@@ -127,8 +129,8 @@ class Result:
         """Return the object that `--json` prints.
 
         `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks; `seconds` is from
-        the first commit to the last delivery; `events_per_second` is of the burst; `latency_ms` of
-        the calm changes.
+        the first commit to the last delivery; `events_per_second` is of the burst, null if
+        none of it arrived; `latency_ms` of the calm changes.
         """
         verdicts = self.verdicts.values()
         return {
@@ -139,7 +141,7 @@ class Result:
             "out_of_order": sum(verdict.out_of_order for verdict in verdicts),
             "wrong": sum(verdict.wrong for verdict in verdicts),
             "seconds": round(self.seconds, 3),
-            "events_per_second": round(self.burst_rate),
+            "events_per_second": None if self.burst_rate is None else round(self.burst_rate),
             "latency_ms": {
                 "p50": percentile(self.latencies_ms, 0.5),
                 "p99": percentile(self.latencies_ms, 0.99),
@@ -154,9 +156,13 @@ def _summary(result: Result) -> RenderableType:
     return summary(
         result.verdicts,
         {
-            "captured": f"{result.captured:,} changes in {result.ranges} ranges",
-            "burst": f"{result.burst_rate:,.0f} changes/s, commit to arrival",
-            "latency": f"p50 {middle} ms, p99 {slow} ms, of the calm changes",
+            "captured": f"{counted(result.captured, 'change')} in {counted(result.ranges, 'range')}",
+            "burst": "nothing of it arrived"
+            if result.burst_rate is None
+            else f"{result.burst_rate:,.0f} changes/s, commit to arrival",
+            "latency": "none of the calm changes arrived"
+            if middle is None
+            else f"p50 {middle} ms, p99 {slow} ms, of the calm changes",
         },
         good=result.good,
     )
@@ -184,15 +190,20 @@ class _Demo:
         burst = self._changes - first - calm
         with self._live, self._arrived:
             first_at = time.time()
-            self._log(f"writing {first:,} first changes: the sensor starts a run")
-            self._write(first, _BURST_TRANSACTION)
-            self._log(f"they arrived after {time.time() - first_at:.1f} s")
+            self._log(f"writing {counted(first, 'first change')}: the sensor starts a run")
+            arrived = self._write(first, _BURST_TRANSACTION)
+            if arrived:
+                self._log(f"they arrived after {time.time() - first_at:.1f} s")
+                self._log(f"writing {counted(calm, 'change')} calmly, over {_CALM_SECONDS:.0f} s")
             calm_at = time.time()
-            self._log(f"writing {calm:,} changes calmly, over {_CALM_SECONDS:.0f} s")
-            self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
+            arrived = arrived and self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
+            if arrived:
+                self._log(
+                    f"writing {counted(burst, 'change')} as fast as {self._database.title} takes them"
+                )
             burst_at = time.time()
-            self._log(f"writing {burst:,} changes as fast as {self._database.title} takes them")
-            self._write(burst, _BURST_TRANSACTION)
+            if arrived:
+                self._write(burst, _BURST_TRANSACTION)
             self._log("waiting for the last range to close")
             self._wait_for_ranges()
         self._log("reading Redis and the files back")
@@ -207,7 +218,7 @@ class _Demo:
             captured=sum(one.rows for one in ranges),
             verdicts=verdicts,
             seconds=max(last_at - first_at, 0),
-            burst_rate=burst / max(last_at - burst_at, 0.001),
+            burst_rate=arrival_rate(in_redis, int(burst_at * 1000)),
             latencies_ms=latencies(in_redis, round(calm_at * 1000), round(burst_at * 1000)),
             ranges=len(ranges),
             ui=self._environment.ui,
@@ -219,8 +230,10 @@ class _Demo:
             proof.see(arrival.event)
         return proof.verdict()
 
-    def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> None:
+    def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> bool:
         """Write from a thread of its own; return when every sink has as many as were written.
+
+        It returns False when the rest does not come (`Patience`): that is lost then.
 
         Raises:
             SettingsError: The database refused a change, or Dagster has ended.
@@ -231,17 +244,18 @@ class _Demo:
         )
         writer.start()
         try:
-            moved = time.monotonic()
-            before: dict[str, int] = {}
+            patience = Patience(time.monotonic())
             while True:
                 writing = writer.is_alive()
                 arrived = self._show()
-                if not writing and min(arrived.values()) >= self._workload.record.total:
+                everything = not writing and min(arrived.values()) >= self._workload.record.total
+                if everything:
                     break
-                if writing or arrived != before:
-                    moved, before = time.monotonic(), arrived
-                elif time.monotonic() - moved > _STUCK_SECONDS:
-                    self._log("nothing has arrived for two minutes: going on without the rest")
+                now = time.monotonic()
+                if said := patience.look(now, arrived, self._run_at_work(), writing=writing):
+                    self._log(said)
+                if why := patience.over(now):
+                    self._log(f"{why}: the demo ends without the rest")
                     break
                 time.sleep(_TICK_SECONDS)
         finally:
@@ -251,6 +265,7 @@ class _Demo:
             raise SettingsError(
                 f"{self._database.title} refused a change: {self._failure}"
             ) from self._failure
+        return everything
 
     def _write_here(
         self, changes: int, per_transaction: int, seconds: float, stop: threading.Event
@@ -259,6 +274,11 @@ class _Demo:
             self._workload.write(changes, per_transaction, seconds=seconds, stop=stop)
         except self._database.errors as error:
             self._failure = error
+
+    def _run_at_work(self) -> str | None:
+        store = self._environment.store
+        lease = store.lease(self._database.pipeline)
+        return lease.run_id if lease is not None and lease.held_at(store.now()) else None
 
     def _wait_for_ranges(self) -> None:
         deadline = time.monotonic() + _CLOSING_SECONDS

@@ -182,6 +182,19 @@ def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list
     )
 
 
+def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
+    """Return how many of the changes committed from a time on arrived in a second, None if none did.
+
+    The time is that from `since_ms` to the last arrival.
+    """
+    arrived = [
+        arrival.at_ms
+        for arrival in arrivals
+        if arrival.at_ms is not None and arrival.event["ts_ms"] >= since_ms
+    ]
+    return len(arrived) * 1000 / max(max(arrived) - since_ms, 1) if arrived else None
+
+
 def percentile(ordered: list[int], share: float) -> int | None:
     """Return the value below which `share` of the sorted values lie, None without values."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

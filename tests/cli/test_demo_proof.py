@@ -16,6 +16,7 @@ from deltaforge_dagster.cli.demo_proof import (
     ArrivalCounter,
     Proof,
     Verdict,
+    arrival_rate,
     latencies,
     percentile,
     read_lines,
@@ -210,3 +211,13 @@ def test_latencies_are_of_the_changes_committed_in_a_span() -> None:
     ]
 
     assert latencies(arrivals, 100, 200) == [3, 7]
+
+
+def test_the_rate_is_of_what_arrived() -> None:
+    """Changes of the burst over the time until the last of them came; none is no rate."""
+    times = [(50, 2_000), (100, 1_100), (200, 2_100), (300, None)]
+    arrivals = [Arrival({"ts_ms": ts_ms}, at_ms) for ts_ms, at_ms in times]
+
+    assert arrival_rate(arrivals, 100) == 1.0
+    assert arrival_rate(arrivals, 250) is None
+    assert arrival_rate([], 100) is None
