@@ -78,10 +78,7 @@ def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.Monkey
     }
     assert "or-ders/ranges" in made["dagster"]["partitions"]
     assert [job.rpartition("_")[2] for job in made["dagster"]["jobs"]] == ["run", "snapshot"]
-    assert sorted(one.rpartition("_")[2] for one in made["dagster"]["sensors"]) == [
-        "snapshots",
-        "work",
-    ]
+    assert [one.rpartition("_")[2] for one in made["dagster"]["sensors"]] == ["work"]
     assert made["state store"] == {"pipeline": "or-ders", "checkpoints": ["k", "lines"]}
     assert (made["source"]["slot"], made["source"]["publication"]) == ("orders", "orders")
     assert made["sinks"] == {
