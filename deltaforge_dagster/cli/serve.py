@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -97,7 +97,8 @@ def serve(
             also = f", {_url(metrics)}/metrics their metrics"
         typer.echo(f"{_url(listening)} serves {counted(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
-        _server(app).run(sockets=[listening])
+        with suppress(KeyboardInterrupt):  # it ends in order, then passes on that it was asked to
+            _server(app).run(sockets=[listening])
 
 
 def _address(text: str) -> tuple[str, int]:

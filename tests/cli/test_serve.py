@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -81,3 +86,32 @@ def test_without_the_directory_of_pipelines() -> None:
     said = refusal("--port", 0, "--metrics-addr", "none")
     assert "DELTAFORGE_PIPELINES" in said
     assert "does not exist" in said
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    """In order, with code 0 and without a word."""
+    (tmp_path / "pipelines").mkdir()
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "deltaforge_dagster",
+            "serve",
+            "--port",
+            "0",
+            "--metrics-addr",
+            "none",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "DELTAFORGE_HOME": str(tmp_path / "home"), "DELTAFORGE_LOG": "warn"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    ) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{address}/health", timeout=60):
+            server.send_signal(signal.SIGINT)
+
+        assert server.communicate(timeout=60) == ("", "")
+    assert server.returncode == 0
