@@ -27,6 +27,7 @@ from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.prepare import Preparer
@@ -176,8 +177,8 @@ def failure_of(outcome: RunOutcome) -> str | None:
 def _summary(outcome: RunOutcome) -> str:
     sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
     summary = (
-        f"run ended ({outcome.reason}): {outcome.captured} changes captured in "
-        f"{outcome.segments} segments and {outcome.ranges} ranges; sent {sent or 'nothing'}"
+        f"run ended ({outcome.reason}): {counted(outcome.captured, 'change')} captured in "
+        f"{counted(outcome.segments, 'segment')} and {counted(outcome.ranges, 'range')}; sent {sent or 'nothing'}"
     )
     if outcome.paused is not None:
         summary += f"; capture is paused: {outcome.paused}"
@@ -294,7 +295,7 @@ def _deliver(
         context.log_event(
             dg.AssetObservation(
                 asset_key(loaded.name, sink_id),
-                description=f"caught up to range {lacking[-1].range}: {messages} messages sent",
+                description=f"caught up to range {lacking[-1].range}: {counted(messages, 'message')} sent",
                 metadata={CAUGHT_UP_METADATA: messages},
             )
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.preview import Preview
 from deltaforge_dagster.pipeline.publication import CHANGES, processor_metrics
 
@@ -85,12 +86,12 @@ def sample(made: Preview) -> Grid:
 
 def sentence(made: Preview) -> str:
     """Return in one sentence what a preview has found."""
-    found = f"range {made.range}: {made.events_in:,} events in, {made.events_out:,} out"
+    found = f"range {made.range}: {counted(made.events_in, 'event')} in, {made.events_out:,} out"
     if made.difference.equal:
         return f"{found}; the same as sinks get"
     total = totals(made)
-    counted = ", ".join(f"{total[kind]:,} {kind}" for kind in KINDS[1:] if total[kind])
-    return f"{found}; unlike what sinks get: {counted}"
+    kinds = ", ".join(f"{total[kind]:,} {kind}" for kind in KINDS[1:] if total[kind])
+    return f"{found}; unlike what sinks get: {kinds}"
 
 
 def totals(made: Preview) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import answers, counted, moment, position
+from deltaforge_dagster.cli.output import answers, moment, position
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -18,6 +18,7 @@ from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.begin_anew import begin_anew
 from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.first_start import sink_positions
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv

@@ -43,8 +43,8 @@ from deltaforge_dagster.cli.demo_proof import (
 )
 from deltaforge_dagster.cli.demo_workload import Workload
 from deltaforge_dagster.cli.interrupts import interrupt_once
-from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.pipeline.counted import counted
 
 _ROWS: Mapping[DemoSource, int] = {"postgres": 100_000, "turso": 20_000}
 _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses, wait_for_interrupt
-from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
 from deltaforge_dagster.resources.spark_server import SparkServer

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, counted, moment, size
+from deltaforge_dagster.cli.output import answers, moment, size
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.key_search import Found, Wanted, search, segments_of
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore

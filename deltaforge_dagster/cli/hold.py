@@ -11,9 +11,10 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, counted, duration, position, say, size
+from deltaforge_dagster.cli.output import answers, duration, position, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.holds import TABLE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import counted, position
+from deltaforge_dagster.cli.output import position
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.counted import counted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -51,11 +51,6 @@ def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing
     answers().print(shown)
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
-    """Return a number with the word for what it counts: `1 segment`, `1,200 segments`."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
-
-
 def size(count: int) -> str:
     """Return a number of bytes, such as `12.4 MiB`."""
     value = float(count)

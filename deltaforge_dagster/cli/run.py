@@ -30,13 +30,14 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import answers, counted
+from deltaforge_dagster.cli.output import answers
 from deltaforge_dagster.cli.run_logs import printing_instance
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.replay import split_by_delivery
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore

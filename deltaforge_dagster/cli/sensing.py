@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import counted, show_grid
+from deltaforge_dagster.cli.output import show_grid
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline import sensing_views as views
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)

@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from deltaforge_dagster.cli.output import counted, duration, position, size
+from deltaforge_dagster.cli.output import duration, position, size
 from deltaforge_dagster.cli.overview import Overview, SinkView
 from deltaforge_dagster.pipeline.committed import go_on_command
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.state.records import DeadLetterDepth, HoldRow, LeaseRow, RangeRow
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}

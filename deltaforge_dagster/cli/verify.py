@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import counted
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
@@ -20,6 +19,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import replay
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.recapture import Compared, recapture
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore

@@ -24,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from deltaforge_dagster.config import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.sinks.build import make_sink
 from deltaforge_dagster.sinks.kafka_client import LOG
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
@@ -146,7 +147,7 @@ def _topic(
         mend = f"kafka-acls --add --allow-principal User:... --operation Write --topic {topic}"
         return Finding(subject, "error", text, mend)
     count = len(described.partitions)
-    partitions = "1 partition" if count == 1 else f"{count} partitions"
+    partitions = counted(count, "partition")
     return Finding(subject, "ok", f"topic {topic!r} is there, with {partitions}")
 
 

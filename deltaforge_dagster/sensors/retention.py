@@ -15,6 +15,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.publication import CHANGES
 from deltaforge_dagster.pipeline.retention import expire
 from deltaforge_dagster.resources.platform import Opened, Platform
@@ -70,9 +71,10 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
     partitions = _delete_old_partitions(instance, opened.store, loaded.name)
     runs, events = _delete_history(instance, opened.store, loaded)
     return (
-        f"{loaded.name}: removed {done.segments} segments, {len(done.ranges)} ranges, "
-        f"{done.orphans} orphaned files, {partitions} partitions, {runs} runs, "
-        f"{events} events without a run"
+        f"{loaded.name}: removed {counted(done.segments, 'segment')}, "
+        f"{counted(len(done.ranges), 'range')}, {counted(done.orphans, 'orphaned file')}, "
+        f"{counted(partitions, 'partition')}, {counted(runs, 'run')}, "
+        f"{counted(events, 'event')} without a run"
     )
 
 

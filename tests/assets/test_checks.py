@@ -38,7 +38,7 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     error, warning = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
     with sqlite_store.fenced(lease) as writer:
         writer.resume_at("redis", 1, 2, True, notice="had lost data")
-    assert delivered() == (False, error, "1 segments behind, ranges 1; had lost data")
+    assert delivered() == (False, error, "1 segment behind, range 1; had lost data")
     deliver(sqlite_store, lease, "redis", 2)
     assert delivered() == (False, warning, "had lost data")
     with sqlite_store.fenced(lease) as writer:
@@ -47,7 +47,7 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     sqlite_store.pause_sink(NAME, "redis")
     capture(sqlite_store, lease, 3)
     resume = "to let it go on: deltaforge sink resume orders redis"
-    assert delivered() == (False, warning, f"paused, 1 segments are kept for it; {resume}")
+    assert delivered() == (False, warning, f"paused, kept for it: 1 segment; {resume}")
     assert loaded.name == NAME
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from deltaforge_dagster.cli.output import (
     answers,
-    counted,
     duration,
     grid,
     moment,
     position,
     size,
 )
+from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.positions import LsnPosition
 
 
