@@ -34,7 +34,7 @@ from deltaforge_dagster.state.store import StateStore
 
 STREAMS = "demo.*"
 
-_TICK_SECONDS = 180.0
+_TICK_SECONDS = 300.0
 
 Say = Callable[[str], None]
 
