@@ -76,6 +76,8 @@ def run(
         raise NotAllowed(f"another run is working on pipeline {loaded.name}")
     else:
         answers().print(_sentence(outcome))
+        for sink, error in sorted(outcome["sink_errors"].items()):
+            answers().print(f"{sink} is behind, and fails: {error}")
     if not result.success or outcome.get("reason") == "held elsewhere":
         raise typer.Exit(1)
 

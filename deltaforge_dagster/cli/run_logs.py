@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TextIO
 
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
@@ -74,7 +74,7 @@ class KeptLogs(LocalComputeLogManager):
 class _Both(io.TextIOBase):
     """A stream that is printed and kept; to who asks what it is, it is the one that is printed."""
 
-    def __init__(self, printed: IO[str], kept: IO[str]) -> None:
+    def __init__(self, printed: TextIO, kept: IO[str]) -> None:
         self._printed = printed
         self._kept = kept
 
@@ -89,6 +89,14 @@ class _Both(io.TextIOBase):
 
     def isatty(self) -> bool:
         return self._printed.isatty()
+
+    @property
+    def closed(self) -> bool:
+        return self._printed.closed
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # a variable in the typeshed
+        return self._printed.encoding
 
     def fileno(self) -> int:
         return self._printed.fileno()

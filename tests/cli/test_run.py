@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.resources.platform import Platform
+from tests.fix_spark import SparkAddress
 
 PIPELINE = """\
 metadata: {name: shop, tenant: acme}
@@ -25,6 +27,17 @@ spec:
     type: postgres
     config: {id: s, dsn: "postgres://u:sekret@127.0.0.1:1/db", slot: s, publication: p, tables: [public.t]}
   sinks: [{type: file, config: {id: out, path: out.jsonl}}]
+"""
+
+TWO_SINKS = """\
+metadata: {{name: shop, tenant: acme}}
+spec:
+  source:
+    type: turso
+    config: {{id: s, url: "{folder}/shop.db", tables: [t], cdc_mode: triggers, auto_create_triggers: true}}
+  sinks:
+    - {{type: file, config: {{id: good, path: "{folder}/good.jsonl"}}}}
+    - {{type: file, config: {{id: lost, path: "{folder}/lost.jsonl", required: false}}}}
 """
 
 
@@ -78,6 +91,30 @@ def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(app, ["run", "shop"])
 
     assert (result.exit_code, result.stderr) == (130, "")
+
+
+@pytest.mark.spark
+def test_a_sink_that_fails_is_named(
+    spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When another sink has everything the code is 0, and the answer says which one fails, and why."""
+    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    text = TWO_SINKS.format(folder=tmp_path)
+    (tmp_path / "pipelines" / "shop.yaml").write_text(text)
+    assert CliRunner().invoke(app, ["run", "shop", "--until-caught-up"]).exit_code == 0
+    (tmp_path / "lost.jsonl").mkdir()
+    shop.execute("INSERT INTO t VALUES (1)")
+    shop.close()
+
+    result = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
+
+    assert result.exit_code == 0
+    ended, failing = result.stdout.splitlines()
+    assert ended == "Ended (caught up): 1 change captured, sent 1 to good, 0 to lost."
+    assert failing.startswith("lost is behind, and fails: ")
+    assert "lost.jsonl" in failing
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
