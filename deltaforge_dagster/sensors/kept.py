@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
 
-from deltaforge_dagster.errors import Terminal
 from deltaforge_dagster.resources.platform import Opened, Platform
 
 _CONNECTIONS = {"statement_timeout": 15_000, "pool_recycle": 3600, "max_overflow": 20}
@@ -40,6 +39,8 @@ class Kept:
     ) -> Iterator[tuple[dg.DagsterInstance, Opened]]:
         """Lend a tick Dagster's instance, and the open state store and journal.
 
+        After an error they are opened anew: a connection may be dead, a file or database another one.
+
         Raises:
             DeltaforgeError: They cannot be opened (`Platform.open`); the next tick tries again.
         """
@@ -50,10 +51,10 @@ class Kept:
             opened = self._opened
         try:
             yield instance, opened
-        except Terminal:  # as when the store's file was replaced, or its database made anew
+        except Exception:
             with self._lock:
                 if self._opened is opened:
-                    self._opened = None
+                    self._opened = self._instance = None
                     self._closing.close()
             raise
 

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.storage.event_log import SqlEventLogStorage
+from sqlalchemy.exc import OperationalError
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import Terminal
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.kept import Kept
+from tests.fix_postgres import StartPostgres
+
+DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 
 @pytest.fixture
@@ -63,12 +68,38 @@ def test_another_storage_of_dagster(kept: Kept, instance: dg.DagsterInstance) ->
         assert second.get_ref() == other.get_ref() != first.get_ref()
 
 
-def test_a_store_that_cannot_be_used_is_opened_anew(
-    kept: Kept, instance: dg.DagsterInstance
-) -> None:
-    """After an error that no repetition mends, the next tick opens the store again."""
+def test_after_an_error_all_is_opened_anew(kept: Kept, instance: dg.DagsterInstance) -> None:
+    """As when the store's file was replaced: the next tick has the one that is there."""
     with pytest.raises(Terminal), kept.lend(a_tick(instance)) as (_, first):
         raise Terminal("the file is another one")
     with kept.lend(a_tick(instance)) as (_, second):
         assert second is not first
         assert second.store.pipelines() == []
+
+
+@pytest.mark.postgres
+def test_a_restart_of_dagsters_database(
+    start_postgres: StartPostgres, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections are kept from tick to tick; of those that a restart has cut, one tick fails."""
+    server = start_postgres(None)
+    url = server.create_database().replace("postgres", "postgresql+psycopg2", 1)
+    monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
+    (tmp_path / "dagster.yaml").write_text(DAGSTER_YAML.read_text())
+    connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+
+    def looked() -> int:
+        with kept.lend(a_tick(central)) as (lent, _):
+            lent.get_runs(limit=1)
+            lent.get_dynamic_partitions("none")
+            storage = lent.event_log_storage
+            assert isinstance(storage, SqlEventLogStorage)
+            with storage.index_connection() as connection:
+                return int(connection.exec_driver_sql(connections).scalar_one())
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as central:
+        assert looked() == looked() == 2, "one of the runs' storage, one of the events'"
+        server.restart()
+        with pytest.raises(OperationalError):
+            looked()
+        assert looked() == 2
