@@ -18,9 +18,6 @@ from dagster._core.instance.ref import InstanceRef
 
 from deltaforge_dagster.resources.platform import Opened, Platform
 
-_CONNECTIONS = {"statement_timeout": 15_000, "pool_recycle": 3600, "max_overflow": 20}
-"""The webserver's own defaults, in ms and s: Dagster's storage on PostgreSQL connects anew for each statement otherwise."""
-
 
 class Kept:
     """Lends ticks the installation. Thread-safe."""
@@ -66,7 +63,5 @@ class Kept:
             return context.instance
         with self._lock:
             if self._instance is None or self._instance[0] != ref:
-                instance = dg.DagsterInstance.from_ref(ref)
-                instance.optimize_for_webserver(**_CONNECTIONS)
-                self._instance = ref, instance
+                self._instance = ref, dg.DagsterInstance.from_ref(ref)
             return self._instance[1]

@@ -8,7 +8,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster._core.storage.event_log import SqlEventLogStorage
-from sqlalchemy.exc import OperationalError
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import Terminal
@@ -81,7 +80,7 @@ def test_after_an_error_all_is_opened_anew(kept: Kept, instance: dg.DagsterInsta
 def test_a_restart_of_dagsters_database(
     start_postgres: StartPostgres, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections are kept from tick to tick; of those that a restart has cut, one tick fails."""
+    """Connections are kept from tick to tick; that a restart has cut them makes no tick fail."""
     server = start_postgres(None)
     url = server.create_database().replace("postgres", "postgresql+psycopg2", 1)
     monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
@@ -100,6 +99,4 @@ def test_a_restart_of_dagsters_database(
     with dg.DagsterInstance.from_config(str(tmp_path)) as central:
         assert looked() == looked() == 2, "one of the runs' storage, one of the events'"
         server.restart()
-        with pytest.raises(OperationalError):
-            looked()
         assert looked() == 2
