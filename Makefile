@@ -1,4 +1,4 @@
-# One command equals CI: `make check`, then `make test`. Needs Python 3.11-3.13, git and make.
+# One command equals CI: `make test`, which begins with `make check`. Needs Python 3.11-3.13, git and make.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -67,8 +67,8 @@ check: venv  ## Format, lint, types, layers, definitions load, links of the docs
 	$(RUN)/pytest -n $(WORKERS) --dist worksteal -m "$(UNIT)"
 
 .PHONY: test
-test: venv  ## All tests; servers come from the environment, the machine or packages
-	$(RUN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
+test: check  ## All that, and the tests that need servers; these come from the environment, the machine or packages
+	$(RUN)/pytest -n $(WORKERS) --dist worksteal -m "not soak and not ($(UNIT))" $(ARGS)
 
 .PHONY: soak
 soak: venv  ## Kill runs at random, fifty times for each kind, and other long tests; options in ARGS="..."

@@ -30,7 +30,6 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import answers
 from deltaforge_dagster.cli.run_logs import printing_instance
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -75,9 +74,9 @@ def run(
     elif outcome["reason"] == "held elsewhere":
         raise NotAllowed(f"another run is working on pipeline {loaded.name}")
     else:
-        answers().print(_sentence(outcome))
+        typer.echo(_sentence(outcome))
         for sink, error in sorted(outcome["sink_errors"].items()):
-            answers().print(f"{sink} is behind, and fails: {error}")
+            typer.echo(f"{sink} is behind, and fails: {error}")
     if not result.success or outcome.get("reason") == "held elsewhere":
         raise typer.Exit(1)
 
@@ -124,7 +123,7 @@ def replay(
         return
     how = "again, as processors make them now" if reprocess else "again"
     text = f"Range {ranges}: {counted(again, 'message')} sent to {sink} {how}"
-    answers().print(text + (f", {caught_up:,} for the first time." if caught_up else "."))
+    typer.echo(text + (f", {caught_up:,} for the first time." if caught_up else "."))
 
 
 def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:

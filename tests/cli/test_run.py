@@ -99,6 +99,7 @@ def test_a_sink_that_fails_is_named(
 ) -> None:
     """When another sink has everything the code is 0, and the answer says which one fails, and why."""
     monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    monkeypatch.setenv("COLUMNS", "60")
     shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
     text = TWO_SINKS.format(folder=tmp_path)
@@ -111,7 +112,7 @@ def test_a_sink_that_fails_is_named(
     result = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
 
     assert result.exit_code == 0
-    ended, failing = result.stdout.splitlines()
+    ended, failing = result.stdout.splitlines()  # each whole, however narrow a terminal is
     assert ended == "Ended (caught up): 1 change captured, sent 1 to good, 0 to lost."
     assert failing.startswith("lost is behind, and fails: ")
     assert "lost.jsonl" in failing

@@ -128,4 +128,4 @@ def deploy(tmp_path: Path, spark_server: SparkAddress) -> Iterator[Callable[...,
 
     yield make
     for one in made:
-        one.stop()
+        one.close()

@@ -27,7 +27,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         tmp_path / "deployment", "sc://localhost:1", {"DELTAFORGE_API_TOKEN": "of-this-test"}
     )
     yield made
-    made.stop()
+    made.close()
 
 
 def defined(deployment: Deployment) -> set[str]:

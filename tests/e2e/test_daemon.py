@@ -120,17 +120,17 @@ def test_an_idle_pipeline_beside_a_busy_table_starts_no_runs(
         shop.execute(
             "INSERT INTO visits (page) SELECT repeat('x', 100) FROM generate_series(1, 500)"
         )
-    with deployment.instance() as instance:
+    instance = deployment.instance
 
-        def ticks() -> int:
-            states = instance.all_instigator_state()
-            return sum(
-                len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=1000))
-                for one in states
-            )
+    def ticks() -> int:
+        states = instance.all_instigator_state()
+        return sum(
+            len(instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=1000))
+            for one in states
+        )
 
-        before = ticks()
-        eventually(lambda: ticks() > before + 4, what="four more ticks")
+    before = ticks()
+    eventually(lambda: ticks() > before + 4, what="four more ticks")
 
     assert deployment.live_runs("quiet") == []
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")

@@ -123,10 +123,9 @@ def check_message(message: str | None, *words: str) -> None:
 
 def evaluations(deployment: Deployment, *key: str, check: str) -> list[dg.AssetCheckEvaluation]:
     """Return every evaluation of a check, newest first."""
-    with deployment.instance() as instance:
-        history = instance.event_log_storage.get_asset_check_execution_history(
-            dg.AssetCheckKey(dg.AssetKey(list(key)), check), limit=50
-        )
+    history = deployment.instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(dg.AssetKey(list(key)), check), limit=50
+    )
     events = [one.event.dagster_event for one in history if one.event is not None]
     return [event.asset_check_evaluation_data for event in events if event is not None]
 
@@ -134,11 +133,11 @@ def evaluations(deployment: Deployment, *key: str, check: str) -> list[dg.AssetC
 def tick_messages(deployment: Deployment) -> set[str]:
     """Return what all ticks said; none of them may have failed."""
     said = set()
-    with deployment.instance() as instance:
-        for state in instance.all_instigator_state():
-            for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=50):
-                assert tick.error is None, tick.error
-                said.add(tick.skip_reason or "")
+    instance = deployment.instance
+    for state in instance.all_instigator_state():
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=50):
+            assert tick.error is None, tick.error
+            said.add(tick.skip_reason or "")
     return said
 
 
@@ -185,7 +184,7 @@ def test_each_problem_shows_once_and_stops_nobody(
     )
     check_message(shown.description, *broken.words)
     down = eventually(lambda: deployment.check("no-redis", "redis", "delivered"), what="no-redis")
-    check_message(down.description, "behind, ranges 1", *sink.words[2:])
+    check_message(down.description, "behind, range 1", *sink.words[2:])
     (failed, *_) = eventually(
         lambda: [one for one in deployment.live_runs("no-redis") if one.dagster_run.is_failure],
         what="the failed run",
@@ -216,12 +215,12 @@ def test_each_problem_shows_once_and_stops_nobody(
 
 def failure_of(deployment: Deployment, run_id: str) -> str | None:
     """Return the description of a run's failure."""
-    with deployment.instance() as instance:
-        for entry in instance.all_logs(run_id):
-            event = entry.dagster_event
-            if event is not None and event.is_step_failure:
-                failure = event.step_failure_data.user_failure_data
-                return None if failure is None else failure.description
+    instance = deployment.instance
+    for entry in instance.all_logs(run_id):
+        event = entry.dagster_event
+        if event is not None and event.is_step_failure:
+            failure = event.step_failure_data.user_failure_data
+            return None if failure is None else failure.description
     return None
 
 

@@ -65,13 +65,13 @@ def arrived(shop: Shop, count: int) -> bool:
 def materialize(deployment: Deployment, asset: str, number: int) -> dg.ExecuteInProcessResult:
     """Materialize one range of one asset in this process."""
     job = build_definitions(deployment.settings).resolve_job_def(job_name("again"))
-    with deployment.instance() as instance:
-        return job.execute_in_process(
-            instance=instance,
-            asset_selection=[asset_key("again", asset)],
-            partition_key=partition_key(number),
-            raise_on_error=False,
-        )
+    instance = deployment.instance
+    return job.execute_in_process(
+        instance=instance,
+        asset_selection=[asset_key("again", asset)],
+        partition_key=partition_key(number),
+        raise_on_error=False,
+    )
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:

@@ -100,37 +100,37 @@ def source(shop: Shop, table: str) -> dict[object, str]:
 def readers(deployment: Deployment) -> list[dg.RunRecord]:
     """Return the runs that the snapshots' sensor has started, oldest first, once all have ended."""
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
-    with deployment.instance() as instance:
-        found = instance.get_run_records(dg.RunsFilter(tags=tags), ascending=True)
+    instance = deployment.instance
+    found = instance.get_run_records(dg.RunsFilter(tags=tags), ascending=True)
     return list(found) if all(one.dagster_run.is_finished for one in found) else []
 
 
 def backfill(deployment: Deployment, numbers: Iterable[int]) -> dg.DagsterRun:
     """Ask for chunks of the customers, as the UI's Materialize does; return the run when it ended."""
     graph = build_definitions(deployment.settings).resolve_asset_graph()
-    with deployment.instance() as instance:
-        asked = PartitionBackfill.from_asset_partitions(
-            backfill_id="onceagain",
-            asset_graph=graph,
-            partition_names=[f"{CUSTOMERS}/{number:06d}" for number in numbers],
-            asset_selection=[snapshot_key(NAME)],
-            backfill_timestamp=time.time(),
-            tags={},
-            dynamic_partitions_store=instance,
-            all_partitions=False,
-            title=None,
-            description=None,
-            run_config=None,
-        )
-        instance.add_backfill(asked)
+    instance = deployment.instance
+    asked = PartitionBackfill.from_asset_partitions(
+        backfill_id="onceagain",
+        asset_graph=graph,
+        partition_names=[f"{CUSTOMERS}/{number:06d}" for number in numbers],
+        asset_selection=[snapshot_key(NAME)],
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    instance.add_backfill(asked)
 
-        def ended() -> bool:
-            found = instance.get_backfill(asked.backfill_id)
-            assert found is not None
-            return found.status not in {BulkActionStatus.REQUESTED, BulkActionStatus.FAILING}
+    def ended() -> bool:
+        found = instance.get_backfill(asked.backfill_id)
+        assert found is not None
+        return found.status not in {BulkActionStatus.REQUESTED, BulkActionStatus.FAILING}
 
-        wait(ended, what="the end of the backfill")
-        (run,) = instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: asked.backfill_id}))
+    wait(ended, what="the end of the backfill")
+    (run,) = instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: asked.backfill_id}))
     return run
 
 

@@ -13,10 +13,10 @@ from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
 from deltaforge_dagster.servers.postgres import PostgresServer
 from tests.kills.campaign import Campaign, Run
-from tests.kills.cells import EVERY_CELL
+from tests.kills.cells import SHORT_CELLS
 from tests.kills.conftest import MakeCampaign
 
-pytestmark = EVERY_CELL
+pytestmark = SHORT_CELLS
 
 STEPS = ("segment-file-written", "segment-row-written", "segment-prepared", "sink-sent")
 SHORT = ("segment-file-written", "sink-sent")
