@@ -30,7 +30,7 @@ from tests.state.make import expire
 
 pytestmark = [pytest.mark.spark, pytest.mark.mysql]
 
-ROWS = 4_000
+ROWS = 2_000
 
 
 @pytest.fixture
