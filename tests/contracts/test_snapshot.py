@@ -177,9 +177,9 @@ def _quietly(made: Journal, source: Source, start: Position) -> None:
 
 
 def connection_of(made: Any) -> Any:
-    """Return another connection to the bench's database."""
+    """Return another connection to the bench's database; what it commits is durable, as the head is."""
     if isinstance(made, PostgresBench):
-        return psycopg.connect(made.dsn, autocommit=True)
+        return psycopg.connect(made.dsn, autocommit=True, options="-c synchronous_commit=on")
     if isinstance(made, FileBench):
         return made
     assert isinstance(made, MysqlBench)
