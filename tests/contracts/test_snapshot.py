@@ -316,8 +316,11 @@ def check_splices(made: Any, captured: Journal) -> None:
         stop.set()
         for writer in writers:
             writer.join()
-    end = made.source().head()
-    captured.wait(lambda: captured.ended is not None and _reached(captured.ended, end))
+    # A chunk may stand at a place of PostgreSQL's log that is not durable yet, and so behind its head.
+    ends = [made.source().head(), *(read.position for read, _ in reads)]
+    captured.wait(
+        lambda: captured.ended is not None and all(_reached(captured.ended, end) for end in ends)
+    )
 
     state: dict[str, int] = {}
     newest: dict[str, int] = {}
