@@ -215,8 +215,7 @@ def test_each_problem_shows_once_and_stops_nobody(
 
 def failure_of(deployment: Deployment, run_id: str) -> str | None:
     """Return the description of a run's failure."""
-    instance = deployment.instance
-    for entry in instance.all_logs(run_id):
+    for entry in deployment.instance.all_logs(run_id):
         event = entry.dagster_event
         if event is not None and event.is_step_failure:
             failure = event.step_failure_data.user_failure_data

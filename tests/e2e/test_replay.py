@@ -65,9 +65,8 @@ def arrived(shop: Shop, count: int) -> bool:
 def materialize(deployment: Deployment, asset: str, number: int) -> dg.ExecuteInProcessResult:
     """Materialize one range of one asset in this process."""
     job = build_definitions(deployment.settings).resolve_job_def(job_name("again"))
-    instance = deployment.instance
     return job.execute_in_process(
-        instance=instance,
+        instance=deployment.instance,
         asset_selection=[asset_key("again", asset)],
         partition_key=partition_key(number),
         raise_on_error=False,

@@ -100,8 +100,7 @@ def source(shop: Shop, table: str) -> dict[object, str]:
 def readers(deployment: Deployment) -> list[dg.RunRecord]:
     """Return the runs that the snapshots' sensor has started, oldest first, once all have ended."""
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
-    instance = deployment.instance
-    found = instance.get_run_records(dg.RunsFilter(tags=tags), ascending=True)
+    found = deployment.instance.get_run_records(dg.RunsFilter(tags=tags), ascending=True)
     return list(found) if all(one.dagster_run.is_finished for one in found) else []
 
 

@@ -12,35 +12,40 @@ _ENDS = [
     ),
 ]
 
-EVERY_CELL = [
-    pytest.mark.spark,
-    pytest.mark.parametrize("ends", _ENDS, indirect=True),
-    pytest.mark.parametrize(
-        "exactly_once", [False, True], ids=["at-least-once", "exactly-once"], indirect=True
-    ),
-]
+_SHORT = {("postgres-redis", False), ("mysql-kafka", True), ("postgres-nats", True)}
+
+
+def _cells(*, short: bool) -> list[pytest.MarkDecorator]:
+    return [
+        pytest.mark.spark,
+        pytest.mark.parametrize(
+            ("ends", "exactly_once"),
+            [
+                pytest.param(
+                    *ends.values,
+                    exactly_once,
+                    marks=[
+                        *ends.marks,
+                        *(
+                            [pytest.mark.soak]
+                            if short and (ends.id, exactly_once) not in _SHORT
+                            else []
+                        ),
+                    ],
+                    id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
+                )
+                for ends in _ENDS
+                for exactly_once in (False, True)
+            ],
+            indirect=True,
+        ),
+    ]
+
+
+EVERY_CELL = _cells(short=False)
 """Marks of a module whose tests run in every cell; they get the fixture `make_campaign`."""
 
-_SOAK = pytest.mark.soak
-_CHOSEN = {("postgres-redis", False), ("mysql-kafka", True), ("postgres-nats", True)}
-
-SHORT_CELLS = [
-    pytest.mark.spark,
-    pytest.mark.parametrize(
-        ("ends", "exactly_once"),
-        [
-            pytest.param(
-                *ends.values,
-                exactly_once,
-                marks=[*ends.marks, *([] if (ends.id, exactly_once) in _CHOSEN else [_SOAK])],
-                id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
-            )
-            for ends in _ENDS
-            for exactly_once in (False, True)
-        ],
-        indirect=True,
-    ),
-]
+SHORT_CELLS = _cells(short=True)
 """The same, where CI has one guarantee of each pair, and `make soak` the other one."""
 
 POSTGRES_TO_REDIS = [

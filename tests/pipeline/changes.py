@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,18 +19,12 @@ from deltaforge_dagster.positions import LsnPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.tables import TableSchema
+from tests.e2e import deployment
 
 
 def eventually(happened: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until something has happened, or fail; looking takes a fifth of a processor at most."""
-    deadline = time.monotonic() + seconds
-    while True:
-        began = time.monotonic()
-        if happened():
-            return
-        now = time.monotonic()
-        assert now < deadline, "it did not happen in time"
-        time.sleep(max(0.005, 4 * (now - began)))
+    """Wait until something of this process has happened, or fail."""
+    deployment.eventually(happened, seconds=seconds, every=0.005)
 
 
 NOTHING = ChangeBatch(rows=None, end=None)
