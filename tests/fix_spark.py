@@ -46,11 +46,23 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     server.stop()
 
 
+def connected(remote: str) -> SparkSession:
+    """Return a new session on the server at `remote`, as the product's are: without reattaching.
+
+    A session that may reattach shares a thread pool with all others of its process, and shuts it
+    down when it is collected. Where that happens amid a submission to the pool, it waits for the
+    lock that its own thread holds.
+    """
+    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - slow to import
+
+    session = SparkSession.builder.remote(remote).create()
+    session.client.disable_reattachable_execute()
+    return session
+
+
 @pytest.fixture(scope="session")
 def spark(spark_server: SparkAddress) -> Iterator[SparkSession]:
     """A session on the server."""
-    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - slow to import
-
-    session = SparkSession.builder.remote(spark_server.remote).create()
+    session = connected(spark_server.remote)
     yield session
     session.stop()

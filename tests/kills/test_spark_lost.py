@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark.sql.connect.session import SparkSession
-
 from deltaforge_dagster.resources.spark_server import SparkServer
-from tests.fix_spark import SparkAddress
+from tests.fix_spark import SparkAddress, connected
 from tests.kills.campaign import Campaign
 from tests.kills.cells import POSTGRES_TO_REDIS
 from tests.kills.conftest import MakeCampaign
@@ -61,7 +59,7 @@ def test_an_ended_session(make_campaign: MakeCampaign, spark_server: SparkAddres
         assert lease is not None
         ended = lease.session_id
         url = f"{spark_server.remote};user_id=deltaforge;session_id={ended}"
-        session = SparkSession.builder.remote(url).create()
+        session = connected(url)
         session.client.release_session()
         session.client.close()
 

@@ -22,6 +22,7 @@ from deltaforge_dagster.sources import pieces
 from deltaforge_dagster.sources.mysql import stretches
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.state.store import StateStore
+from tests.fix_spark import connected
 from tests.pipeline.capturing import Stage
 
 LIMITS = SegmentLimits(min_ms=0, max_ms=100, max_events=100)
@@ -76,7 +77,7 @@ def main(dsn: str, folder: Path, remote: str) -> None:
         module, _, attribute = name.rpartition(".")
         setattr(sys.modules[module], attribute, value)
     stage = Stage(_Bench(dsn), StateStore.open(f"sqlite:///{folder}/many.db"), folder / "many")
-    spark = SparkSession.builder.remote(remote).create()
+    spark = connected(remote)
     stage.capture(lambda _: False, LIMITS, sessions=Sessions(spark))
 
 

@@ -26,7 +26,7 @@ from deltaforge_dagster.processors.code import code_of
 from deltaforge_dagster.processors.envelope import Origin
 from deltaforge_dagster.state.records import Processed
 from tests.e2e.conftest import shop
-from tests.fix_spark import SparkAddress
+from tests.fix_spark import SparkAddress, connected
 from tests.pipeline.test_processing import MakeFeed, events, make_feed
 from tests.processors.acme import install
 from tests.processors.rows import Row, batch, row
@@ -269,7 +269,7 @@ def test_python_and_packages_in_workers(spark_server: SparkAddress, tmp_path: Pa
         "    frame['tags'] = '[\"' + frame['op'] + '\"]'\n"
         "    return frame[frame['ts_us'] > 1]\n"
     )
-    session = SparkSession.builder.remote(spark_server.remote).create()
+    session = connected(spark_server.remote)
     try:
         session.addArtifacts(str(archive), pyfile=True)
         with pytest.MonkeyPatch.context() as patch:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.errors import SettingsError, SparkUnavailable
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.servers import java
+from tests.fix_spark import connected
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -86,7 +86,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = found
     assert first.remote == second.remote
     assert stat.S_IMODE((home / "spark" / "server.json").stat().st_mode) == 0o600
-    session = SparkSession.builder.remote(first.remote).create()
+    session = connected(first.remote)
     session.range(3).write.saveAsTable("numbers")
     assert session.table("numbers").count() == 3
     session.stop()
@@ -96,7 +96,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         address = socket.gethostbyname(socket.gethostname())
         if not address.startswith("127."):
             assert outside.connect_ex((address, state(home)["port"])) != 0
-    stranger = SparkSession.builder.remote(first.remote.replace("token=", "token=x")).create()
+    stranger = connected(first.remote.replace("token=", "token=x"))
     with pytest.raises(PySparkException, match=r"(?i)token|unauthenticated"):
         stranger.range(1).collect()
     stranger.client.close()  # else it asks a server that is gone, for minutes, when Python ends
