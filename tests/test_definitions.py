@@ -126,7 +126,7 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
     }
     sensor = sensor_of(definitions, "shop_work")
     assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
-    assert sensor.minimum_interval_seconds == 5
+    assert sensor.minimum_interval_seconds == 4
     assert {target.job_name for target in sensor.targets} == {"shop_run", "shop_snapshot"}
 
 

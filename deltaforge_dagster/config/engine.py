@@ -139,7 +139,7 @@ class DagsterOptions(Block):
     schedule: str | None = None
     """Five fields of cron: look for work on this schedule instead of a sensor."""
     sensor_interval_seconds: Annotated[int, Field(gt=0)] = 5
-    """How often the sensor looks, at most."""
+    """How often the sensor looks, at most; Dagster's daemon does so every five seconds. Its UI shows a second less."""
     group: str | None = None
     """Asset group in the UI, of letters, digits and `_`; by default the pipeline's own."""
     freshness: Freshness = Freshness()

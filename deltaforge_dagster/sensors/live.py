@@ -8,6 +8,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.sensors.tick import tick
@@ -29,7 +30,7 @@ def build_sensor(
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_work",
         jobs=jobs,
-        minimum_interval_seconds=int(loaded.spec.spec.engine.dagster.sensor_interval_seconds),
+        minimum_interval_seconds=interval_seconds(loaded),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Starts runs of {loaded.name} when there is something to do.",
     )

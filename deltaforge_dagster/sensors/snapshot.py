@@ -23,6 +23,7 @@ from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.tick import UNFINISHED
 from deltaforge_dagster.state.store import StateStore
@@ -40,7 +41,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, kept: Kept) -> dg.SensorDefini
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_snapshots",
         job_name=snapshot_job_name(loaded.name),
-        minimum_interval_seconds=int(loaded.spec.spec.engine.dagster.sensor_interval_seconds),
+        minimum_interval_seconds=interval_seconds(loaded),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Starts a run that reads a snapshot of {loaded.name} when one is wanted.",
     )
