@@ -10,4 +10,4 @@ def interval_seconds(loaded: LoadedPipeline) -> int:
     the round five seconds later it is a few milliseconds too young for an interval of five, and the sensor
     is left out until the next: five seconds would often mean ten.
     """
-    return max(1, int(loaded.spec.spec.engine.dagster.sensor_interval_seconds) - 1)
+    return max(1, loaded.spec.spec.engine.dagster.sensor_interval_seconds - 1)
