@@ -1,7 +1,8 @@
 """Values and rows of SQLite as JSON text: the same for every way that a row is read.
 
 INTEGER and REAL are numbers, TEXT a string, NULL null, a BLOB `{"_base64":"..."}`, as is TEXT that is not
-UTF-8; infinite numbers, which JSON has not, are the strings `Infinity` and `-Infinity`.
+UTF-8; infinite numbers, which JSON has not, are the strings `Infinity` and `-Infinity`. `-0.0` is `0.0`, as
+SQLite writes it in every text: the two are equal, also as keys.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def json_value(value: Value) -> Any:
             return {"_base64": base64.b64encode(value).decode()}
         case float() if math.isinf(value):
             return "Infinity" if value > 0 else "-Infinity"
+        case float():
+            return value + 0.0
         case _:
             return value
 

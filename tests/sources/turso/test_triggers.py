@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+import turso
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import (
@@ -23,7 +26,7 @@ from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.turso import triggers
 from deltaforge_dagster.sources.turso.definitions import definition
 from deltaforge_dagster.sources.turso.files import SqliteFile
-from deltaforge_dagster.sources.turso.values import row_image
+from deltaforge_dagster.sources.turso.values import json_value, row_image
 from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert, take, whole
 from tests.sources.turso.bench import SqliteBench, TriggerBench
 
@@ -51,6 +54,10 @@ def bench(tmp_path: Path) -> Iterator[TriggerBench]:
         max_size=2,
     )
 )
+@example([None, 1.7976931348623023e308])  # SQLite's `%!.17g` makes another number of it
+@example([1e23, sys.float_info.max])
+@example([5e-324, -2.225073858507201e-308])
+@example([-0.0, -0.0])
 def test_values_are_exact(values: list[Any]) -> None:
     """Whatever SQLite holds, the trigger's row says the same as a SELECT does."""
     table = definition(_ODD)
@@ -70,6 +77,49 @@ def test_values_are_exact(values: list[Any]) -> None:
 
     assert change.after == row_image(dict(zip(table.columns, row, strict=True)))
     assert change.key == '{"id":1}'
+
+
+def _reals() -> Iterator[float]:
+    """Yield numbers of every size: around powers of two and of ten, between them, and subnormal ones."""
+    bits = [1, 2, 3, (1 << 52) - 1]
+    for exponent in (*range(0, 2047, 7), 2046):
+        bits += [exponent << 52 | part for part in (0, 0x5555555555555, (1 << 52) - 1)]
+        bits.append(exponent << 52 | exponent * 0x9E3779B97F4A7C15 >> 9 & (1 << 52) - 1)
+    for number in bits:
+        (value,) = struct.unpack("<d", number.to_bytes(8, "little"))
+        yield value
+    yield from (float(f"1e{power}") for power in range(-323, 309))
+    yield from (sys.float_info.max, sys.float_info.min, 0.1, 1 / 3, 123456789012345680.0)
+
+
+def _sqlite() -> Callable[[str, float], Any]:
+    connection = sqlite3.connect(":memory:")
+    return lambda query, value: connection.execute(query, (value,)).fetchone()[0]
+
+
+def _turso() -> Callable[[str, float], Any]:
+    """Return what asks Turso's engine, whose `printf` is that of SQLite from 3.43 to 3.51."""
+    cursor = turso.connect(":memory:").cursor()
+    return lambda query, value: cursor.execute(query, (value,)).fetchone()[0]
+
+
+@pytest.mark.parametrize("connect", [_sqlite, _turso])
+def test_numbers_of_every_size_are_exact(
+    connect: Callable[[], Callable[[str, float], Any]],
+) -> None:
+    """What a trigger writes of a REAL is that number to the last bit, and shown in its shortest form."""
+    ask = connect()
+    query = f"SELECT {triggers._real('v')} FROM (SELECT ? AS v)"
+    wrong = []
+    for size in _reals():
+        for value in (size, -size):
+            shown = triggers._shown(json.loads(ask(query, value)))
+            if json.dumps(shown) != json.dumps(json_value(value)):
+                wrong.append((value, shown))
+
+    assert wrong == []
+    assert json.loads(ask(query, float("inf"))) == "Infinity"
+    assert json.loads(ask(query, -float("inf"))) == "-Infinity"
 
 
 def test_statements_with_blobs_succeed(bench: TriggerBench) -> None:
@@ -126,11 +176,52 @@ def test_rows_of_deltaforges_own_triggers(tmp_path: Path) -> None:
         assert levels["triggers"] == "error"  # `items` has none
 
 
+FIRST_VERSION = (
+    'CREATE TRIGGER "_df_cdc_insert_orders" AFTER INSERT ON "orders" BEGIN INSERT INTO _df_cdc_changes'
+    " (table_name, operation, row_data, old_data, created_at) VALUES ('orders', 'INSERT', '{' ||"
+    ' \'"id":\' || CASE typeof(NEW."id") WHEN \'blob\' THEN \'{"_df_hex":"\' || hex(NEW."id") || \'"}\''
+    " WHEN 'real' THEN printf('%!.17g', NEW.\"id\") WHEN 'null' THEN 'null' ELSE json_quote(NEW.\"id\") END"
+    " || ',' || '\"v\":' || json_quote(NEW.\"v\") || '}', NULL, 1700000000123); END"
+)
+"""Much like what was made first: numbers had 17 digits."""
+
+
+def test_triggers_of_an_earlier_version(tmp_path: Path) -> None:
+    """They are made anew, or named where the file does not say so; what they wrote is read."""
+    with SqliteBench(tmp_path / "shop.db") as bench:
+        bench.mode = "triggers"
+        start = bench.source(auto_create_triggers=True).ensure_start()
+        made = "SELECT sql FROM sqlite_schema WHERE name = '_df_cdc_insert_orders'"
+        now = bench.rows(made)
+        bench.run("DROP TRIGGER _df_cdc_insert_orders", FIRST_VERSION)
+        bench.execute(insert("orders", 1))
+        given_, asked = (
+            next(one for one in source.preflight(None, None) if one.subject == "triggers")
+            for source in (bench.source(), bench.source(auto_create_triggers=True))
+        )
+        taken = take(bench, start, whole(1), source=bench.source(auto_create_triggers=True))
+
+        assert (given_.level, asked.level) == ("warning", "note")
+        assert "before columns were added: orders;" in given_.text
+        assert [row["after"] for row in taken.rows] == ['{"id":1,"v":"1"}']
+        assert bench.rows(made) == now
+        levels = {one.subject: one.level for one in bench.source().preflight(None, None)}
+        assert levels["triggers"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("statement", "error"),
     [
         ("UPDATE _df_cdc_changes SET operation = 'MERGE'", UnsupportedEvent),
         ("UPDATE _df_cdc_changes SET row_data = 'no json'", UnsupportedEvent),
+        (
+            """UPDATE _df_cdc_changes SET row_data = '{"v":{"_df_real":[9,1e9]}}'""",
+            UnsupportedEvent,
+        ),
+        (
+            """UPDATE _df_cdc_changes SET row_data = '{"v":{"_df_real":[9,9999]}}'""",
+            UnsupportedEvent,
+        ),
         ("UPDATE _df_cdc_changes SET row_data = NULL", UnsupportedEvent),
         ("DELETE FROM _df_cdc_changes WHERE id = 2", PositionLost),
         ("UPDATE sqlite_sequence SET seq = 0", PositionLost),
