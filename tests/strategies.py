@@ -175,7 +175,7 @@ def changes(draw: st.DrawFn, table: Table) -> bytes:
 def messages(draw: st.DrawFn, lsn: int, *, transactional: bool) -> bytes:
     """Draw a logical message, whose content may be no JSON."""
     content = draw(_json_texts.map(str.encode) | st.binary(max_size=9))
-    prefix = draw(st.sampled_from(["audit", "täble", "orders", ""]))
+    prefix = draw(st.sampled_from(["audit", "täble", "orders", "", "deltaforge_heartbeat"]))
     return samples.message(lsn, prefix, content, transactional=transactional)
 
 

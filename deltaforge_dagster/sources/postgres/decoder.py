@@ -90,7 +90,7 @@ NO_OUTBOX = Globs(())
 
 _DAMAGE = {
     BAD_SIZE: "a message of an impossible size",
-    BAD_MESSAGE: "a message that is shorter or longer than its kind",
+    BAD_MESSAGE: "a message that does not follow its format",
     BAD_ORDER: "a change or Commit outside a transaction, or a Begin inside one",
     BAD_COMMIT: "a Commit that does not fit its Begin",
     UNKNOWN_TABLE: "a change of a table that was never described",
@@ -280,7 +280,8 @@ class Decoder:
         elif stop == TYPE:
             self._versions.name_type(source[begun + 1 : end].tobytes())
         elif stop == MESSAGE:
-            sent_us = EPOCH_US + int(read_64(source, begun - 8))
+            # A damaged time wraps into the sign, as that of a transaction does in the kernel.
+            sent_us = int(np.int64(EPOCH_US) + np.int64(read_64(source, begun - 8)))
             parsed = parse_message(source[begun + 1 : end].tobytes())
             self._take_message(parsed, source[end - parsed.size : end], end, sent_us)
         else:

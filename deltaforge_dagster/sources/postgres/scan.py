@@ -49,9 +49,9 @@ NEED_MORE, FULL, RELATION, TYPE, MESSAGE, FOREIGN, UNSUPPORTED, HELD_CHANGE = ra
 message; a logical message; a message that ends the copy; a pgoutput message that is not decoded; a
 change of a table that is held."""
 BAD_SIZE, BAD_MESSAGE, BAD_ORDER, BAD_COMMIT, UNKNOWN_TABLE = range(10, 15)
-"""Damage: an impossible size; a message of another length than its kind, or with a negative LSN; a
-change or Commit outside a transaction or a Begin inside one; a Commit of another transaction; a
-table never described."""
+"""Damage: an impossible size; a message of another length than its kind, with a negative LSN, or a Begin
+with xid 0; a change or Commit outside a transaction or a Begin inside one; a Commit of another
+transaction; a table never described."""
 
 _COPY_DATA, _NOTICE, _PARAMETER = ord("d"), ord("N"), ord("S")
 _XLOG, _KEEPALIVE = ord("w"), ord("k")
@@ -178,6 +178,9 @@ def scan(source: Bytes, length: int, state: Longs, versions: Longs, rows: Longs,
             state[INDEX] += 1
         elif message == _BEGIN:
             if end - at != 21 or read_64(source, at + 1) < 0:
+                return BAD_MESSAGE
+            # No transaction has it; `layout.TX_XID` means by it that there is none.
+            if read_32(source, at + 17) == 0:
                 return BAD_MESSAGE
             if state[OPEN] != 0:
                 return BAD_ORDER

@@ -20,16 +20,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.postgres.values import CatalogType
+from deltaforge_dagster.sources.postgres.values import BUILT_IN, CatalogType
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 
 JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26, DOMAIN}, {700, 701}
-ELEMENTS = {
-    1000: 16, 1001: 17, 1016: 20, 1009: 25, 1022: 701, 1231: 1700, 199: 114, 3807: 3802,
-    ENUM_ARRAY: ENUM, DOMAIN_ARRAY: DOMAIN, 1020: 603,
+ELEMENTS = {oid: 25 for oid, known in BUILT_IN.items() if known.delimiter} | {
+    1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1028: 26, 1021: 700, 1022: 701, 199: 114,
+    3807: 3802, ENUM_ARRAY: ENUM, DOMAIN_ARRAY: DOMAIN, 1020: 603,
 }  # fmt: skip
+"""What arrays are made of; elements that are no numbers, booleans, bytes or documents are texts."""
 FORWARD = (1 << 64) - 1
+
+Name = tuple[str, str]
+"""Schema and table."""
 
 
 class Registry:
@@ -102,8 +106,8 @@ class Reference:
 
     def decode(self, stream: bytes) -> Reference:
         """Read as far as possible; `failed` says whether that is the end of the bytes."""
-        self._relations: dict[int, tuple[str, list[tuple[str, int, bool]]]] = {}
-        self._held: set[str] = set()
+        self._relations: dict[int, tuple[Name, list[tuple[str, int, bool]], bool]] = {}
+        self._held: set[Name] = set()
         self._open: list[dict[str, Any]] | None = None
         try:
             self._messages(stream)
@@ -145,7 +149,7 @@ class Reference:
                 self._final, clock, self._xid = struct.unpack(">qqI", body)
                 wrapped = (clock + 946_684_800_000_000 + 2**63) % 2**64 - 2**63
                 self._ts_us = wrapped
-                if self._open is not None or self._final < 0:
+                if self._open is not None or self._final < 0 or self._xid == 0:
                     raise BadStreamError
                 self._open, self._index = [], 0
             case "C":
@@ -194,10 +198,11 @@ class Reference:
         names = [c[0] for c in columns]
         if not zero or rest or identity not in "dnfi" or len(set(names)) != len(names):
             raise BadStreamError
-        full_name = f"{schema.decode() or 'pg_catalog'}.{table.decode()}"
-        self._relations[oid] = full_name, columns
+        full_name = schema.decode() or "pg_catalog", table.decode()
         if not known:
             self._held.add(full_name)
+        # A table of the same name that was described before goes on as it was.
+        self._relations[oid] = full_name, columns, full_name in self._held
 
     def _change(self, kind: str, body: bytes, lsn: int) -> None:
         if self._open is None:
@@ -205,11 +210,11 @@ class Reference:
         (oid,) = struct.unpack_from(">I", body)
         if oid not in self._relations:
             raise BadStreamError
-        table, columns = self._relations[oid]
+        table, columns, held = self._relations[oid]
         rest = body[4:]
         if len(rest) < 3:
             raise BadStreamError
-        if table in self._held:
+        if held:
             self._index += 1
             return
         old: dict[str, str] | None = None
@@ -253,8 +258,8 @@ class Reference:
             "restart_identity": bool(flags & 2),
         }
         for oid in oids:
-            table = self._relations[oid][0]
-            if table not in self._held:
+            table, _, held = self._relations[oid]
+            if not held:
                 self._open.append(
                     self._row("t", table, lsn) | {"ddl": json.dumps(ddl, separators=(",", ":"))}
                 )
@@ -267,13 +272,11 @@ class Reference:
         content = rest[4:]
         if flags > 1 or lsn < 0 or not zero or len(content) != size:
             raise BadStreamError
-        table = f"__wal_message.{prefix.decode()}"
+        table = "__wal_message", prefix.decode()
         if bool(flags) != (self._open is not None):
             raise BadStreamError
-        try:
-            after = to_json(114, content.decode())
-        except (ValueError, BadStreamError):
-            after = None
+        # The prefix of our own messages, which only move the position.
+        after = None if prefix == b"deltaforge_heartbeat" else message_json(content)
         if self._open is not None:
             if after is not None:
                 self._open.append(self._row("c", table, lsn) | {"after": after})
@@ -290,13 +293,13 @@ class Reference:
                 | {"after": after, "tx_id": None, "tx_end": True, "ts_us": wrapped}
             )
 
-    def _row(self, op: str, table: str, lsn: int) -> dict[str, Any]:
+    def _row(self, op: str, table: Name, lsn: int) -> dict[str, Any]:
         """Return a row without images."""
         return {
             "op": op,
             "ts_us": self._ts_us,
-            "schema": table.split(".", 1)[0],
-            "table": table.split(".", 1)[1],
+            "schema": table[0],
+            "table": table[1],
             "before": None,
             "after": None,
             "key": None,
@@ -349,8 +352,6 @@ UNCHANGED_JSON = '{"_unchanged":true}'
 
 def known_scalar(oid: int) -> bool:
     """Say whether this decoder and the catalog above know the type."""
-    from deltaforge_dagster.sources.postgres.values import BUILT_IN  # noqa: PLC0415
-
     return oid in (ENUM, DOMAIN) or (oid in BUILT_IN and not BUILT_IN[oid].delimiter)
 
 
@@ -387,6 +388,14 @@ def to_json(type_oid: int, text: str) -> str:
         encoded = base64.b64encode(_bytea(text)).decode()
         return f'{{"_base64":"{encoded}"}}'
     return json.dumps(text, ensure_ascii=False)
+
+
+def message_json(content: bytes) -> str | None:
+    """Return a logical message's content as JSON text, None if it is none."""
+    try:
+        return to_json(114, content.decode())
+    except (ValueError, BadStreamError):
+        return None
 
 
 def _bytea(text: str) -> bytes:

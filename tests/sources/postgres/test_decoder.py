@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
@@ -17,9 +19,10 @@ from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.decoder import Decoder
-from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.messages import HEARTBEAT, MessageFilter
+from deltaforge_dagster.sources.postgres.pgoutput import LogicalMessage
 from deltaforge_dagster.sources.postgres.samples import Cell
-from tests.sources.postgres.reference import Catalog, Reference, Registry
+from tests.sources.postgres.reference import Catalog, Reference, Registry, message_json
 from tests.strategies import ENUM, streams
 
 TABLE = 16_385
@@ -81,7 +84,6 @@ def insert(number: int, name: str = "x") -> bytes:
     return samples.insert(TABLE, [str(number).encode(), name.encode()])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(streams(), st.data())
 def test_decodes_like_the_reference(stream: bytes, data: st.DataObject) -> None:
     """Any valid stream, cut anywhere into pieces, gives what the plain Python decoder reads."""
@@ -104,7 +106,6 @@ def test_decodes_like_the_reference(stream: bytes, data: st.DataObject) -> None:
             assert image_ is None or isinstance(image_, dict) or row["schema"] == "__wal_message"
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(streams(), st.data())
 def test_damaged_bytes_give_an_error_or_what_they_say(stream: bytes, data: st.DataObject) -> None:
     """Changed bytes raise nothing but errors of the tree, in the same place as the reference."""
@@ -113,15 +114,19 @@ def test_damaged_bytes_give_an_error_or_what_they_say(stream: bytes, data: st.Da
         if damaged:
             at = data.draw(st.integers(0, len(damaged) - 1))
             damaged[at] = data.draw(st.integers(0, 255) | st.sampled_from(b'tnuKON{}"\\\0'))
-    batches, error = decode(bytes(damaged))
 
-    reference = Reference("shop-db").decode(bytes(damaged))
+    assert_read_alike(bytes(damaged))
+
+
+def assert_read_alike(stream: bytes) -> None:
+    """The decoder gives the reference's rows, and an error where that has one."""
+    batches, error = decode(stream)
+    reference = Reference("shop-db").decode(stream)
     compared = list(reference.rows[0]) if reference.rows else []
     assert reference.failed == (error is not None)
     assert reference.rows == [{n: row[n] for n in compared} for row in committed(batches)]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_answered(content: bytes) -> None:
     """Random bytes as the content of a message raise nothing but errors of the tree."""
@@ -381,6 +386,81 @@ def test_a_message_outside_its_transaction_is_damage() -> None:
         transaction(samples.message(1, "audit", b"{}", transactional=False)),
     ):
         assert isinstance(decode(stream)[1], CorruptLog)
+
+
+@pytest.mark.parametrize(
+    ("relation", "cells", "rows"),
+    [
+        # Of two tables of one name only the one with a type that nobody knows is held.
+        (samples.relation(5, "public", "users", [("v", 77_777, -1, False)]), [b"1"], 1),
+        (samples.relation(5, "public", "t", [("v", 719, -1, False)]), [b'{"<(1,2),3>"}'], 2),
+        (samples.relation(5, "public", "t", [("v", 1021, -1, False)]), [b"{1.5,NaN}"], 2),
+        (samples.relation(5, "pu.lic", "t.t", [("v", 25, -1, False)]), [b"x"], 2),
+    ],
+)
+def test_what_damage_can_make_of_a_table(relation: bytes, cells: list[Cell], rows: int) -> None:
+    """Any built-in type, any name, the name of another table: the reference reads the same."""
+    stream = transaction(RELATION, relation, samples.insert(5, cells), insert(1))
+
+    assert len(rows_of(decode(stream)[0])) == rows
+    assert_read_alike(stream)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_every_byte_of_a_message_counts(inside: bool) -> None:
+    """Whichever byte of a stream with one is another one, the reference reads the same of it."""
+    stream = message(1002, b'{"a":1}')
+    if inside:
+        stream = transaction(samples.message(1001, "audit", b'{"a":1}'))
+    for at, now in enumerate(stream):
+        for byte in {0, 1, 2, 34, 127, 128, 255} - {now}:
+            assert_read_alike(stream[:at] + bytes([byte]) + stream[at + 1 :])
+
+
+CONTENTS = [
+    b"",
+    b"0",
+    b"-1.5e+30",
+    b'"\x01"',
+    b'"a\0b"',
+    b"{}\0",
+    b"[]\n x",
+    b"\r\n\t {} ",
+    b'["\\u0000","\\ud83d\\ude00"]',
+    b'{"\\"":"\\\\"}',
+    '{"ä€😀":null}'.encode(),
+    b'{"a":[true,false,{}],"a":-0}',
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_every_byte_of_a_message_s_content_counts(content: bytes) -> None:
+    """Each byte as any other one: what is JSON in UTF-8 (RFC 8259) is taken, and nothing else."""
+    taken = MessageFilter()
+    variants = {content[:at] + bytes([n]) + content[at + 1 :] for at in range(len(content)) for n in range(256)}  # fmt: skip
+    for variant in sorted({content, *variants}):
+        message = LogicalMessage(transactional=False, lsn=1, prefix="m", size=len(variant))
+        is_json = taken.takes(message, np.frombuffer(variant, np.uint8))
+        assert is_json == (message_json(variant) is not None), variant
+
+
+def test_a_message_s_time_may_be_any() -> None:
+    """A damaged time wraps, as that of a transaction does: it is no reason to fall over."""
+    for clock in (2**63 - 1, 2**63 - 946_684_800_000_000, -(2**63)):
+        header = b"w" + struct.pack(">qqq", 1002, 1002, clock)
+        body = samples.message(1002, "audit", b"{}", transactional=False)
+        assert_read_alike(samples.copy_data(header + body))
+
+
+def test_a_transaction_has_a_number() -> None:
+    """PostgreSQL gives no transaction the number 0, which stands for "none" in what was decoded."""
+    stream = transaction(RELATION, insert(1)) + transaction(insert(2), lsn=2000, xid=0)
+    batches, error = decode(stream)
+
+    assert isinstance(error, CorruptLog)
+    assert "a message that does not follow its format, after 0/00000424" in str(error)
+    assert len(rows_of(batches)) == 1
+    assert_read_alike(stream)
 
 
 @pytest.mark.parametrize(
