@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import typer
 
@@ -10,33 +13,41 @@ from deltaforge_dagster.pipeline import messages
 from deltaforge_dagster.processors import spliced_fields
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks import nats_answers, nats_pack, resp, resp_replies
-from deltaforge_dagster.sources import hiding, snapshot_rows
+from deltaforge_dagster.sources import hiding, kernel, snapshot_rows
 from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import selected as mysql_selected
 from deltaforge_dagster.sources.postgres import copied as postgres_copied
 from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import selected as postgres_selected
 
+_PARTS = (
+    (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
+    (mysql, mysql_selected, spliced_fields, resp, resp_replies, nats_pack, nats_answers),
+)
+"""Modules with kernels, in two parts that take about as long to compile."""
+
 
 def warm() -> None:
     """Compile every kernel and keep the machine code, so that no run waits for it.
 
     It is kept in NUMBA_CACHE_DIR, else in the user's cache directory (~/.cache/deltaforge/kernels), where
-    the same user's later processes find it. Takes some minutes the first time.
+    the same user's later processes find it. Takes a minute or two the first time.
     """
     started = time.monotonic()
-    postgres.warm()
-    mysql.warm()
-    postgres_copied.warm()
-    postgres_selected.warm()
-    mysql_selected.warm()
-    snapshot_rows.warm()
-    hiding.warm()
-    messages.warm()
-    spliced_fields.warm()
-    scan.warm()
-    resp.warm()
-    resp_replies.warm()
-    nats_pack.warm()
-    nats_answers.warm()
+    if not kernel.CACHE.exists() and (os.cpu_count() or 1) > 1:
+        _compile_side_by_side()
+    for part in range(len(_PARTS)):
+        _compile(part)
     typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")
+
+
+def _compile_side_by_side() -> None:
+    """Compile each part in a process of its own; this one then finds the machine code."""
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(_PARTS), mp_context=spawning) as processes:
+        list(processes.map(_compile, range(len(_PARTS))))
+
+
+def _compile(part: int) -> None:
+    for module in _PARTS[part]:
+        module.warm()
