@@ -10,6 +10,8 @@ VENV := .venv
 STAMP := $(VENV)/.complete
 RUN := $(VENV)/bin
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
+# Installs in half of pip's time; pip has installed it, in the locked version.
+UV := $(RUN)/uv pip install --quiet --no-config --system-certs --python $(RUN)/python --compile-bytecode
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # The first of these that is supported; `make PYTHON=...` chooses another.
 PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.13; do \
@@ -22,6 +24,11 @@ UNIT := not spark and not postgres and not redis and not mysql and not kafka and
 ARGS ?=
 # Processes of the tests, each with servers of its own: most tests wait more than they work.
 WORKERS ?= 2
+# Decides the order of the tests; `make test SEED=$RANDOM` tries another one.
+SEED ?= 1
+# What `make soak` runs (tests/soak.py), and after how many minutes it begins no further test.
+SCENARIOS ?= all
+SOAK_MINUTES ?=
 
 # For every Python and system that is supported, with the hash of each file.
 LOCK := uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
@@ -44,7 +51,9 @@ venv: $(STAMP)  ## Make the environment .venv from requirements.lock
 $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
-	@$(PIP) --no-deps --require-hashes -r requirements.lock
+	@awk '/^uv==/ {found = 1} found {print} found && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.txt
+	@$(PIP) --no-deps --require-hashes -r $(VENV)/uv.txt
+	@$(UV) --no-deps --require-hashes -r requirements.lock
 	@if $(RUN)/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then \
 		for name in $(BINARY_WHEELS); do \
 			$(PIP) --no-deps --only-binary :all: --python-version 3.12 \
@@ -57,6 +66,12 @@ $(STAMP): requirements.lock
 
 .PHONY: check
 check: venv  ## Format, lint, types, layers, definitions load, links of the docs, unit tests (no network, no JVM)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint kernels
+	$(RUN)/pytest -n $(WORKERS) --dist worksteal --randomly-seed=$(SEED) -m "$(UNIT)"
+
+# Beside each other: Numba compiles in one process for each part of the kernels, mypy works in one.
+.PHONY: lint kernels
+lint: venv
 	$(RUN)/ruff format --check .
 	$(RUN)/ruff check .
 	$(RUN)/mypy
@@ -64,15 +79,17 @@ check: venv  ## Format, lint, types, layers, definitions load, links of the docs
 	$(EXAMPLES) $(RUN)/deltaforge validate examples
 	$(EXAMPLES) $(RUN)/dagster definitions validate -w workspace.yaml
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
-	$(RUN)/pytest -n $(WORKERS) --dist worksteal -m "$(UNIT)"
+
+kernels: venv
+	$(RUN)/deltaforge warm
 
 .PHONY: test
 test: check  ## All that, and the tests that need servers; these come from the environment, the machine or packages
-	$(RUN)/pytest -n $(WORKERS) --dist worksteal -m "not soak and not ($(UNIT))" $(ARGS)
+	$(RUN)/pytest -n $(WORKERS) --dist worksteal --randomly-seed=$(SEED) -m "not soak and not ($(UNIT))" $(ARGS)
 
 .PHONY: soak
-soak: venv  ## Kill runs at random, fifty times for each kind, and other long tests; options in ARGS="..."
-	$(RUN)/pytest -m soak -s $(ARGS)
+soak: venv  ## Long tests, before a release: all, or SCENARIOS="kills fuzz" (=list shows them), for SOAK_MINUTES=
+	$(RUN)/pytest -s --soak="$(SCENARIOS)" $(if $(SOAK_MINUTES),--soak-minutes=$(SOAK_MINUTES)) $(ARGS)
 
 .PHONY: demo
 demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."
