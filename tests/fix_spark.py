@@ -1,4 +1,4 @@
-"""Spark for tests: one Connect server and one session for the whole run.
+"""Spark for tests: one Connect server for the whole run, whatever the number of its processes.
 
 `DELTAFORGE_TEST_SPARK_REMOTE` names a running server to use instead (`sc://...`, on a filesystem
 that it shares with the tests). Otherwise our own server is started, with an installed Java or the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,11 +23,41 @@ if TYPE_CHECKING:
 REMOTE_VARIABLE = "DELTAFORGE_TEST_SPARK_REMOTE"
 
 
+_IDLE_SECONDS = 20.0
+"""How long the server outlives the last process of the tests."""
+
+
 @dataclass(frozen=True, slots=True)
 class SparkAddress:
-    """Where the session's Spark server is."""
+    """Where the Spark server of the tests is.
+
+    Attributes:
+        remote: Its Connect URL.
+        folder: The folder of our own server below an installation's home; None for another server.
+    """
 
     remote: str
+    folder: Path | None
+
+    def settings(self, home: Path) -> dict[str, str]:
+        """Let the installation in `home` use the server; return the variables that it needs for that.
+
+        Our own server becomes the installation's own, by a link to its folder. A server that is
+        named by a variable counts as somebody else's: each run would first try out whether its
+        workers can write to the journal, for which they import everything.
+        """
+        if self.folder is None:
+            return {"DELTAFORGE_SPARK_REMOTE": self.remote}
+        home.mkdir(parents=True, exist_ok=True)
+        link = home / "spark"
+        if not link.is_symlink():
+            link.symlink_to(self.folder)
+        return {}
+
+    def use(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Do the same for an installation that takes its settings from the environment."""
+        for name, value in self.settings(home).items():
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -34,16 +65,18 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
     """A Connect server with `.remote`; not to be stopped."""
     given = os.environ.get(REMOTE_VARIABLE)
     if given:
-        yield SparkAddress(given)
+        yield SparkAddress(given, None)
         return
     from deltaforge_dagster.resources.spark_server import SparkServer  # noqa: PLC0415 - only here
 
+    own = tmp_path_factory.getbasetemp()
+    home = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "installation"
     try:
-        server = SparkServer.ensure(tmp_path_factory.mktemp("spark"))
+        server = SparkServer.ensure(home, idle_seconds=_IDLE_SECONDS)
     except DeltaforgeError as error:
         pytest.fail(str(error), pytrace=False)
-    yield SparkAddress(server.remote)
-    server.stop()
+    yield SparkAddress(server.remote, home / "spark")
+    server.release()  # it ends when every process of the tests has done that
 
 
 def connected(remote: str) -> SparkSession:

@@ -72,12 +72,12 @@ def test_rows_of_before_reach_the_sink(
     """
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
     shop.execute("INSERT INTO customers SELECT n, 'Zoë ' || n FROM generate_series(1, 30) n")
     tables = "[public.customers, public.orders]\n      snapshot: {mode: never, chunk_size: 10}"
     text = shop.pipeline("feed", tables=tables)
     with (
-        opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed,
+        opened_feed(shop, tmp_path / "feed.yaml", text, spark_server) as feed,
         dg.DagsterInstance.ephemeral() as instance,
     ):
         asked = CliRunner().invoke(

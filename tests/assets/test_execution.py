@@ -34,7 +34,7 @@ def test_a_run_that_is_ended_among_its_checks_ends_quietly(
     file = tmp_path / "twice.yaml"
     file.write_text(shop.pipeline("twice"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
 
     def ask_at_this_moment(*_: object) -> list[Finding]:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -57,7 +57,7 @@ def test_a_re_executed_live_run_is_not_live(
     file = tmp_path / "twice.yaml"
     file.write_text(shop.pipeline("twice"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
     tags = {RUN_TAG: "live", UNTIL_TAG: "caught up"}
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         live = make_job().execute_in_process(instance=instance, tags=tags)

@@ -73,7 +73,7 @@ def fed(
     (tmp_path / "faults").mkdir()
     monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path / "faults"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
     more = f"    - {{type: file, config: {{id: lines, path: {tmp_path}/lines.jsonl}}}}\n"
     text = shop.pipeline(
         "feed",
@@ -83,7 +83,7 @@ def fed(
     ).replace(
         "{backoff_max_seconds: 2}", "{backoff_initial_seconds: 0.1, backoff_max_seconds: 0.5}"
     )
-    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server) as feed:
         made = Fed(feed, tmp_path)
         for number in range(1, 5):
             made.insert(number)

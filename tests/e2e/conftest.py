@@ -123,7 +123,7 @@ def deploy(tmp_path: Path, spark_server: SparkAddress) -> Iterator[Callable[...,
 
     def make(**settings: str) -> Deployment:
         folder = tmp_path / f"deployment-{len(made)}"
-        made.append(Deployment(folder, spark_server.remote, **settings))  # type: ignore[arg-type]
+        made.append(Deployment(folder, spark_server, **settings))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

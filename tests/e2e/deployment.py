@@ -20,6 +20,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, pa
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.state.store import StateStore
+from tests.fix_spark import SparkAddress
 
 DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
 
@@ -47,13 +48,13 @@ class Deployment:
 
     Attributes:
         folder: Holds everything.
-        spark_remote: Spark Connect server used by the runs.
+        spark: The Spark server of the runs.
         environment: Variables of every process started, beside the inherited ones.
         dagster_yaml: Dagster's instance settings.
     """
 
     folder: Path
-    spark_remote: str
+    spark: SparkAddress
     environment: dict[str, str] = field(default_factory=dict)
     dagster_yaml: str = DAGSTER_SETTINGS
     state_url: str | None = None
@@ -75,7 +76,7 @@ class Deployment:
             "DAGSTER_GRPC_TIMEOUT_SECONDS": "600",
             "DELTAFORGE_HOME": str(self.folder / "home"),
             "DELTAFORGE_PIPELINES": str(self.pipelines),
-            "DELTAFORGE_SPARK_REMOTE": self.spark_remote,
+            **self.spark.settings(self.folder / "home"),
             "PYTHONWARNINGS": "ignore",
         }
         if self.state_url is not None:
@@ -150,8 +151,10 @@ class Deployment:
         return sum(wanted in _environment(pid) for pid in self.members())
 
     def close(self) -> None:
-        """Stop, and forget what was opened."""
-        self.stop()
+        """End everything at once, and forget what was opened; a test about the ending calls `stop`."""
+        if os.environ.get("COVERAGE_PROCESS_START"):
+            self.stop()  # a process that is killed does not say what it has executed
+        self.kill()
         if "instance" in vars(self):
             self.instance.dispose()
 

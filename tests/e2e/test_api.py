@@ -14,6 +14,7 @@ import pytest
 from deltaforge_dagster.definitions import build_definitions
 from tests.api.conftest import document
 from tests.e2e.deployment import Deployment, eventually
+from tests.fix_spark import SparkAddress
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -24,7 +25,9 @@ TOKEN = {"Authorization": "Bearer of-this-test"}
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """An installation without pipelines; nothing of it runs yet, and nothing needs Spark."""
     made = Deployment(
-        tmp_path / "deployment", "sc://localhost:1", {"DELTAFORGE_API_TOKEN": "of-this-test"}
+        tmp_path / "deployment",
+        SparkAddress("sc://localhost:1", None),
+        {"DELTAFORGE_API_TOKEN": "of-this-test"},
     )
     yield made
     made.close()

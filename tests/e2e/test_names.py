@@ -70,7 +70,7 @@ def test_names_that_differ_by_a_hyphen(
     """Pipelines, sinks and processors each have their own data, positions and history."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     write(shop, tmp_path)
     settings = Settings.from_env()

@@ -30,13 +30,13 @@ pytestmark = [pytest.mark.postgres, pytest.mark.redis, pytest.mark.spark]
 class Installation:
     """Pipelines that keep nothing for longer than they must; their jobs run in this process."""
 
-    def __init__(self, folder: Path, text: str, spark_remote: str) -> None:
+    def __init__(self, folder: Path, text: str, spark: SparkAddress) -> None:
         self.faults = folder / "faults"
         self.faults.mkdir()
         environment = {
             "DELTAFORGE_PIPELINES": str(folder / "pipelines"),
             "DELTAFORGE_HOME": str(folder / "home"),
-            "DELTAFORGE_SPARK_REMOTE": spark_remote,
+            **spark.settings(folder / "home"),
         }
         self.settings = Settings.from_env(environment)
         self.settings.pipelines.mkdir()
@@ -88,7 +88,7 @@ def tidy(
 ) -> Iterator[Installation]:
     """An installation with a sink that can be told to fail."""
     more = f"    - {{type: file, config: {{id: lines, path: {tmp_path}/lines.jsonl}}}}\n"
-    made = Installation(tmp_path, shop.pipeline("tidy", more_sinks=more), spark_server.remote)
+    made = Installation(tmp_path, shop.pipeline("tidy", more_sinks=more), spark_server)
     monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(made.faults))
     yield made
     made.store.close()

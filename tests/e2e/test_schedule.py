@@ -30,7 +30,7 @@ def definitions(shop: Shop, tmp_path: Path, spark_server: SparkAddress) -> dg.De
     environment = {
         "DELTAFORGE_PIPELINES": str(file),
         "DELTAFORGE_HOME": str(tmp_path / "home"),
-        "DELTAFORGE_SPARK_REMOTE": spark_server.remote,
+        **spark_server.settings(tmp_path / "home"),
     }
     return build_definitions(Settings.from_env(environment))
 

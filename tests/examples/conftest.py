@@ -23,9 +23,7 @@ from tests.fix_spark import SparkAddress
 def stage(spark_server: SparkAddress, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """One installation, and one Spark session, for every example."""
     home = tmp_path_factory.mktemp("examples")
-    settings = Settings.from_env(
-        {"DELTAFORGE_HOME": str(home), "DELTAFORGE_SPARK_REMOTE": spark_server.remote}
-    )
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(home), **spark_server.settings(home)})
     sessions = SparkSessions(settings, None, lambda _session_id: None)
     with Platform(settings, single_process=True).open() as opened:
         yield Stage(opened, sessions)

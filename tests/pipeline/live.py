@@ -16,6 +16,7 @@ from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
+from tests.fix_spark import SparkAddress
 
 
 def in_one_segment(events: int) -> str:
@@ -139,12 +140,11 @@ class Feed:
 
 
 @contextmanager
-def opened_feed(shop: Shop, path: Path, text: str, spark_remote: str) -> Iterator[Feed]:
+def opened_feed(shop: Shop, path: Path, text: str, spark: SparkAddress) -> Iterator[Feed]:
     """Lend a feed whose pipeline file is `path`; its start position is fixed already."""
     path.write_text(text)
-    settings = Settings.from_env(
-        {"DELTAFORGE_HOME": str(path.parent / "home"), "DELTAFORGE_SPARK_REMOTE": spark_remote}
-    )
+    home = path.parent / "home"
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(home), **spark.settings(home)})
     with Platform(settings, single_process=True).open() as opened:
         feed = Feed(shop, opened, path)
         feed.catch_up()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+import pytest
 import redis
+from pyspark.sql.connect.session import SparkSession
 
-from tests.fix_spark import SparkAddress
+from deltaforge_dagster.resources.spark import SparkSessions
 from tests.pipeline.live import Feed
 
 
@@ -33,14 +34,19 @@ class Usage:
 class Meter:
     """Counts what a feed uses, from when the meter was made.
 
-    The Spark server may have Python processes of earlier sessions, which end when they like.
+    The Spark server also has the Python processes of others' sessions, which end when they like.
     """
 
-    def __init__(self, feed: Feed, spark: SparkAddress) -> None:
+    def __init__(self, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
         self._feed = feed
-        token = re.search(r"token=([^;]+)", spark.remote)
-        self._marker = b"" if token is None else token[1].encode()
-        self._older = self._spark_processes()
+        self._sessions: set[str] = set()
+        connect = SparkSessions._connect
+
+        def noted(sessions: SparkSessions, session_id: str) -> SparkSession:
+            self._sessions.add(session_id)
+            return connect(sessions, session_id)
+
+        monkeypatch.setattr(SparkSessions, "_connect", noted)
 
     def settled(self) -> Usage:
         """Return the usage once it has stayed the same for a second."""
@@ -65,7 +71,7 @@ class Meter:
             clients = len(client.client_list()) - 1
         prepared = self._feed.opened.settings.home / "journal" / "feed" / "prepared"
         return Usage(
-            spark_processes=len(self._spark_processes() - self._older),
+            spark_processes=len(self._spark_processes()),
             open_files=sum(1 for _ in _open_files()),
             threads=tuple(sorted(_threads())),
             postgres_connections=backends,
@@ -74,12 +80,14 @@ class Meter:
         )
 
     def _spark_processes(self) -> set[int]:
-        """Return the Python processes that the server has started: parents and workers."""
+        """Return the Python processes of the feed's sessions: parents and workers."""
         found = set()
+        marks = [f"SPARK_JOB_ARTIFACT_UUID={one}\0".encode() for one in self._sessions]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 command = (folder / "cmdline").read_bytes()
-                if b"spark_daemon" in command and self._marker in (folder / "environ").read_bytes():
+                environment = (folder / "environ").read_bytes()
+                if b"spark_daemon" in command and any(one in environment for one in marks):
                     found.add(int(folder.name))
             except OSError:
                 continue

@@ -36,7 +36,7 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
         def make(name: str = "feed", **parts: str) -> Feed:
             text = shop.pipeline(name, **parts)
             path = tmp_path / f"{name}.yaml"
-            return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
+            return stack.enter_context(opened_feed(shop, path, text, spark_server))
 
         yield make
 
@@ -60,11 +60,11 @@ def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fifty_ranges_of_one_run_leave_no_more_than_five(
-    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
+    make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, through_files: None
 ) -> None:
     """Processes, files, threads and connections do not grow with the number of ranges."""
     feed = make_feed(run=PATIENT, range_="{max_events: 1}")
-    meter = Meter(feed, spark_server)
+    meter = Meter(feed, monkeypatch)
     run = feed.begin()
 
     def make_ranges(first: int, last: int) -> Usage:
@@ -87,11 +87,11 @@ def test_fifty_ranges_of_one_run_leave_no_more_than_five(
 
 
 def test_short_runs_leave_nothing(
-    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
+    make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch, through_files: None
 ) -> None:
     """One run after another uses the same Spark session, and closes all that it opened."""
     feed = make_feed(range_="{max_events: 1}")
-    meter = Meter(feed, spark_server)
+    meter = Meter(feed, monkeypatch)
 
     def make_runs(first: int, last: int) -> Usage:
         for number in range(first, last + 1):

@@ -44,9 +44,7 @@ def test_the_first_version_s_installation_goes_on(
     monkeypatch.setenv("SHOP_DSN", shop.dsn)
     monkeypatch.setenv("REDIS_URI", redis_server.uri)
     monkeypatch.setenv("LINES", str(tmp_path / "lines.jsonl"))
-    settings = Settings.from_env(
-        {"DELTAFORGE_HOME": str(home), "DELTAFORGE_SPARK_REMOTE": spark_server.remote}
-    )
+    settings = Settings.from_env({"DELTAFORGE_HOME": str(home), **spark_server.settings(home)})
     loaded = load_pipeline(home / "first.yaml")
 
     with Platform(settings, single_process=True).open() as opened:
