@@ -13,16 +13,10 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
-# How long an example takes, to run or to draw, says more about the machine than about the code.
-hypothesis.settings.register_profile(
-    "deltaforge", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("deltaforge")
-
 pytest_plugins = [
+    "tests.chance",  # first: it has Hypothesis's profiles
     "tests.fix_dagster",
     "tests.fix_kafka",
     "tests.fix_mysql",
@@ -31,6 +25,8 @@ pytest_plugins = [
     "tests.fix_redis",
     "tests.fix_spark",
     "tests.fix_store",
+    "tests.times",
+    "tests.soak",
 ]
 
 PACKAGE = "deltaforge_dagster"

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.api.conftest import Api
+from tests.chance import examples
 
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
 
@@ -23,10 +24,7 @@ SERVERS_FAULT = {"NOT_ENABLED", "UNAVAILABLE", "BUILD_FAILED"}
 """What may be answered with a status of 500 and above: it is no defect."""
 
 EXAMPLES = settings(
-    max_examples=4,
-    derandomize=True,
-    database=None,
-    deadline=None,
+    max_examples=examples(4),  # of each route
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,13 +82,13 @@ def nats_end(nats_server: NatsServer) -> Iterator[NatsDestination]:
 
 @pytest.fixture
 def make_campaign(
-    ends: Ends, exactly_once: bool, tmp_path: Path, spark_server: SparkAddress
+    ends: Ends, exactly_once: bool, tmp_path: Path, spark_server: SparkAddress, seed: int
 ) -> Iterator[MakeCampaign]:
     """Make a campaign; its runs are ended afterwards."""
     made: list[Campaign] = []
 
     def make(**parts: Any) -> Campaign:
-        parts = {"spark_remote": spark_server.remote, "seed": secrets.randbits(32), **parts}
+        parts = {"spark": spark_server, "seed": seed + len(made), **parts}
         made.append(Campaign(tmp_path, *ends, exactly_once, **parts))
         return made[-1]
 

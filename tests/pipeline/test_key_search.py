@@ -17,6 +17,7 @@ from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.key_search import Found, Wanted, search, segments_of
 from deltaforge_dagster.state.records import Lease, Processed
 from deltaforge_dagster.state.store import StateStore
+from tests.chance import examples
 from tests.journal.changes import Change, batch, change
 from tests.state.make import NAME, dead_letter, deliver, held, new_segment, position
 
@@ -217,7 +218,7 @@ def test_what_is_no_key(text: str) -> None:
 _VALUES = st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(values=st.lists(st.tuples(_VALUES, _VALUES.filter(lambda one: one != "")), min_size=1))
 def test_a_composite_key_is_found_by_its_object(values: list[tuple[object, object]]) -> None:
     """Whatever letters or digits it has, and no other; a number is found by its digits."""

@@ -21,6 +21,7 @@ from deltaforge_dagster.pipeline.resume import (
 from deltaforge_dagster.positions import LsnPosition, parse_position
 from deltaforge_dagster.sinks.base import SinkPosition
 from deltaforge_dagster.state.records import CheckpointRow
+from tests.chance import examples
 
 UID, LINEAGE = "uid-1", "lineage-1"
 
@@ -231,7 +232,7 @@ def ordinal_in(segment: object, event_id: str) -> int | None:
     return segment.events.index(event_id) if event_id in segment.events else None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(situations(), st.data())
 def test_nothing_is_skipped_and_nothing_repeated(
     situation: tuple[list[int], int, int, SinkPosition, list[Row]], data: st.DataObject
@@ -260,7 +261,6 @@ def test_nothing_is_skipped_and_nothing_repeated(
     assert sum(sizes[:begins]) + skipped == delivered
 
 
-@settings(deadline=None)
 @given(situations())
 def test_it_is_found_in_the_end(
     situation: tuple[list[int], int, int, SinkPosition, list[Row]],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
+from tests.chance import examples
 from tests.journal.changes import batch, change
 
 NAMES = ["id", "v", "big"]
@@ -157,7 +158,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sets(st.integers(1, 5)), STEPS, st.integers(0, 25))
 def test_in_the_end_the_sink_has_the_table(
     there: set[int], steps: list[tuple[str, int, int]], cut: int

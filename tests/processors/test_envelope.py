@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.processors.envelope import (
@@ -40,7 +40,6 @@ def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> li
 
 @pytest.mark.parametrize("kind", ENVELOPES)
 @given(st.lists(rows, min_size=1, max_size=60), st.sampled_from(["postgresql", "mysql"]))
-@settings(deadline=None)
 def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) -> None:
     """Any row: the bytes that `json.dumps` makes of the event, whatever its names hold."""
     origin = Origin(connector, 'the "source"\n', "ténant\\", 7 if connector == "mysql" else None)

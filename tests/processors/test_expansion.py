@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.processors import expansion
@@ -120,7 +120,6 @@ rekeyed = st.tuples(images, images, rows).map(
 
 
 @given(st.lists(st.one_of(rows, keyed, rekeyed), min_size=1, max_size=20), st.data())
-@settings(deadline=None)
 def test_any_frame(given_rows: list[Row], data: st.DataObject) -> None:
     """Whatever names and values keys have: who is divided and where, against plain Python."""
     numbered = [{**one, "ordinal": number} for number, one in enumerate(given_rows)]

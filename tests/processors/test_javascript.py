@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import ProcessorFailed
@@ -55,7 +55,6 @@ def nothing(scripts: Make) -> JavaScript:
 
 
 @given(st.lists(rows, min_size=1, max_size=20, unique_by=lambda one: one["event_id"]))
-@settings(deadline=None)
 def test_what_a_script_leaves_alone_stays(nothing: JavaScript, given_rows: list[Row]) -> None:
     """Any rows: a script that changes nothing leaves every column as it was."""
     assert made(nothing, given_rows) == batch(given_rows).to_pylist()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.processors import routing
 from deltaforge_dagster.processors.envelope import Origin
+from tests.chance import examples
 from tests.processors.rows import Row, batch, dumps, event, images, row, rows
 
 ORIGIN = Origin("postgresql", "orders-db", "acme")
@@ -40,7 +41,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 @given(st.lists(rows, min_size=1, max_size=30))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(20))
 def test_variables_equal_the_reference(path: str, given_rows: list[Row]) -> None:
     """Every kind of path gives the text of the event's value there, or null and its name."""
     given_rows = [{**one, "topic": None} for one in given_rows]
@@ -66,7 +67,6 @@ literals = st.text("ab.:-${é", max_size=4).filter(lambda text: "${" not in text
     st.lists(st.tuples(literals, st.sampled_from(PATHS)), max_size=4),
     literals,
 )
-@settings(deadline=None)
 def test_templates_equal_the_reference(
     given_rows: list[Row], parts: list[tuple[str, str]], last: str
 ) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.processors.sql import Sql, columns_read
+from tests.chance import examples
 from tests.processors import rows as frames
 from tests.processors.rows import Row, batch, row
 
@@ -30,7 +31,7 @@ def made(block: SqlProcessor, rows: list[Row], **computed: pa.Array[Any]) -> pa.
     return Sql(block).process(frame)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(frames.rows, st.none() | st.booleans(), st.integers()), min_size=1, max_size=5

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.processors.transit import note, packed, transit_schema, unpacked
+from tests.chance import examples
 from tests.processors import rows as frames
 from tests.processors.rows import Row, batch, row
 
 COLUMNS = ("after", "op", "ts_us")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(st.lists(frames.rows, min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(1, 5), min_size=1),

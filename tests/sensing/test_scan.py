@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sensing.paths import ANY, Path, child, path_number
@@ -27,7 +27,6 @@ def values(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
     return [(path, value), *(found for step, one in inside for found in values(one, (*path, step)))]
 
 
-@settings(deadline=None)
 @given(st.lists(documents, min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_every_value_is_a_cell(stream: list[Any], ascii_only: bool, spaced: bool) -> None:
     """In order, with its path, its type, its text and its name."""
@@ -64,7 +63,6 @@ def test_maps_have_one_path_for_all_names() -> None:
     assert cells.names(cells.path == child(root, ANY)).to_pylist() == ["a", "b"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.text('{}[]":,\\ a1n\n'), min_size=1, max_size=4))
 @example(stream=["{"])
 @example(stream=['{"a'])

@@ -19,6 +19,7 @@ from deltaforge_dagster.sensing.json_schema import json_schema
 from deltaforge_dagster.sensing.scan import TYPES
 from deltaforge_dagster.sensing.schema import DocumentSchema
 from deltaforge_dagster.sensing.values import ENUM_REPEATS
+from tests.chance import examples
 from tests.sensing.reference import Reference
 
 names = st.sampled_from(["id", "kind", "ä", 'q"', "", "[]", "<*>", *(f"u{n}" for n in range(12))])
@@ -91,7 +92,7 @@ def observed(
     return schema, strange
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(
     streams, all_options, st.lists(st.integers(0, 1000), max_size=4), st.booleans(), st.booleans()
 )
@@ -115,7 +116,7 @@ def test_equals_the_reference(
     assert (schema.first_us, schema.last_us) == (0, len(written) - 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(streams, st.sampled_from([0, 15]), st.integers(1, 59))
 def test_values_equal_the_reference(stream: list[Any], most: int, cut: int) -> None:
     """Few values, lengths and how many there are: those of every string that was learned from."""
@@ -142,7 +143,7 @@ def test_values_equal_the_reference(stream: list[Any], most: int, cut: int) -> N
             assert field.values.longest == max(map(len, found))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(streams)
 def test_documents_fit_their_json_schema(stream: list[Any]) -> None:
     """What was learned from every document is a JSON Schema that every document fits."""

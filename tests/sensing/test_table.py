@@ -19,6 +19,7 @@ from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.sampling import chosen
 from deltaforge_dagster.sensing.table import TableSense
 from deltaforge_dagster.sensing.tables import COLUMNS, Tables, restored
+from tests.chance import examples
 from tests.processors.rows import Row, batch, dumps, row
 from tests.sensing.reference import Reference, type_of
 
@@ -127,7 +128,7 @@ def documents_of(name: str, value: Any) -> list[str]:
     return []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     st.lists(images, min_size=1, max_size=30),
     st.sampled_from([0, 4, 100]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
@@ -15,8 +15,6 @@ from deltaforge_dagster.errors import SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.base import MESSAGES
 from deltaforge_dagster.sinks.resp import Keeping, pack_blocks
 from deltaforge_dagster.sinks.resp_replies import Replies, Verdict
-
-no_deadline = settings(deadline=None)  # the first example may compile kernels
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\0$*ä€😀"), max_size=30
@@ -75,7 +73,6 @@ def expected_block(messages: list[Message], replay: str | None) -> bytes:
     return b"".join(b"".join(connection.pack_command(*command)) for command in commands)
 
 
-@no_deadline
 @given(
     before=st.integers(0, 9),
     messages=st.lists(MESSAGE, min_size=1, max_size=12),
@@ -102,7 +99,6 @@ def test_blocks_are_what_redis_py_packs(
     assert packed == [(start, stop, expected_block(part, replay)) for start, stop, part in expected]
 
 
-@no_deadline
 @given(st.lists(MESSAGE, min_size=1, max_size=20), st.integers(1, 2000))
 def test_blocks_stay_below_the_byte_limit(messages: list[Message], max_bytes: int) -> None:
     """Blocks follow each other without a gap; only a single large message exceeds the limit."""
@@ -128,7 +124,6 @@ def test_a_block_stays_valid_while_the_next_is_packed() -> None:
     assert bytes(second.data) == expected_block(messages[2:4], None)
 
 
-@no_deadline
 @given(
     changes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     max_rows=st.integers(1, 6),
@@ -177,7 +172,6 @@ def test_a_message_without_destination_is_refused() -> None:
         next(pack_blocks(batch))
 
 
-@no_deadline
 @given(st.lists(MESSAGE, min_size=1, max_size=9), TEXT, st.integers(1, 5))
 def test_a_kept_position_is_what_redis_py_packs(
     messages: list[Message], key: str, max_rows: int
@@ -215,7 +209,6 @@ IDS = st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)).map("{0[0]}-{0[1]}
 CUTS = st.lists(st.integers(0, 10_000), max_size=6)
 
 
-@no_deadline
 @given(st.lists(IDS, max_size=30), CUTS)
 def test_success_cut_anywhere(ids: list[str], cuts: list[int]) -> None:
     """An executed block is recognized with its last byte, not before."""
@@ -234,7 +227,6 @@ def test_success_of_a_full_block() -> None:
     assert read(answer, 5_000, []) == Verdict(executed=True, error=None, row=None)
 
 
-@no_deadline
 @given(st.integers(1, 20), st.data(), CUTS)
 def test_refused_while_queueing(rows: int, data: st.DataObject, cuts: list[int]) -> None:
     """The first refused command is named; EXECABORT behind it is not taken for the reason."""
@@ -248,7 +240,6 @@ def test_refused_while_queueing(rows: int, data: st.DataObject, cuts: list[int])
     )
 
 
-@no_deadline
 @given(st.integers(1, 20), st.data(), CUTS)
 def test_failed_at_exec(rows: int, data: st.DataObject, cuts: list[int]) -> None:
     """A command that fails when EXEC runs it is named, and the block counts as executed."""
@@ -278,7 +269,6 @@ def test_whole_blocks_that_did_not_run(answer: bytes, expected: Verdict) -> None
 HELD = [(b"$-1\r\n", None), (b"$0\r\n\r\n", b""), (b"$4\r\na\r\nb\r\n", b"a\r\nb")]
 
 
-@no_deadline
 @given(st.lists(IDS, max_size=9), st.sampled_from(HELD), CUTS)
 def test_a_kept_position(ids: list[str], held: tuple[bytes, bytes | None], cuts: list[int]) -> None:
     """A block that keeps a position ends with what its key holds, whatever that is."""
@@ -290,7 +280,6 @@ def test_a_kept_position(ids: list[str], held: tuple[bytes, bytes | None], cuts:
     assert read(answer, len(ids), cuts, keeping=True) == expected
 
 
-@no_deadline
 @given(st.sampled_from(HELD), CUTS)
 def test_a_block_overtaken(held: tuple[bytes, bytes | None], cuts: list[int]) -> None:
     """A null answer to EXEC is followed by what the key holds by then."""
@@ -355,7 +344,6 @@ NOISE = st.binary(min_size=1, max_size=9) | st.sampled_from(
 )
 
 
-@no_deadline
 @given(st.lists(NOISE), st.integers(0, 3), st.booleans())
 def test_any_bytes_end_well(pieces: list[bytes], rows: int, keeping: bool) -> None:
     """No bytes make the parser loop, read outside its buffer or raise a foreign error."""

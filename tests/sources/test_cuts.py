@@ -194,11 +194,10 @@ def test_a_reader_that_is_cut_reads_everything_once(bench: Bench) -> None:
     assert len(reader.rows) > 200
 
 
-@pytest.mark.soak
+@pytest.mark.soak("faults")
 @pytest.mark.parametrize("mean_bytes", [100_000, 1_000_000])
-def test_for_long(bench: Bench, mean_bytes: int) -> None:
+def test_for_long(bench: Bench, mean_bytes: int, seed: int) -> None:
     """The same for minutes, with rare and frequent cuts."""
-    seed = random.randrange(1 << 30)
     reader = load(bench, 180, mean_bytes, most_cuts=300, seed=seed)
 
     assert reader.cuts >= 3

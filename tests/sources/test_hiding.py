@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured
@@ -91,7 +91,6 @@ def shown_string(value: str, characters: int) -> str:
     return value
 
 
-@settings(deadline=None)  # the kernel is compiled in the first one
 @given(st.lists(st.none() | images(), min_size=1, max_size=5), st.integers(1, 6))
 def test_rows_show_what_the_rules_leave(rows: list[dict[str, str] | None], characters: int) -> None:
     """Hidden values are hidden as plain Python does it, and every other byte stays as it stands."""

@@ -12,6 +12,7 @@ from deltaforge_dagster.sources.json_bytes import is_utf_8, write_base64, write_
 from deltaforge_dagster.sources.json_text import INVALID
 from deltaforge_dagster.sources.kernel import read_only
 from deltaforge_dagster.sources.mysql.checksum import crc32
+from tests.chance import examples
 
 NEAR_UTF_8 = st.lists(
     st.sampled_from([0x00, 0x22, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2])
@@ -29,7 +30,6 @@ def is_text(content: bytes) -> bool:
     return True
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40) | st.text(max_size=40).map(lambda t: t.encode("utf-8", "replace")))
 def test_text_is_written_as_json_does(content: bytes) -> None:
     """UTF-8 becomes the JSON string that Python writes; nothing else is taken for it."""
@@ -42,14 +42,13 @@ def test_text_is_written_as_json_does(content: bytes) -> None:
         assert end == INVALID
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(NEAR_UTF_8)
 def test_utf_8_is_what_python_takes_for_it(content: bytes) -> None:
     """Overlong forms, surrogates, numbers beyond Unicode and cut characters are not UTF-8."""
     assert is_utf_8(read_only(content), 0, len(content)) == is_text(content)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_base64_is_the_standard_s(content: bytes) -> None:
     """Bytes of any length become Base64 with padding, inside the bound of the kernel."""
@@ -59,7 +58,6 @@ def test_base64_is_the_standard_s(content: bytes) -> None:
     assert json.loads(out[:end].tobytes()) == {"_base64": base64.b64encode(content).decode()}
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=100), st.integers(0, 10))
 def test_crc32_is_zlib_s(content: bytes, start: int) -> None:
     """The checksum of bytes from any place on is the one that zlib computes."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.sources import json_text
 from deltaforge_dagster.sources.json_text import INVALID, JSON, MAX_DEPTH, OVERHEAD, TOO_DEEP
+from tests.chance import examples
 
 GUARD = 0xEE
 """Fills the buffer, to show that nothing beyond the promised bound is touched."""
@@ -26,7 +27,6 @@ def write(kind: int, text: bytes) -> str | int:
     return end if end < 0 else out[:end].tobytes().decode()
 
 
-@settings(deadline=None)
 @given(st.text())
 @example("".join(map(chr, range(256))))
 def test_strings_are_escaped_as_json_does(text: str) -> None:
@@ -129,7 +129,6 @@ documents = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(documents, st.sampled_from([None, 0, 3, "\t\r\n "]))
 def test_documents_lose_their_white_space(document: object, indent: int | str | None) -> None:
     """A document stays the same but for the white space between its tokens."""
@@ -140,7 +139,7 @@ def test_documents_lose_their_white_space(document: object, indent: int | str | 
     assert written == json.dumps(document, separators=(",", ":"))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.text('{}[]",:\\u0e-+.19 tfnrualse\n/b\x01', max_size=12))
 @example('"\\u00e"')
 @example("[1,]")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.sha256 import DIGITS, PADDING, WORDS, write_sha256
@@ -18,7 +18,6 @@ def sha256(message: bytes) -> str:
     return out.tobytes()[1:-1].decode()
 
 
-@settings(deadline=None)  # the kernel is compiled in the first one
 @given(st.binary(max_size=300))
 @example(b"")
 @example(bytes(55))

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from tests.chance import examples
 from tests.state.make import NAME, deliver, expire, held, new_segment, position
 
 ROUNDS = 20
@@ -185,4 +186,4 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeasesModel = Leases.TestCase
-TestLeasesModel.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestLeasesModel.settings = settings(max_examples=examples(20), stateful_step_count=20)

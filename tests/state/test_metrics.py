@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import NotAllowed
@@ -91,7 +91,6 @@ def test_lacking_rows(store: StateStore) -> None:
     assert store.lacking_rows() == {(NAME, "none"): 9, (NAME, "some"): 5}
 
 
-@settings(max_examples=50)
 @given(values=st.lists(st.floats(0, 100), min_size=1))
 def test_every_observation_is_in_one_bucket(values: list[float]) -> None:
     """The buckets hold each value once, the one with the lowest bound that is not below it."""

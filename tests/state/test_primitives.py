@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from deltaforge_dagster.state.primitives import Kv, Log, Queue, Slot, Versioned
 from deltaforge_dagster.state.store import StateStore
+from tests.chance import examples
 
 
 class TestKv:
@@ -265,4 +266,4 @@ class Primitives(RuleBasedStateMachine):
 
 
 TestPrimitivesModel = Primitives.TestCase
-TestPrimitivesModel.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+TestPrimitivesModel.settings = settings(max_examples=examples(15), stateful_step_count=15)

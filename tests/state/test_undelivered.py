@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.state.records import Lease
@@ -92,7 +92,6 @@ def test_notes_go_with_their_segments(store: StateStore) -> None:
     assert noted(store, 1) == {}
 
 
-@settings(max_examples=100)
 @given(batches=st.lists(st.lists(st.integers(0, 40))))
 def test_runs_of_rows(batches: Sequence[Sequence[int]]) -> None:
     """However rows come, they stand in order, once, in the fewest runs."""

@@ -25,6 +25,7 @@ from deltaforge_dagster.sources.mysql.samples import FILE, SID, Field, Log, bitm
 from deltaforge_dagster.sources.mysql.scan import commit, pass_event, scan
 from deltaforge_dagster.sources.mysql.scan_rows import find_table
 from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
+from tests.chance import examples
 from tests.sources.mysql.reference import (
     Catalog,
     NoLog,
@@ -101,7 +102,7 @@ def _number(text: str) -> tuple[str, float | int]:
     return ("number", int(text) if integer else float(text))
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(60))
 @given(streams(), st.data())
 def test_decodes_like_the_reference(made: Made, data: st.DataObject) -> None:
     """Any valid stream, cut anywhere into pieces, gives what the plain Python decoder reads."""

@@ -27,6 +27,7 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from tests.chance import examples
 from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.sql_columns import SqlColumn, columns
@@ -39,10 +40,8 @@ pytestmark = [
 ]
 
 SETTINGS = settings(
-    deadline=None,
-    max_examples=25,
+    max_examples=examples(25),
     suppress_health_check=list(HealthCheck),
-    derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # a smaller example takes minutes to find
     report_multiple_bugs=False,
 )
@@ -124,7 +123,7 @@ def test_three_readers_agree(
             assert expected is _OTHER or expected == value, (declaration, peer[name])
 
 
-@settings(SETTINGS, max_examples=8)
+@settings(SETTINGS, max_examples=examples(8))
 @given(st.lists(columns, min_size=1, max_size=12), st.data())
 def test_other_forms(bench: MysqlBench, drawn: list[SqlColumn], data: st.DataObject) -> None:
     """With numbers for ENUM, SET and TIMESTAMP, log and snapshot agree, too, and with the labels."""

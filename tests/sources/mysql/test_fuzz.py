@@ -73,18 +73,20 @@ def write_everything(bench: MysqlBench) -> int:
     return count + 2
 
 
-@pytest.mark.timeout(900)  # compiles everything once more
-def test_mutated_logs(recorded: Path, tmp_path: Path) -> None:
-    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(PROGRAM, recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
+def test_mutated_logs(recorded: Path, tmp_path: Path, seed: int) -> None:
+    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside.
+
+    Without compilation, where NumPy checks every access: to compile the kernels with such checks takes longer.
+    """
+    outcomes = fuzz(PROGRAM, recorded, tmp_path, 1_000, seed, NUMBA_DISABLE_JIT="1")
 
     assert set(outcomes) >= {"rows", "CorruptLog", "UnsupportedEvent"}
-    assert outcomes["rows"] > 150
+    assert outcomes["rows"] > 10
 
 
-@pytest.mark.soak
+@pytest.mark.soak("fuzz")
 @pytest.mark.timeout(8 * 3600)
-def test_mutated_logs_at_length(recorded: Path, tmp_path: Path) -> None:
-    """As above, ten million times."""
-    for _ in range(100):
-        fuzz(PROGRAM, recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
+def test_mutated_logs_at_length(recorded: Path, tmp_path: Path, seed: int) -> None:
+    """As above, compiled with a check of every access, ten million times."""
+    for number in range(100):
+        fuzz(PROGRAM, recorded, tmp_path, 100_000, seed + 100_000 * number, NUMBA_BOUNDSCHECK="1")

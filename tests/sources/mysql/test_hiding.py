@@ -18,6 +18,7 @@ from deltaforge_dagster.sources.mysql.binlog import WRITE_ROWS_2
 from deltaforge_dagster.sources.mysql.samples import ORDERS, Log, bitmap, orders_row, packed
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.table_map import Unknown
+from tests.chance import examples
 from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hashed, hidden_row, rules
 from tests.sources.mysql.bench import PIPELINE, MysqlBench
@@ -26,7 +27,7 @@ from tests.sources.mysql.strategies import Made, streams
 from tests.sources.mysql.test_decoder import decode, rows_of
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(30))
 @given(streams(), st.booleans(), st.none() | st.sampled_from("abcdefghijklmnopqrstuvwxyz0123"))
 def test_what_is_not_hidden_stays_as_it_is(made: Made, hash_all: bool, letter: str | None) -> None:
     """Any stream gives the rows that it gives without rules, but for what these hide."""

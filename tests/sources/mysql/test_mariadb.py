@@ -50,8 +50,8 @@ SINCE = {"id128": (10, 7), "uca": (10, 10), "four": (10, 10)}
 @pytest.fixture(
     params=[
         "mariadb",
-        pytest.param("mariadb 10.11", marks=pytest.mark.soak),
-        pytest.param("mariadb 10.5", marks=pytest.mark.soak),
+        pytest.param("mariadb 10.11", marks=pytest.mark.soak("versions")),
+        pytest.param("mariadb 10.5", marks=pytest.mark.soak("versions")),
     ]
 )
 def bench(request: pytest.FixtureRequest, mysql_version: MysqlVersion) -> Iterator[MysqlBench]:
@@ -225,7 +225,7 @@ def test_gtids_that_the_server_has_not_are_a_lost_position(bench: MysqlBench) ->
 
 @pytest.mark.parametrize(
     "bench",
-    ["mariadb", pytest.param("mariadb 10.11", marks=pytest.mark.soak)],  # since 10.8
+    ["mariadb", pytest.param("mariadb 10.11", marks=pytest.mark.soak("versions"))],  # since 10.8
     indirect=True,
 )
 def test_an_alter_in_two_phases_stops(bench: MysqlBench) -> None:

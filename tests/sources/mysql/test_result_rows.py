@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sources.mysql import result_rows
+from tests.chance import examples
 
 END = b"\xfe\0\0\2\0"
 REFUSED = b"\xff" + struct.pack("<H", 1317) + b"#70100interrupted"
@@ -80,7 +81,7 @@ def read(data: bytes, columns: int, ahead: int = 5, size: int = 1 << 30) -> list
 CELLS = st.none() | st.binary(max_size=5) | st.sampled_from([0, 250, 251, 65535, 65536]).map(bytes)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     st.integers(1, 4).flatmap(
         lambda n: st.tuples(st.just(n), st.lists(st.lists(CELLS, min_size=n, max_size=n)))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.positions import Position
+from tests.chance import examples
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
 from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
@@ -224,12 +225,9 @@ def test_rows_between_random_statements_decode_as_they_were(
     bench.run(f"SET GLOBAL binlog_row_metadata = {metadata}")
 
     @settings(
-        max_examples=6,
-        phases=[Phase.generate],
-        derandomize=True,  # other statements may find other ends of the server
-        deadline=None,
+        max_examples=examples(6),
+        phases=[Phase.generate],  # under `soak` other statements may find other ends of the server
         suppress_health_check=list(HealthCheck),
-        database=None,
     )
     @given(st.data())
     def example(data: st.DataObject) -> None:

@@ -312,7 +312,7 @@ def test_generated_columns(bench: MysqlBench) -> None:
     ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("versions")
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 def test_what_newer_servers_have(
     mysql_version: Callable[[str], MysqlServer], metadata: str
@@ -354,7 +354,7 @@ def test_a_value_larger_than_a_packet(bench: MysqlBench) -> None:
     assert [row["tx_end"] for row in taken.rows] == [False, False, True]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("large")
 @pytest.mark.parametrize("kind", ["longtext", "longblob"])
 def test_a_value_of_a_gigabyte(start_mysql: Callable[..., MysqlServer], kind: str) -> None:
     """The largest values that MySQL has are decoded, in about four times their size of memory."""

@@ -68,7 +68,7 @@ def test_a_commit_that_the_log_has_and_nobody_sees_is_unseen(bench: MysqlBench) 
     assert read.sight.covers(captured.ended) == (not unseen)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("versions")
 def test_a_server_without_gtids(start_mysql: StartMysql, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without GTIDs a table is locked while a read begins: it waits for who writes, for a time, and then
     sees the log exactly up to a place. With that a snapshot and the stream make the table.

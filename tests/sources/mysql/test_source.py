@@ -763,7 +763,7 @@ def test_reading_goes_on_after_a_failover(bench: MysqlBench, start_mysql: StartM
     assert before.end < after.end
 
 
-@pytest.mark.soak
+@pytest.mark.soak("versions")
 def test_a_log_of_mysql_9(mysql_version: MysqlVersion) -> None:
     """Compressed, tagged and prepared transactions, read at once and from every end between."""
     with MysqlBench(mysql_version("9.7").create_database()) as bench:

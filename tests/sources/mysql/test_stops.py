@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.sources.mysql import samples
 from deltaforge_dagster.sources.mysql.samples import FILE, Field, Log, packed
+from tests.chance import examples
 from tests.sources.mysql.reference import Catalog
 from tests.sources.mysql.test_decoder import (
     DESCRIPTION,
@@ -113,7 +114,7 @@ def test_damage_stops() -> None:
             assert rows_of(list(decoded.batches)) == rows[: len(rows_of(list(decoded.batches)))]
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(50))
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000), st.integers(0, 255))
 def test_damage_without_checksums_raises_nothing(at: int, byte: int, at2: int, byte2: int) -> None:
     """Where the file has no checksums, damaged bytes give an error of the tree or wrong rows."""

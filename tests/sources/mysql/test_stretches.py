@@ -108,7 +108,7 @@ def check_equal(bench: MysqlBench, start: Position) -> list[Stretch]:
 
 
 @pytest.mark.parametrize(
-    "version", ["5.7", "8.0", "mariadb", pytest.param("9.7", marks=pytest.mark.soak)]
+    "version", ["5.7", "8.0", "mariadb", pytest.param("9.7", marks=pytest.mark.soak("versions"))]
 )
 def test_stretches_are_what_one_reader_reads(mysql_version: MysqlVersion, version: Any) -> None:
     """Several files, cut between transactions: the same rows, ids, positions and versions."""

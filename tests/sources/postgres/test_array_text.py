@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sources.json_text import BYTEA, INTEGER, INVALID, JSON, MAX_DEPTH, STRING
@@ -26,7 +26,6 @@ def write(element: int, text: str, delimiter: str = ",") -> object:
     return end if end < 0 else json.loads(out[:end].tobytes())
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]))))
 def test_text_arrays(elements: list[str | None]) -> None:
     """Whatever text an element holds, it comes back; NULL and the text "NULL" are kept apart."""

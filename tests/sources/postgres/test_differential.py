@@ -19,6 +19,7 @@ from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON
 from deltaforge_dagster.sources.postgres.connection import Server
+from tests.chance import examples
 from tests.fix_postgres import POSTGRES_VERSIONS, PostgresVersion
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.reference import Registry
@@ -197,7 +198,7 @@ def without_quotes(value: Any) -> Any:
     return str(value) if isinstance(value, Number) else value
 
 
-LENIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+LENIENT = settings(suppress_health_check=list(HealthCheck), max_examples=examples(30))
 
 
 def test_readings_agree(postgres_server: PostgresServer) -> None:
@@ -218,7 +219,7 @@ def test_every_type_of_every_version(postgres_version: PostgresVersion, version:
     with Readings(postgres_version(version)) as readings:
         for is_array in (False, True):
 
-            @settings(LENIENT, max_examples=2)
+            @settings(LENIENT, max_examples=examples(2))
             @given(st.data())
             def compare(data: st.DataObject) -> None:
                 readings.compare(data.draw(columns(readings.version, ROWS, every=is_array)))  # noqa: B023
@@ -226,7 +227,7 @@ def test_every_type_of_every_version(postgres_version: PostgresVersion, version:
             compare()
 
 
-@pytest.mark.soak
+@pytest.mark.soak("properties")
 def test_readings_agree_at_length(postgres_server: PostgresServer) -> None:
     """As above, with thousands of tables."""
     with Readings(postgres_server) as readings:

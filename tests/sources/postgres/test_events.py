@@ -250,7 +250,7 @@ def test_savepoints_that_were_rolled_back_leave_nothing(bench: PostgresBench) ->
     assert taken.changes == inserts("items", 1, 2) + inserts("orders", 1, 4)
 
 
-@pytest.mark.soak
+@pytest.mark.soak("large")
 @pytest.mark.timeout(1800)
 def test_five_million_rows_in_one_transaction(bench: PostgresBench) -> None:
     """They come in pieces, one after another, and memory does not grow with them."""

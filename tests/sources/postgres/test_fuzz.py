@@ -45,7 +45,7 @@ def recorded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
         patch.setattr(Decoder, "feed", recording_feed)
         patch.setattr(Catalog, "type", recording_type)
 
-        @settings(max_examples=1, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=1, suppress_health_check=list(HealthCheck))
         @given(st.data())
         def write(data: st.DataObject) -> None:
             for every in (False, True):
@@ -59,25 +59,20 @@ def recorded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
     return path
 
 
-@pytest.mark.timeout(900)  # compiles everything once more
-def test_mutated_messages(recorded: Path, tmp_path: Path) -> None:
-    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside."""
-    outcomes = fuzz(PROGRAM, recorded, tmp_path, 8_000, NUMBA_BOUNDSCHECK="1")
+def test_mutated_messages(recorded: Path, tmp_path: Path, seed: int) -> None:
+    """Each input gives rows of valid JSON or an error of the tree, and touches no byte outside.
+
+    Without compilation, where NumPy checks every access: to compile the kernels with such checks takes longer.
+    """
+    outcomes = fuzz(PROGRAM, recorded, tmp_path, 1_000, seed, NUMBA_DISABLE_JIT="1")
 
     assert set(outcomes) == {"NoneType", "CorruptLog", "UnsupportedEvent"}
-    assert outcomes["NoneType"] > 250
+    assert outcomes["NoneType"] > 20
 
 
-def test_plain_python(recorded: Path, tmp_path: Path) -> None:
-    """Without compilation, where NumPy checks every access, the same holds."""
-    outcomes = fuzz(PROGRAM, recorded, tmp_path, 100, NUMBA_DISABLE_JIT="1")
-
-    assert sum(outcomes.values()) == 100
-
-
-@pytest.mark.soak
+@pytest.mark.soak("fuzz")
 @pytest.mark.timeout(8 * 3600)
-def test_mutated_messages_at_length(recorded: Path, tmp_path: Path) -> None:
-    """As above, ten million times."""
-    for _ in range(100):
-        fuzz(PROGRAM, recorded, tmp_path, 100_000, NUMBA_BOUNDSCHECK="1")
+def test_mutated_messages_at_length(recorded: Path, tmp_path: Path, seed: int) -> None:
+    """As above, compiled with a check of every access, ten million times."""
+    for number in range(100):
+        fuzz(PROGRAM, recorded, tmp_path, 100_000, seed + 100_000 * number, NUMBA_BOUNDSCHECK="1")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.config.columns import ColumnOptions
@@ -68,7 +68,6 @@ def change(number: int) -> st.SearchStrategy[bytes]:
     )
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_held_changes_are_what_they_would_have_been(data: st.DataObject) -> None:
     """With the others they make what a decoder that holds nothing makes, in each transaction.

@@ -11,6 +11,7 @@ from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from tests.chance import examples
 from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hidden_row, rules
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
@@ -19,7 +20,7 @@ from tests.sources.postgres.test_decoder import insert as inserted
 from tests.strategies import streams
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(40))
 @given(streams(), st.booleans(), st.none() | st.sampled_from("abcinq"))
 def test_what_is_not_hidden_stays_as_it_is(
     stream: bytes, hash_all: bool, letter: str | None

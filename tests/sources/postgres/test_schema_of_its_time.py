@@ -397,10 +397,10 @@ def test_types_that_were_dropped_since(bench: PostgresBench) -> None:
     ]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("fuzz")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", POSTGRES_VERSIONS)
-def test_more_of_the_same(bench: PostgresBench) -> None:
+def test_more_of_the_same(bench: PostgresBench, seed: int) -> None:
     """As above, five hundred times."""
-    for _ in range(500):
-        compare(bench, random.randrange(1 << 30))
+    for number in range(500):
+        compare(bench, seed + number)
