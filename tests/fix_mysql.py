@@ -30,7 +30,7 @@ FAST = {
 }
 """Settings of servers whose data nobody keeps."""
 
-MYSQL_VERSIONS = ["5.7", "8.0", pytest.param("9.7", marks=pytest.mark.soak)]
+MYSQL_VERSIONS = ["5.7", "8.0", pytest.param("9.7", marks=pytest.mark.soak("versions"))]
 """Every MySQL that is tried, for `pytest.mark.parametrize`; the newest is not pinned."""
 
 StartMysql = Callable[..., MysqlServer]

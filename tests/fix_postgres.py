@@ -27,7 +27,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 POSTGRES_VERSIONS = [
     12,
-    *(pytest.param(version, marks=pytest.mark.soak) for version in range(13, 18)),
+    *(pytest.param(version, marks=pytest.mark.soak("versions")) for version in range(13, 18)),
     18,
 ]
 """Every major version that is supported, for `pytest.mark.parametrize`."""

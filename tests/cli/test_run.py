@@ -98,7 +98,7 @@ def test_a_sink_that_fails_is_named(
     spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When another sink has everything the code is 0, and the answer says which one fails, and why."""
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(tmp_path / "home", monkeypatch)
     monkeypatch.setenv("COLUMNS", "60")
     shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")

@@ -57,13 +57,6 @@ class Far:
     delivered: Callable[[str], Iterable[str]]
 
 
-def proxy_to(target: tuple[str, int], mean_bytes: int, faults: int, port: int = 0) -> FaultyProxy:
-    """Return a proxy to a server; its seed is in the test's output."""
-    seed = random.randrange(1 << 30)
-    print(f"seed of the proxy: {seed}")  # noqa: T201
-    return FaultyProxy(target, mean_bytes, faults, seed, faults=FAULTS, port=port)
-
-
 @pytest.fixture
 def faults(request: pytest.FixtureRequest) -> int:
     """How many faults there are."""
@@ -72,7 +65,7 @@ def faults(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def far_redis(
-    redis_server: RedisServer, redis_client: redis.Redis, faults: int
+    redis_server: RedisServer, redis_client: redis.Redis, faults: int, seed: int
 ) -> Iterator[Callable[[bool], Far]]:
     """Make a Redis sink behind a proxy."""
     address = urlsplit(redis_server.uri)
@@ -87,7 +80,7 @@ def far_redis(
 
         def make(exactly_once: bool) -> Far:
             target = (str(address.hostname), int(address.port or 0))
-            proxy = stack.enter_context(proxy_to(target, 100_000, faults))
+            proxy = stack.enter_context(FaultyProxy(target, 100_000, faults, seed, faults=FAULTS))
             uri = proxy.through(redis_server.uri)
             key = "position" if exactly_once else None
             return Far(
@@ -111,7 +104,7 @@ def proxied_kafka() -> Iterator[tuple[KafkaServer, int]]:
 
 @pytest.fixture
 def far_kafka(
-    proxied_kafka: tuple[KafkaServer, int], faults: int
+    proxied_kafka: tuple[KafkaServer, int], faults: int, seed: int
 ) -> Iterator[Callable[[bool], Far]]:
     """Make a Kafka sink behind a proxy."""
     server, port = proxied_kafka
@@ -128,7 +121,9 @@ def far_kafka(
             with FaultyProxy((host, int(real)), 1, 0, 0, port=port):
                 for name in DESTINATIONS:
                     server.create_topic(f"{own}.{name}")
-            proxy = stack.enter_context(proxy_to((host, int(real)), 50_000, faults, port))
+            proxy = stack.enter_context(
+                FaultyProxy((host, int(real)), 50_000, faults, seed, faults=FAULTS, port=port)
+            )
             return Far(
                 proxy,
                 lambda: KafkaSink("far", brokers, transactional_id=own if exactly_once else None),
@@ -141,7 +136,7 @@ def far_kafka(
 
 @pytest.fixture
 def far_nats(
-    nats_server: NatsServer, nats_admin: Admin, nats_stream: str, faults: int
+    nats_server: NatsServer, nats_admin: Admin, nats_stream: str, faults: int, seed: int
 ) -> Iterator[Callable[[bool], Far]]:
     """Make a NATS sink behind a proxy."""
     address = urlsplit(nats_server.url)
@@ -149,7 +144,7 @@ def far_nats(
     with ExitStack() as stack:
 
         def make(exactly_once: bool) -> Far:
-            proxy = stack.enter_context(proxy_to(target, 100_000, faults))
+            proxy = stack.enter_context(FaultyProxy(target, 100_000, faults, seed, faults=FAULTS))
             return Far(
                 proxy,
                 lambda: NatsSink(
@@ -219,7 +214,7 @@ def check(far: Far, *, exactly_once: bool) -> None:
         pytest.param("redis", True, marks=pytest.mark.redis),
         pytest.param("kafka", False, marks=pytest.mark.kafka),
         # Calls that librdkafka does not end are given up after 12 seconds each.
-        pytest.param("kafka", True, marks=[pytest.mark.kafka, pytest.mark.soak]),
+        pytest.param("kafka", True, marks=[pytest.mark.kafka, pytest.mark.soak("faults")]),
         pytest.param("nats", False, marks=pytest.mark.nats),
         pytest.param("nats", True, marks=pytest.mark.nats),
     ],

@@ -71,16 +71,18 @@ class Bench(Protocol):
         pytest.param((MysqlBench, "mariadb"), marks=pytest.mark.mysql, id="mariadb"),
         pytest.param(
             (MysqlBench, "mariadb 10.11"),
-            marks=[pytest.mark.mysql, pytest.mark.soak],
+            marks=[pytest.mark.mysql, pytest.mark.soak("versions")],
             id="mariadb 10.11",
         ),
         pytest.param(
             (MysqlBench, "mariadb 10.5"),
-            marks=[pytest.mark.mysql, pytest.mark.soak],
+            marks=[pytest.mark.mysql, pytest.mark.soak("versions")],
             id="mariadb 10.5",
         ),
         pytest.param(
-            (MysqlBench, "9.7"), marks=[pytest.mark.mysql, pytest.mark.soak], id="mysql 9"
+            (MysqlBench, "9.7"),
+            marks=[pytest.mark.mysql, pytest.mark.soak("versions")],
+            id="mysql 9",
         ),
         pytest.param((NativeBench, "file"), id="turso"),
         pytest.param((TriggerBench, "file"), id="sqlite triggers"),

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.postgres,
     pytest.mark.redis,
-    pytest.mark.soak,
+    pytest.mark.soak("image"),
     pytest.mark.timeout(7200),
 ]
 

@@ -59,7 +59,7 @@ def ids(shop: Shop) -> list[int]:
     return [event["after"]["id"] for event in events]
 
 
-@pytest.mark.soak
+@pytest.mark.soak("snapshots")
 @pytest.mark.timeout(3600)
 def test_chosen_chunks_are_read_and_delivered_again(
     shop: Shop, spliced: tuple[Webserver, StateStore]

@@ -87,7 +87,7 @@ def test_every_change_arrives_once_in_order_and_all_ends(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("deltaforge-")] == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak("benchmarks")
 def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
     """The same proof holds for the source `turso`, and nothing of that demo is left, either."""
     with running_demo(tmp_path, "--json", "--rows", "2000", "--source", "turso") as demo:

@@ -133,7 +133,7 @@ def backfill(deployment: Deployment, numbers: Iterable[int]) -> dg.DagsterRun:
     return run
 
 
-@pytest.mark.soak
+@pytest.mark.soak("snapshots")
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources`:DeprecationWarning")
 def test_what_died_is_gone_on_with_and_what_joins_is_read(

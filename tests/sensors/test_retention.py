@@ -101,7 +101,7 @@ def a_day(
         pytest.param(6, 3, id="some days"),
         pytest.param(
             30, 1440, id="a month of ranges of a minute",
-            marks=[pytest.mark.soak, pytest.mark.timeout(14400)],
+            marks=[pytest.mark.soak("growth"), pytest.mark.timeout(14400)],
         ),
     ],
 )  # fmt: skip

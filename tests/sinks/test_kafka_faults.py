@@ -161,7 +161,9 @@ def test_a_network_that_is_gone_for_a_while(distant: DistantServer) -> None:
     assert failures or len(found) == len(before) + 10
 
 
-@pytest.mark.parametrize("transactional", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "transactional", [False, pytest.param(True, marks=pytest.mark.soak("faults"))]
+)
 def test_a_disk_that_is_full(start_kafka: StartKafka, transactional: bool) -> None:
     """A broker that can write no more ends itself; the sink waits, and goes on when it is back."""
     server = start_kafka()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import shutil
 import signal
 import socket
 import socketserver
@@ -167,9 +169,8 @@ def sentinel(directory: Path, master: RedisServer, dead_after: float = 60) -> It
         f"sentinel down-after-milliseconds orders {dead_after * 1000:.0f}\n"
         "sentinel failover-timeout orders 3000\n"
     )
-    program = Path(f"/proc/{master.pid}/exe").resolve()
     process = ServerProcess(
-        "sentinel", [str(program), str(config), "--sentinel"], directory=directory
+        "sentinel", [master.program, str(config), "--sentinel"], directory=directory
     )
     try:
         process.wait_until(lambda: master_of(port) is not None, 90)
@@ -195,9 +196,20 @@ def replicas_of(uri: str) -> int:
     return sum(one["master-link-status"] == "ok" for one in found)
 
 
-def test_sentinel_names_the_master(start_redis: StartRedis, tmp_path: Path) -> None:
-    """With a Sentinel URI the sink asks each time where the master is."""
+def test_sentinel_names_the_master(
+    start_redis: StartRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a Sentinel URI the sink asks each time where the master is.
+
+    The programs are installed as Debian has them: all of them are one, which goes by its name.
+    """
+    installed = tmp_path / "bin"
+    installed.mkdir()
+    shutil.copy(start_redis().program, installed / "redis-check-rdb")
+    (installed / "redis-server").symlink_to("redis-check-rdb")
+    monkeypatch.setenv("PATH", f"{installed}:{os.environ['PATH']}")
     server = start_redis()
+    assert server.program == str(installed / "redis-server")
     with sentinel(tmp_path, server) as uri:
         sink = RedisSink("cache", f"{uri}/orders/0")
         sink.open()

@@ -51,7 +51,11 @@ def test_acknowledgements_are_counted_with_their_times() -> None:
             ["--exactly-once", "--shape", "wide10"]
             if pair in {"mysql-kafka", "mysql-redis"}
             else [],
-            marks=[SERVERS[source], SINKS[sink], *([] if pair in SHORT else [pytest.mark.soak])],
+            marks=[
+                SERVERS[source],
+                SINKS[sink],
+                *([] if pair in SHORT else [pytest.mark.soak("benchmarks")]),
+            ],
             id=pair,
         )
         for pair, (source, sink) in PAIRS.items()
