@@ -79,7 +79,9 @@ def test_a_killed_run_and_a_crashed_host_are_survived(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("step", ["range-closed", "range-published"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("range-closed", marks=pytest.mark.soak("kills")), "range-published"]
+)
 def test_a_run_killed_before_it_has_published_is_published_once(
     shop: Shop, deploy: Callable[..., Deployment], step: str
 ) -> None:

@@ -24,6 +24,7 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.deployment import eventually
+from tests.fix_spark import SparkAddress
 from tests.kills import child
 from tests.kills.checker import Life, Verdict, check_delivery, check_repeats
 from tests.kills.ends import Database, Destination, parse
@@ -96,7 +97,7 @@ class Campaign:
     Attributes:
         folder: Holds the pipeline file, the state and the journal.
         exactly_once: Whether the sink keeps its own position.
-        spark_remote: The Spark server; None for one of the campaign's own.
+        spark: The Spark server; None for one of the campaign's own.
         lease_seconds: The lease of its runs; a stall of the machine must not be as long.
         state_url: Where the state is; None for SQLite in the folder.
         moves: Whether rows get other keys.
@@ -111,7 +112,7 @@ class Campaign:
     database: Database
     destination: Destination
     exactly_once: bool
-    spark_remote: str | None
+    spark: SparkAddress | None
     seed: int
     lease_seconds: int = 2
     state_url: str | None = None
@@ -135,8 +136,8 @@ class Campaign:
         self.environment = {"DELTAFORGE_HOME": str(self.folder / "home")}
         if self.state_url is not None:
             self.environment["DELTAFORGE_STATE_URL"] = self.state_url
-        if self.spark_remote is not None:
-            self.environment["DELTAFORGE_SPARK_REMOTE"] = self.spark_remote
+        if self.spark is not None:
+            self.environment |= self.spark.settings(self.folder / "home")
         self.settings = Settings.from_env(self.environment)
         self.store = StateStore.open(self.settings.state_url)
         self.journal = Journal(self.settings.journal_url)

@@ -1,5 +1,7 @@
 """The cells of the matrix: each source and sink, with each guarantee."""
 
+from collections.abc import Collection
+
 import pytest
 
 _ENDS = [
@@ -12,41 +14,38 @@ _ENDS = [
     ),
 ]
 
-_SHORT = {("postgres-redis", False), ("mysql-kafka", True), ("postgres-nats", True)}
+Cell = tuple[str, bool]
+"""Source and sink, and whether it is exactly once."""
+
+ONE_OF_EACH = frozenset({("postgres-redis", False), ("mysql-kafka", True), ("postgres-nats", True)})
+"""Each source, sink and guarantee is in one of these."""
 
 
-def _cells(*, short: bool) -> list[pytest.MarkDecorator]:
+def cells(scenario: str, *, gate: Collection[Cell] = ONE_OF_EACH) -> list[pytest.MarkDecorator]:
+    """Return the marks of a module whose tests run in every cell, with the fixture `make_campaign`.
+
+    Args:
+        scenario: Where the cells belong that only `make soak` runs.
+        gate: The cells that `make test` runs.
+    """
+    made = [
+        pytest.param(
+            *ends.values,
+            exactly_once,
+            marks=[
+                *ends.marks,
+                *([] if (ends.id, exactly_once) in gate else [pytest.mark.soak(scenario)]),
+            ],
+            id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
+        )
+        for ends in _ENDS
+        for exactly_once in (False, True)
+    ]
     return [
         pytest.mark.spark,
-        pytest.mark.parametrize(
-            ("ends", "exactly_once"),
-            [
-                pytest.param(
-                    *ends.values,
-                    exactly_once,
-                    marks=[
-                        *ends.marks,
-                        *(
-                            [pytest.mark.soak]
-                            if short and (ends.id, exactly_once) not in _SHORT
-                            else []
-                        ),
-                    ],
-                    id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
-                )
-                for ends in _ENDS
-                for exactly_once in (False, True)
-            ],
-            indirect=True,
-        ),
+        pytest.mark.parametrize(("ends", "exactly_once"), made, indirect=True),
     ]
 
-
-EVERY_CELL = _cells(short=False)
-"""Marks of a module whose tests run in every cell; they get the fixture `make_campaign`."""
-
-SHORT_CELLS = _cells(short=True)
-"""The same, where CI has one guarantee of each pair, and `make soak` the other one."""
 
 POSTGRES_TO_REDIS = [
     pytest.mark.spark,

@@ -41,16 +41,19 @@ def ask(campaign: Campaign) -> SnapshotRow | None:
     ("ends", "exactly_once", "kills"),
     [
         pytest.param("postgres-redis", True, 2, marks=pytest.mark.postgres, id="postgres-2"),
-        pytest.param("mysql-redis", True, 2, marks=pytest.mark.mysql, id="mysql-2"),
         *(
             pytest.param(
                 f"{source}-redis",
                 True,
-                15,
-                marks=[mark, pytest.mark.soak, pytest.mark.timeout(3600)],
-                id=f"{source}-15",
+                kills,
+                marks=[mark, pytest.mark.soak("snapshots"), pytest.mark.timeout(3600)],
+                id=f"{source}-{kills}",
             )
-            for source, mark in (("postgres", pytest.mark.postgres), ("mysql", pytest.mark.mysql))
+            for source, mark, kills in (
+                ("mysql", pytest.mark.mysql, 2),
+                ("postgres", pytest.mark.postgres, 15),
+                ("mysql", pytest.mark.mysql, 15),
+            )
         ),
     ],
     indirect=["ends", "exactly_once"],

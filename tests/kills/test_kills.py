@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.pipeline.failpoints import FAILPOINTS
-from tests.kills.cells import EVERY_CELL
+from tests.kills.cells import cells
 from tests.kills.conftest import MakeCampaign
 
-pytestmark = EVERY_CELL
+pytestmark = cells("kills")
 
 
 def test_killed_at_every_step(make_campaign: MakeCampaign) -> None:
@@ -32,7 +32,7 @@ def test_killed_at_every_step(make_campaign: MakeCampaign) -> None:
     print(f"{verdict}\n{campaign.report()}")  # noqa: T201 - what pytest -s and a failure show
 
 
-@pytest.mark.soak
+@pytest.mark.soak("kills")
 @pytest.mark.timeout(3600)
 def test_killed_fifty_times(make_campaign: MakeCampaign) -> None:
     """The same for fifty kills at random moments."""

@@ -178,7 +178,7 @@ def other_writes(campaign: Campaign) -> Iterator[None]:
 CELLS = [
     ("postgres-redis", True, 2, [*_POSTGRES, pytest.mark.timeout(1500)]),
     *(
-        (ends, exactly_once, 25, [*marks, pytest.mark.soak, pytest.mark.timeout(7200)])
+        (ends, exactly_once, 25, [*marks, pytest.mark.soak("snapshots"), pytest.mark.timeout(7200)])
         for ends, marks in (("postgres-redis", _POSTGRES), ("mysql-compacted", _MYSQL))
         for exactly_once in (True, False)
     ),

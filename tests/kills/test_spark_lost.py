@@ -35,7 +35,7 @@ def going_on(campaign: Campaign) -> Iterator[None]:
 
 def test_a_killed_server(make_campaign: MakeCampaign) -> None:
     """The run starts another server, and delivers on: nothing is lost, nothing repeated."""
-    campaign = make_campaign(spark_remote=None, lease_seconds=LEASE_SECONDS)
+    campaign = make_campaign(spark=None, lease_seconds=LEASE_SECONDS)
     home = campaign.settings.home
     try:
         with going_on(campaign):

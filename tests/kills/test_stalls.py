@@ -13,10 +13,11 @@ from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
 from deltaforge_dagster.servers.postgres import PostgresServer
 from tests.kills.campaign import Campaign, Run
-from tests.kills.cells import SHORT_CELLS
+from tests.kills.cells import cells
 from tests.kills.conftest import MakeCampaign
 
-pytestmark = SHORT_CELLS
+# What it must not do is decided by the lease and by the sink that fences.
+pytestmark = cells("stalls", gate={("mysql-kafka", True)})
 
 STEPS = ("segment-file-written", "segment-row-written", "segment-prepared", "sink-sent")
 SHORT = ("segment-file-written", "sink-sent")
@@ -52,7 +53,9 @@ def orphans(campaign: Campaign) -> list[Path]:
     ("steps", "at_random"),
     [
         pytest.param(SHORT, 1, id="short", marks=pytest.mark.timeout(900)),
-        pytest.param(STEPS, 10, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+        pytest.param(
+            STEPS, 10, id="long", marks=[pytest.mark.soak("stalls"), pytest.mark.timeout(3600)]
+        ),
     ],
 )
 def test_a_stalled_holder_leaves_no_trace(

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.soak("kills"))])
 @pytest.mark.timeout(1800)
 def test_deletes_and_moves_arrive_whole(make_campaign: MakeCampaign, kills: int) -> None:
     """Each delete once with its tombstone right behind it, each update of a key as both its halves."""

@@ -47,7 +47,7 @@ def test_nothing_is_lost(tmp_path: Path, spark_server: SparkAddress) -> None:
     path.write_text(PIPELINE.format(name=f"k-{uuid.uuid4().hex[:8]}", folder=tmp_path))
     environment = {
         "DELTAFORGE_HOME": str(tmp_path / "home"),
-        "DELTAFORGE_SPARK_REMOTE": spark_server.remote,
+        **spark_server.settings(tmp_path / "home"),
     }
     execute(
         tmp_path,

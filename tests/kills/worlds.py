@@ -30,7 +30,7 @@ def run(world: World, step: str | None = None) -> int | None:
 def _once(world: World, step: str | None) -> int | None:
     environment = {
         "DELTAFORGE_HOME": str(world.home),
-        "DELTAFORGE_SPARK_REMOTE": world.remote,
+        **world.spark.settings(world.home),
         "DELTAFORGE_SINK_FAULTS": str(world.folder / "faults"),
     }
     if step is not None:

@@ -191,7 +191,10 @@ def test_a_run_that_ends_leaves_whole_segments(bench: MysqlBench, pair: Pair) ->
 
 @pytest.mark.parametrize(
     "failpoint",
-    ["segment-file-written:6", pytest.param("segment-row-written:9", marks=pytest.mark.soak)],
+    [
+        "segment-file-written:6",
+        pytest.param("segment-row-written:9", marks=pytest.mark.soak("kills")),
+    ],
 )
 def test_a_run_that_is_killed_loses_and_repeats_nothing(
     bench: MysqlBench, pair: Pair, spark_server: SparkAddress, tmp_path: Path, failpoint: str

@@ -116,7 +116,7 @@ def limited(
             )
             text += f"    journal: {{max_bytes: {LIMIT}}}\n"
             path = tmp_path / "feed.yaml"
-            feed = stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
+            feed = stack.enter_context(opened_feed(shop, path, text, spark_server))
             return Limited(feed, faults, lines)
 
         yield make

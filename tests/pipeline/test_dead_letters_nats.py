@@ -53,7 +53,7 @@ def test_too_large_for_the_stream(
         assert len(found) == len(once(found)) or not exactly_once
         return once(found)
 
-    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server) as feed:
         shop.execute(f"INSERT INTO customers VALUES (1, 'a'), (2, '{large}'), (3, 'b')")
         shop.execute("INSERT INTO customers VALUES (4, 'c')")
         assert feed.catch_up().sink_errors == {}

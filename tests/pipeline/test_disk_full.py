@@ -49,7 +49,7 @@ def test_a_full_journal(
 ) -> None:
     """The run names disk and file, and captures nothing half; with room again every row arrives, once."""
     text = shop.pipeline("full", tables="[public.customers]")
-    with opened_feed(shop, tmp_path / "full.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / "full.yaml", text, spark_server) as feed:
         shop.execute(
             "INSERT INTO customers SELECT n, md5(n::text) || md5((-n)::text) || md5((n * 7)::text)"
             f" FROM generate_series(1, {ROWS}) n"

@@ -78,14 +78,14 @@ class World:
     sink: Sink
     folder: Path
     text: str
-    remote: str
+    spark: SparkAddress
     stack: ExitStack
     feed: Feed
 
     def begin(self) -> None:
         """Open the installation, and fix where the pipeline starts if it is new."""
         path = self.folder / f"{self.name}.yaml"
-        opened = opened_feed(self.database.shop, path, self.text, self.remote)
+        opened = opened_feed(self.database.shop, path, self.text, self.spark)
         self.feed = self.stack.enter_context(opened)
 
     def end(self) -> None:
@@ -203,7 +203,7 @@ def make_world(
                 more_sinks=more_sinks.format(tmp_path),
             )
             world = World(
-                name, database, sink, tmp_path, text, spark_server.remote,
+                name, database, sink, tmp_path, text, spark_server,
                 stack, None,  # type: ignore[arg-type]
             )  # fmt: skip
             world.begin()

@@ -68,7 +68,7 @@ def hashed(text: str) -> str:
 
 
 @contextmanager
-def postgres_feed(server: PostgresServer, folder: Path, remote: str) -> Iterator[Feed]:
+def postgres_feed(server: PostgresServer, folder: Path, spark: SparkAddress) -> Iterator[Feed]:
     """A table whose old rows are in the log but for large values, which are asked for again."""
     shop = Shop(server.create_database(), "")
     shop.execute(
@@ -81,7 +81,7 @@ def postgres_feed(server: PostgresServer, folder: Path, remote: str) -> Iterator
         f"publication: hidden, tables: [public.people]}}}}"
     )
     text = PIPELINE.format(source=source, folder=folder, schema="public", salt=SALT)
-    with opened_feed(shop, folder / "feed.yaml", text, remote) as feed:
+    with opened_feed(shop, folder / "feed.yaml", text, spark) as feed:
         yield feed
     wait_for_readers(shop.dsn)
     with psycopg.connect(shop.dsn, autocommit=True) as connection:
@@ -89,14 +89,14 @@ def postgres_feed(server: PostgresServer, folder: Path, remote: str) -> Iterator
 
 
 @contextmanager
-def mysql_feed(dsn: str, folder: Path, remote: str) -> Iterator[Feed]:
+def mysql_feed(dsn: str, folder: Path, spark: SparkAddress) -> Iterator[Feed]:
     """A table whose updates have only the part of a document that changes."""
     shop = MysqlShop(dsn, "")
     shop.execute(f"CREATE TABLE people (id varchar(99) PRIMARY KEY, {COLUMNS}, doc json, large text)")  # fmt: skip
     database = urlsplit(dsn).path.strip("/")
     source = f'{{type: mysql, config: {{id: db, dsn: "{dsn}", tables: [{database}.people]}}}}'
     text = PIPELINE.format(source=source, folder=folder, schema=database, salt=SALT)
-    with opened_feed(shop, folder / "feed.yaml", text, remote) as feed:
+    with opened_feed(shop, folder / "feed.yaml", text, spark) as feed:
         yield feed
 
 
@@ -161,7 +161,7 @@ def test_postgres_values_are_hidden_everywhere(
 ) -> None:
     """Journal, state store, dead letters, log and messages have none of it, re-selected or not."""
     caplog.set_level(logging.DEBUG, "deltaforge_dagster")
-    with postgres_feed(postgres_server, tmp_path, spark_server.remote) as feed:
+    with postgres_feed(postgres_server, tmp_path, spark_server) as feed:
         feed.shop.execute(*INSERT)
         feed.shop.execute(CHANGES[0].replace("CHANGED", f"'\"{SECRET}\"'"))
         feed.catch_up()  # while the row is there to be asked for
@@ -176,7 +176,7 @@ def test_mysql_values_are_hidden_everywhere(
 ) -> None:
     """The same with documents that are logged in parts; and read again the log says the same."""
     caplog.set_level(logging.DEBUG, "deltaforge_dagster")
-    with mysql_feed(mysql_dsn, tmp_path, spark_server.remote) as feed:
+    with mysql_feed(mysql_dsn, tmp_path, spark_server) as feed:
         feed.shop.execute(*INSERT)
         with mysql.connect(mysql_dsn) as connection, connection.cursor() as cursor:
             cursor.execute("SET SESSION binlog_row_value_options = PARTIAL_JSON")

@@ -44,7 +44,7 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
             text = shop.pipeline(name, run=RUN, range_="{max_events: 10}", more_sinks=sinks)
             text += segment
             path = tmp_path / f"{name}.yaml"
-            return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
+            return stack.enter_context(opened_feed(shop, path, text, spark_server))
 
         yield make
 
@@ -163,7 +163,7 @@ def test_a_replay_beside_a_live_run(
     """Same keys and values, marked by a header; no checkpoint moves, and the run is not fenced."""
     feed = make_feed(kafka_server)
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(feed.path))
-    monkeypatch.setenv("DELTAFORGE_SPARK_REMOTE", spark_server.remote)
+    spark_server.use(feed.path.parent / "home", monkeypatch)
     run = feed.begin()
     feed.shop.execute("INSERT INTO customers SELECT n, 'ä' FROM generate_series(1, 10) n")
     eventually(lambda: len(feed.store.ranges(feed.name, state="closed")) == 1, what="a range")

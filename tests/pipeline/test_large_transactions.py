@@ -35,12 +35,11 @@ class Ended:
     prepared_bytes: int
 
 
-def run_alone(path: Path, remote: str, row_group_bytes: int) -> Ended:
+def run_alone(path: Path, spark: SparkAddress, row_group_bytes: int) -> Ended:
     """Run the pipeline of a file in a process of its own, watching its prepared files."""
     prepared = path.parent / "home" / "journal" / path.stem / "prepared"
-    environment = {
-        "DELTAFORGE_HOME": str(path.parent / "home"), "DELTAFORGE_SPARK_REMOTE": remote
-    }  # fmt: skip
+    home = path.parent / "home"
+    environment = {"DELTAFORGE_HOME": str(home), **spark.settings(home)}
     began = time.monotonic()
     most = 0
     with subprocess.Popen(
@@ -77,7 +76,7 @@ def _size(folder: Path) -> int:
     [
         (200_000, 512 << 10),
         pytest.param(
-            2_000_000, ROW_GROUP_BYTES, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+            2_000_000, ROW_GROUP_BYTES, marks=[pytest.mark.soak("large"), pytest.mark.timeout(3600)]
         ),
     ],
 )
@@ -87,12 +86,12 @@ def test_one_large_transaction(
     """Every row arrives once and in order; memory and prepared files stay far below the whole."""
     text = shop.pipeline("large", range_="{max_seconds: 3600}", run="{idle_seconds: 60}")
     path = tmp_path / "large.yaml"
-    with opened_feed(shop, path, text, spark_server.remote) as feed:
+    with opened_feed(shop, path, text, spark_server) as feed:
         shop.execute(
             f"INSERT INTO orders SELECT n, n % 1000, n / 100.0 FROM generate_series(1, {rows}) n"
         )
 
-        ended = run_alone(path, spark_server.remote, row_group_bytes)
+        ended = run_alone(path, spark_server, row_group_bytes)
 
         (segment,) = feed.store.segments("large")
         checkpoint = feed.store.checkpoints("large")["redis"]

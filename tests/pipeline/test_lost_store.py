@@ -36,7 +36,7 @@ def test_no_run_goes_on_without_its_store(
     """A run whose store is removed ends at once; the next refuses a new one; with a copy nothing is missing."""
     text = shop.pipeline("lost", tables="[public.customers]", run="{idle_seconds: 600}")
     file, copy = tmp_path / "lost.yaml", tmp_path / "copy.db"
-    with opened_feed(shop, file, text, spark_server.remote) as feed:
+    with opened_feed(shop, file, text, spark_server) as feed:
         shop.execute("INSERT INTO customers SELECT n FROM generate_series(1, 5) n")
         feed.catch_up()
         back_up(feed.store, copy)
@@ -47,7 +47,7 @@ def test_no_run_goes_on_without_its_store(
             run.outcome()
     shop.execute("INSERT INTO customers SELECT n FROM generate_series(6, 9) n")
 
-    with opened_feed(shop, file, text, spark_server.remote) as feed:
+    with opened_feed(shop, file, text, spark_server) as feed:
         refused = feed.catch_up().capture_error
         assert refused is not None
         assert "the journal has segments that this state store knows nothing of" in refused

@@ -166,7 +166,7 @@ def make_feed(
         'required: false, stream: "x"}}\n'
     )
     text = with_processors(shop.pipeline("feed", run=PATIENT, more_sinks=nowhere), MASK)
-    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server) as feed:
         yield lambda: feed
 
 

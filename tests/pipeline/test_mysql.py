@@ -48,7 +48,7 @@ def feed(
     with MysqlBench(mysql_dsn) as bench:
         text = PIPELINE.format(dsn=mysql_dsn, db=bench.database, redis=redis_server.uri)
         shop = MysqlShop(mysql_dsn, redis_server.uri)
-        with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as made:
+        with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server) as made:
             yield made
 
 

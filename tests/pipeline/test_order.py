@@ -75,7 +75,7 @@ def test_ten_thousand_updates_of_one_row(
         )
     text = shop.pipeline(name, run=RUN, more_sinks=sinks)
     text += "    segment: {max_events: 3000}\n"
-    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server) as feed:
         shop.execute("INSERT INTO customers VALUES (1, '0')")
         with psycopg.connect(shop.dsn, autocommit=True) as connection:
             connection.execute(COUNT_UP)

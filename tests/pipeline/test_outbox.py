@@ -86,7 +86,7 @@ def mysql_feed(
     text = PIPELINE.format(
         name=name, source="mysql", dsn=mysql_dsn, config=config, brokers=kafka_server.brokers
     )
-    with opened_feed(made, tmp_path / f"{name}.yaml", text, spark_server.remote) as feed:
+    with opened_feed(made, tmp_path / f"{name}.yaml", text, spark_server) as feed:
         yield feed
 
 
@@ -151,7 +151,7 @@ def test_messages_of_postgres(  # noqa: PLR0917 - fixtures
         kafka_server.create_topic(topic)
     created = '{"aggregate_type":"Order","aggregate_id":1,"event_type":"OrderCreated","payload":{"a":1.10}}'
     paid = '{"event_type":"Paid","data":"5"}'
-    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / f"{name}.yaml", text, spark_server) as feed:
         shop.execute(
             "INSERT INTO customers VALUES (1, 'a')",
             f"SELECT pg_logical_emit_message(true, 'outbox', '{created}')",

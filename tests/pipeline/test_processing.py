@@ -54,7 +54,7 @@ def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterato
         def make(processors: str = MASK, **parts: str) -> Feed:
             text = with_processors(shop.pipeline("feed", run=RUN, **parts), processors)
             path = tmp_path / "feed.yaml"
-            return stack.enter_context(opened_feed(shop, path, text, spark_server.remote))
+            return stack.enter_context(opened_feed(shop, path, text, spark_server))
 
         yield make
 

@@ -50,11 +50,10 @@ def fed(
         ("COLUMNS", "200"),
         ("DELTAFORGE_HOME", f"{tmp_path}/home"),
         ("DELTAFORGE_PIPELINES", str(path)),
-        ("DELTAFORGE_SPARK_REMOTE", spark_server.remote),
     ):
         monkeypatch.setenv(name, value)
     text = with_processors(shop.pipeline("feed", run=RUN), MASK)
-    with opened_feed(shop, path, text, spark_server.remote) as feed:
+    with opened_feed(shop, path, text, spark_server) as feed:
         shop.execute("INSERT INTO customers VALUES (1, 'a'), (2, 'hidden'), (3, 'c')")
         feed.catch_up()
         yield feed

@@ -46,7 +46,7 @@ def feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterator[Fee
     shop.execute("ALTER TABLE customers ADD COLUMN doc jsonb")
     path = tmp_path / "feed.yaml"
     text = shop.pipeline("feed", run=RUN) + SENSING
-    with opened_feed(shop, path, text, spark_server.remote) as opened:
+    with opened_feed(shop, path, text, spark_server) as opened:
         yield opened
 
 

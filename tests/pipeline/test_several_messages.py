@@ -78,7 +78,7 @@ def feed(  # noqa: PLR0917 - fixtures
     )
     for sink in ("split", "whole"):
         kafka_server.create_topic(f"{name}-{sink}")
-    with opened_feed(database.shop, tmp_path / f"{name}.yaml", text, spark_server.remote) as made:
+    with opened_feed(database.shop, tmp_path / f"{name}.yaml", text, spark_server) as made:
         yield made
 
 

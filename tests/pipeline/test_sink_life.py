@@ -113,7 +113,7 @@ def lives(
         run="{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.3}",
         range_="{max_seconds: 600}",
     )
-    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server.remote) as feed:
+    with opened_feed(shop, tmp_path / "feed.yaml", text, spark_server) as feed:
         yield Lives(feed, tmp_path, text)
 
 

@@ -25,7 +25,7 @@ from tests.pipeline.live import Feed
 __all__ = ["shop"]
 
 pytestmark = [
-    pytest.mark.soak,
+    pytest.mark.soak("faults"),
     pytest.mark.spark,
     pytest.mark.postgres,
     pytest.mark.redis,
@@ -118,7 +118,8 @@ def test_a_full_disk_stops_capture_until_there_is_room(
             "  engine:\n", f"  engine:\n    segment: {{max_events: {SEGMENT}}}\n"
         )
     )
-    settings = Settings.from_env({**environment, "DELTAFORGE_SPARK_REMOTE": spark_server.remote})
+    home = Path(environment["DELTAFORGE_HOME"])
+    settings = Settings.from_env({**environment, **spark_server.settings(home)})
     with Platform(settings, single_process=True).open() as opened:
         feed = Feed(shop, opened, path)
         feed.catch_up()

@@ -33,7 +33,7 @@ def feed(
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))
     run = "{idle_seconds: 60, lease_seconds: 20, renew_seconds: 1}"
     text = shop.pipeline("feed", run=run)
-    with opened_feed(shop, tmp_path / "feed.yaml", asking(text), spark_server.remote) as made:
+    with opened_feed(shop, tmp_path / "feed.yaml", asking(text), spark_server) as made:
         yield made
 
 
