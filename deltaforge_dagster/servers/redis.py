@@ -100,6 +100,16 @@ class RedisServer(OneProcessServer):
         with redis.Redis.from_url(self._uri, socket_timeout=_START_SECONDS) as client:
             return str(client.info("server")["redis_version"])
 
+    @property
+    def program(self) -> str:
+        """The program that runs, under the name that it must be started by.
+
+        Debian's `redis-server` is a link to `redis-check-rdb`, and the program asks by which name
+        it was started.
+        """
+        self._own()
+        return self._program
+
     def _listen(self, password: str, port: int) -> None:
         self._settings["port"] = str(port)
         self._uri = f"redis://:{password}@127.0.0.1:{port}/0"

@@ -27,10 +27,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home directory whose server, if any, is stopped afterwards."""
-    yield tmp_path
-    if (tmp_path / "spark" / "server.json").exists():
-        SparkServer.ensure(tmp_path).stop()
+    """A home directory whose server, if any, is stopped afterwards; its name needs care in URLs."""
+    made = tmp_path / "100% my home? #1"
+    yield made
+    if (made / "spark" / "server.json").exists():
+        SparkServer.ensure(made).stop()
 
 
 def state(home: Path) -> dict[str, int]:

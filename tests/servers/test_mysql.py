@@ -121,9 +121,9 @@ def test_mariadb_is_not_mysql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("5.7", "5.7.22-log"),
         ("mariadb", "11.4.5-MariaDB-log"),
-        pytest.param("mariadb 10.11", "10.11.5-MariaDB", marks=pytest.mark.soak),
-        pytest.param("mariadb 10.5", "10.5.", marks=pytest.mark.soak),
-        pytest.param("9.7", "9.", marks=pytest.mark.soak),
+        pytest.param("mariadb 10.11", "10.11.5-MariaDB", marks=pytest.mark.soak("versions")),
+        pytest.param("mariadb 10.5", "10.5.", marks=pytest.mark.soak("versions")),
+        pytest.param("9.7", "9.", marks=pytest.mark.soak("versions")),
     ],
 )
 def test_other_versions_log_rows_too(

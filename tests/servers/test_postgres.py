@@ -136,6 +136,37 @@ def test_a_package_in_a_closed_directory_can_be_run(
         assert server.version.startswith("16.")
 
 
+def install(directory: Path, version: str) -> Path:
+    """Make programs in a directory that know their version and nothing else."""
+    directory.mkdir()
+    for name in ("initdb", "postgres"):
+        program = directory / name
+        program.write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {version}'\n")
+        program.chmod(0o755)
+    return directory
+
+
+def test_an_installed_server_is_one_that_is_supported_and_can_be_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The newest is taken, through links; not one that is too old, or closed to its account."""
+    account = Account.ordinary()
+    scratch = temporary_directory("test", account)
+    new, old = install(scratch / "new", "99.1"), install(scratch / "old", "11.22")
+    (scratch / "links").mkdir()
+    (scratch / "links" / "postgres").symlink_to(new / "postgres")
+
+    def installed(on_path: Path) -> Path | None:
+        monkeypatch.setenv("PATH", f"{on_path}:/bin")
+        return postgres_programs._installed(account, scratch)
+
+    assert installed(scratch / "links") == new
+    assert installed(old) != old
+    (new / "initdb").chmod(0)
+    assert installed(new) != new
+    remove_directory(scratch)
+
+
 @pytest.mark.parametrize("version", POSTGRES_VERSIONS)
 def test_each_version_serves_logical_replication(
     version: int, postgres_version: PostgresVersion
