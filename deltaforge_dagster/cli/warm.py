@@ -20,6 +20,9 @@ from deltaforge_dagster.sources.postgres import copied as postgres_copied
 from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import selected as postgres_selected
 
+_COMPILED = "*.nbi"
+"""Numba's index of the machine code of a kernel; its folders are there as soon as a kernel is imported."""
+
 _PARTS = (
     (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
     (mysql, mysql_selected, spliced_fields, resp, resp_replies, nats_pack, nats_answers),
@@ -34,7 +37,7 @@ def warm() -> None:
     the same user's later processes find it. Takes a minute or two the first time.
     """
     started = time.monotonic()
-    if not kernel.CACHE.exists() and (os.cpu_count() or 1) > 1:
+    if not any(kernel.CACHE.rglob(_COMPILED)) and (os.cpu_count() or 1) > 1:
         _compile_side_by_side()
     for part in range(len(_PARTS)):
         _compile(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster import __version__
-from deltaforge_dagster.cli import main
+from deltaforge_dagster.cli import main, warm
+from deltaforge_dagster.sources import kernel
 
 
 def deltaforge(*arguments: object) -> Result:
@@ -126,3 +128,20 @@ def test_warm() -> None:
 
     assert result.exit_code == 0
     assert result.output.startswith("Kernels are ready (")
+
+
+def test_warm_uses_two_processors_when_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machine code that is there is loaded by one process; the folders of a cache alone are none."""
+    asked: list[str] = []
+    (tmp_path / "sources_1").mkdir()
+    monkeypatch.setattr(kernel, "CACHE", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(warm, "_compile_side_by_side", lambda: asked.append("compiled"))
+
+    warm.warm()
+    (tmp_path / "sources_1" / "scan.nbi").touch()
+    warm.warm()
+
+    assert asked == ["compiled"]
