@@ -31,6 +31,21 @@ SEED ?= 1
 SCENARIOS ?= all
 SOAK_MINUTES ?=
 
+MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEED)
+# Tests that call kernels or compare them with plain Python: run once more as such, since machine code is not measured.
+KERNEL_TESTS := $(addprefix tests/,\
+	$(addprefix processors/test_,envelope.py expansion.py flatten.py json_fields.py routing.py spelling.py \
+		spliced_fields.py text.py) \
+	$(addprefix sensing/test_,scan.py schema.py table.py) \
+	$(addprefix sinks/test_,nats_answers.py nats_pack.py resp.py) \
+	$(addprefix sources/test_,hiding.py json_bytes.py json_text.py sha256.py) \
+	$(addprefix sources/mysql/test_,decoder.py events.py fixed_binary.py floats.py hiding.py json_binary.py \
+		result_rows.py stops.py values.py) \
+	$(addprefix sources/postgres/test_,array_text.py copy_text.py decoder.py event_ids.py held.py hiding.py values.py))
+TOTALS := import json; t = json.load(open("build/coverage/report.json"))["totals"]; \
+	print(*(f"{n}: {t[c]} of {t[m]}, {100 * t[c] / t[m]:.1f} %" for n, c, m in ( \
+	("lines", "covered_lines", "num_statements"), ("branches", "covered_branches", "num_branches"))), sep="\n")
+
 # For every Python and system that is supported, with the hash of each file.
 LOCK := uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --custom-compile-command "make lock"
@@ -91,6 +106,22 @@ test: check  ## All that, and the tests that need servers; these come from the e
 .PHONY: soak
 soak: venv  ## Long tests, before a release: all, or SCENARIOS="kills fuzz" (=list shows them), for SOAK_MINUTES=
 	$(RUN)/pytest -s --soak="$(SCENARIOS)" $(if $(SOAK_MINUTES),--soak-minutes=$(SOAK_MINUTES)) $(ARGS)
+
+.PHONY: faults
+faults: venv  ## Seed faults into a copy of the product, each of which the tests must find; which ones in ARGS="..."
+	$(RUN)/python -m tests.seeded_faults $(ARGS)
+
+# Every Python process is measured that ends in order, whoever has started it: [tool.coverage.run] in pyproject.toml.
+.PHONY: coverage
+coverage: venv  ## Which lines and branches the tests of `make test` execute: totals, and build/coverage/report.json
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(MEASURED) -n $(WORKERS) -m "$(UNIT)"
+	$(MEASURED) -n $(SERVER_WORKERS) -m "not soak and not ($(UNIT))" $(ARGS)
+	NUMBA_DISABLE_JIT=1 $(MEASURED) -n $(WORKERS) -W ignore::RuntimeWarning -m "$(UNIT)" $(KERNEL_TESTS)
+	$(RUN)/coverage combine --quiet
+	$(RUN)/coverage json --quiet
+	@$(RUN)/python -c '$(TOTALS)'
 
 .PHONY: demo
 demo: venv  ## Real servers, live changes, and a proof that all arrived; options in ARGS="..."

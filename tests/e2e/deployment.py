@@ -152,7 +152,7 @@ class Deployment:
 
     def close(self) -> None:
         """End everything at once, and forget what was opened; a test about the ending calls `stop`."""
-        if os.environ.get("COVERAGE_PROCESS_START"):
+        if os.environ.get("COVERAGE_PROCESS_CONFIG"):
             self.stop()  # a process that is killed does not say what it has executed
         self.kill()
         if "instance" in vars(self):
