@@ -80,7 +80,7 @@ def test_a_program_that_ends_at_once_is_one_error_with_its_last_words(tmp_path: 
 
 def test_a_program_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
     """Waiting ends with an error, and nothing is left running."""
-    process = ServerProcess("sleeper", ["sleep", "60"], directory=tmp_path)
+    process = ServerProcess("sleeper", ["sleep", "600"], directory=tmp_path)
 
     with pytest.raises(SettingsError, match="sleeper is not ready in time"):
         process.wait_until(lambda: False, 0.1)
@@ -98,9 +98,9 @@ def test_the_server_ends_and_its_files_go_when_we_are_killed(
         "import sys, time, pathlib\n"
         "from deltaforge_dagster.servers.process import ServerProcess\n"
         "d = pathlib.Path(sys.argv[1])\n"
-        "p = ServerProcess('sleeper', ['sleep', '60'], directory=d, remove=d)\n"
+        "p = ServerProcess('sleeper', ['sleep', '600'], directory=d, remove=d)\n"
         "print(p.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script, str(directory)],
