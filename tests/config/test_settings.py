@@ -18,7 +18,7 @@ def test_defaults_are_below_the_working_directory(
         pipelines=tmp_path / "pipelines",
         home=tmp_path / ".deltaforge",
         state_url=f"sqlite:///{tmp_path}/.deltaforge/state.db",
-        journal_url=f"file://{tmp_path}/.deltaforge/journal",
+        journal_url=f"{tmp_path.as_uri()}/.deltaforge/journal",
         spark_remote=None,
     )
 
@@ -28,7 +28,7 @@ def test_state_and_journal_follow_the_home(tmp_path: Path) -> None:
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})
 
     assert settings.state_url == f"sqlite:///{tmp_path}/state.db"
-    assert settings.journal_url == f"file://{tmp_path}/journal"
+    assert settings.journal_url == f"{tmp_path.as_uri()}/journal"
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     )
 
     assert settings.state_url == f"sqlite:///{tmp_path}/a.db"
-    assert settings.journal_url == f"file://{tmp_path}/files/journal"
+    assert settings.journal_url == f"{tmp_path.as_uri()}/files/journal"
 
 
 def test_paths_with_odd_characters_are_quoted(tmp_path: Path) -> None:
     """A path is not a URL: what means something in URLs is percent-encoded."""
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "a b%20#?")})
 
-    assert settings.journal_url == f"file://{tmp_path}/a%20b%2520%23%3F/journal"
+    assert settings.journal_url == f"{tmp_path.as_uri()}/a%20b%2520%23%3F/journal"
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,12 @@ class Deployment:
 
     def kill(self) -> None:
         """Kill everything at once, as a crash of the host does."""
-        for pid in self.members():
-            _send(pid, signal.SIGKILL)
-        self._reap()
+        while members := self.members():  # one may have started another meanwhile
+            for pid in members:
+                _send(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        for process in self.processes:
+            process.wait()
 
     def stop(self) -> None:
         """End everything in order and wait for it; runs close their ranges, however long they may idle."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-import pytest
 import redis
-from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.resources.spark import SparkSessions
+from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Feed
 
 
@@ -34,19 +33,13 @@ class Usage:
 class Meter:
     """Counts what a feed uses, from when the meter was made.
 
-    The Spark server also has the Python processes of others' sessions, which end when they like.
+    The feed's Spark server is nobody else's: the Python processes of other sessions come and go.
     """
 
-    def __init__(self, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, feed: Feed, spark: SparkAddress) -> None:
         self._feed = feed
-        self._sessions: set[str] = set()
-        connect = SparkSessions._connect
-
-        def noted(sessions: SparkSessions, session_id: str) -> SparkSession:
-            self._sessions.add(session_id)
-            return connect(sessions, session_id)
-
-        monkeypatch.setattr(SparkSessions, "_connect", noted)
+        token = re.search(r"token=([^;]+)", spark.remote)
+        self._marker = b"" if token is None else token[1].encode()
 
     def settled(self) -> Usage:
         """Return the usage once it has stayed the same for a second."""
@@ -80,14 +73,12 @@ class Meter:
         )
 
     def _spark_processes(self) -> set[int]:
-        """Return the Python processes of the feed's sessions: parents and workers."""
+        """Return the Python processes that the server has started: parents and workers."""
         found = set()
-        marks = [f"SPARK_JOB_ARTIFACT_UUID={one}\0".encode() for one in self._sessions]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 command = (folder / "cmdline").read_bytes()
-                environment = (folder / "environ").read_bytes()
-                if b"spark_daemon" in command and any(one in environment for one in marks):
+                if b"spark_daemon" in command and self._marker in (folder / "environ").read_bytes():
                     found.add(int(folder.name))
             except OSError:
                 continue
@@ -95,17 +86,18 @@ class Meter:
 
 
 def _open_files() -> Iterator[str]:
-    """Yield what this process has open, but for the state store's files.
+    """Yield what this process has open, but for the state store's files and the Spark server's lock.
 
-    Each connection of its pool has two, and the pool grows to its bound when threads happen to
-    meet, whatever the number of ranges.
+    Each connection of the store's pool has two, and the pool grows to its bound when threads happen to
+    meet, whatever the number of ranges. A run says with the lock that its process needs the
+    server, until the process ends.
     """
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = str(descriptor.readlink())
         except OSError:  # the one that listed the directory
             continue
-        if "/state.db" not in target:
+        if not target.endswith("/clients.lock") and "/state.db" not in target:
             yield target
 
 

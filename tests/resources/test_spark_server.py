@@ -92,6 +92,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert session.table("numbers").count() == 3
     session.stop()
     assert list(elsewhere.iterdir()) == []
+    assert (home / "spark" / "work" / "spark_connect_model_cache").exists()  # by default in /tmp
 
     with socket.socket() as outside:
         address = socket.gethostbyname(socket.gethostname())

@@ -74,8 +74,14 @@ def test_a_paused_server_hangs_goes_on_and_can_be_stopped(start_mysql: StartMysq
     assert gone(pid)
 
 
-def test_close_leaves_only_a_given_data_directory() -> None:
-    """No process, no temporary file; what a caller asked to keep is kept."""
+def test_close_leaves_only_a_given_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process, no temporary file; what a caller asked to keep is kept.
+
+    A TMPDIR that is closed to the server's account is not asked for anything.
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     directory = temporary_directory("test", Account.ordinary())
     server = MysqlServer.start(directory / "data", FAST)
     pid = server.pid

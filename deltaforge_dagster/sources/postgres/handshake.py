@@ -91,7 +91,7 @@ def connect(address: Address, seconds: float, *, replication: bool) -> socket.so
     except OSError as error:
         raise UnreachableError(_reason(error)) from error
     try:
-        pg8000.dbapi.connect(
+        session = pg8000.dbapi.connect(
             address.user,
             database=address.database,
             password=address.password,
@@ -101,6 +101,8 @@ def connect(address: Address, seconds: float, *, replication: bool) -> socket.so
             sock=connected,
             ssl_context=False,  # done already: pg8000 would keep the wrapped socket to itself
         )
+        # Its file on the socket, which is part of a cycle, would keep the socket open after `close`.
+        session._sock.close()  # noqa: SLF001
     except Exception as error:  # noqa: BLE001 - a foreign handshake; whatever it is, nobody is there
         connected.close()
         refusal = _refusal(error)

@@ -227,6 +227,7 @@ def test_a_replication_connection_takes_commands(postgres_dsn: str) -> None:
         stream.sendall(b"Q" + struct.pack("!i", len(body) + 4) + body)
 
         assert stream.recv(1) == b"T"
+    assert stream.fileno() == -1, "nothing else keeps it open"
 
 
 def test_the_server_shows_who_we_are(postgres_dsn: str) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import ssl
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from psycopg import conninfo, sql
 
 from deltaforge_dagster.errors import AuthFailed, SourceMisconfigured
 from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.servers.process import Account, temporary_directory
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import copied
 from deltaforge_dagster.sources.postgres.connection import Server
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture(scope="module")
 def certificate() -> Iterator[Path]:
     """A directory with a certificate of 127.0.0.1 that signs itself, and its key."""
-    directory = Path(tempfile.mkdtemp(prefix="df-tls-"))
-    directory.chmod(0o755)
+    directory = temporary_directory("tls", Account.ordinary())
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
@@ -138,8 +137,7 @@ def signed(directory: Path, name: str, *extra: str) -> None:
 @pytest.fixture(scope="module")
 def demanding() -> Iterator[tuple[PostgresServer, Path]]:
     """A server that wants a client's certificate, and whose own is of another host."""
-    directory = Path(tempfile.mkdtemp(prefix="df-ca-"))
-    directory.chmod(0o755)
+    directory = temporary_directory("tls", Account.ordinary())
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
