@@ -80,7 +80,7 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
 
 
 def connected(remote: str) -> SparkSession:
-    """Return a new session on the server at `remote`, as the product's are: without reattaching.
+    """Return a new session on the server at `remote`, as the product's are: without retries and reattaching.
 
     A session that may reattach shares a thread pool with all others of its process, and shuts it
     down when it is collected. Where that happens amid a submission to the pool, it waits for the
@@ -89,6 +89,7 @@ def connected(remote: str) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415 - slow to import
 
     session = SparkSession.builder.remote(remote).create()
+    session.client.set_retry_policies([])  # they last ten minutes when the server is gone
     session.client.disable_reattachable_execute()
     return session
 

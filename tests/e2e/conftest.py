@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -121,9 +121,9 @@ def deploy(tmp_path: Path, spark_server: SparkAddress) -> Iterator[Callable[...,
     """Make deployments; each is stopped at the end."""
     made: list[Deployment] = []
 
-    def make(**settings: str) -> Deployment:
+    def make(spark: SparkAddress = spark_server, **settings: Any) -> Deployment:
         folder = tmp_path / f"deployment-{len(made)}"
-        made.append(Deployment(folder, spark_server, **settings))  # type: ignore[arg-type]
+        made.append(Deployment(folder, spark, **settings))
         return made[-1]
 
     yield make

@@ -15,6 +15,7 @@ from deltaforge_dagster.servers.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started
+from tests.fix_spark import SparkAddress
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
@@ -50,13 +51,17 @@ def test_dagster_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_deltaforge_dev(shop: Shop, deploy: Callable[..., Deployment]) -> None:
+def test_deltaforge_dev(
+    shop: Shop, deploy: Callable[..., Deployment], spark_server: SparkAddress
+) -> None:
     """The same for ours, which ends everything in order, also when a script started it with `&`.
 
     It is asked to end again and again. Its webserver reloads the pipelines when the API asks for it. Its code
     server, webserver and daemon give a run's process longer to start than Dagster does.
     """
-    deployment = deploy(environment={"DAGSTER_GRPC_TIMEOUT_SECONDS": ""})
+    # It would end a server of its own; the tests' one is named to it.
+    elsewhere = SparkAddress(spark_server.remote, None)
+    deployment = deploy(elsewhere, environment={"DAGSTER_GRPC_TIMEOUT_SECONDS": ""})
     port = free_port()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
