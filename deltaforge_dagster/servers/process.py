@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,23 @@ kill -s KILL -- "$1" "-$1" 2>/dev/null
 if [ -n "$3" ]; then rm -rf "$3"; fi
 """
 """Arguments: pid, name of the quick stop signal, directory to remove or nothing."""
+
+_SWITCH = """
+import os, sys
+uid, gid, *command = sys.argv[1:]
+os.setgroups([])
+os.setgid(int(gid))
+os.setuid(int(uid))
+try:
+    os.execv(command[0], command)
+except OSError as error:
+    print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    sys.exit(126)
+"""
+"""Arguments: user, group, then a program's path and its arguments, which take this process over.
+
+Nothing can be imported any more once the user is another one, who may not even see where Python is.
+"""
 
 _LOG_TAIL = 5
 _LOWEST_PORT = 10_240
@@ -62,6 +80,17 @@ class Account:
                 entry = pwd.getpwnam(name)
                 return cls(entry.pw_uid, entry.pw_gid)
         return cls(65534, 65534)
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the command line that runs another one as this user.
+
+        `subprocess` could switch the user itself, but would call `fork` for it, where it otherwise calls
+        `vfork`. After a `fork` gRPC's handlers begin to work in the child; if gRPC is in use here, they now
+        and then end it before the program has begun.
+        """
+        switch = [sys.executable, "-ISc", _SWITCH, str(self.uid), str(self.gid)]
+        program, *arguments = words
+        return [*switch, shutil.which(program) or program, *arguments]
 
 
 def temporary_directory(name: str, account: Account | None) -> Path:
@@ -91,15 +120,12 @@ def run_as(
     try:
         with (standard_input or Path(os.devnull)).open("rb") as stdin:
             return subprocess.run(
-                command,
+                account.command(command) if account else command,
                 cwd=directory,
                 stdin=stdin,
                 capture_output=True,
                 text=True,
                 check=False,
-                user=account.uid if account else None,
-                group=account.gid if account else None,
-                extra_groups=[] if account else None,
             )
     except OSError as error:
         return subprocess.CompletedProcess(command, 126, "", str(error))
@@ -173,16 +199,13 @@ class ServerProcess:
         with self._log.open("ab") as log:
             try:
                 self._child = subprocess.Popen(
-                    command,
+                    account.command(command) if account else command,
                     cwd=working_directory or directory,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    user=account.uid if account else None,
-                    group=account.gid if account else None,
-                    extra_groups=[] if account else None,
                     umask=_DAEMON_UMASK,
                 )
             except OSError as error:

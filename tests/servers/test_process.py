@@ -137,6 +137,34 @@ def test_a_temporary_directory_can_be_reached_by_its_account(
     directory.rmdir()
 
 
+def test_what_is_to_be_done_after_a_fork_does_not_disturb_another_account(tmp_path: Path) -> None:
+    """A library's handler that would end every forked process, as gRPC's may, ends no program of ours."""
+    script = (
+        "import ctypes, pathlib, signal, sys\n"
+        "from deltaforge_dagster.servers.process import Account, ServerProcess, run_as\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__register_atfork(None, None, libc.abort, None)\n"
+        "account = Account.ordinary()\n"
+        "print(account and account.uid, run_as(['id', '-u'], account, pathlib.Path('/')).stdout.strip())\n"
+        "print(run_as(['/no/program'], account, pathlib.Path('/')).returncode)\n"
+        "d = pathlib.Path(sys.argv[1])\n"
+        "server = ServerProcess('sleeper', ['sleep', '600'], directory=d, account=account)\n"
+        "print(server.running)\n"
+        "server.stop(signal.SIGTERM, 60)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ).stdout.split()
+
+    expected, user, code, running = said
+    assert user == (str(os.geteuid()) if expected == "None" else expected)
+    assert (code, running) == ("126", "True")
+
+
 def test_free_ports_are_not_taken() -> None:
     """Nobody listens there, and the kernel gives none of them to an outgoing connection."""
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
