@@ -20,6 +20,7 @@ from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key, pa
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.state.store import StateStore
+from tests.e2e.command import Command
 from tests.fix_spark import SparkAddress
 
 DAGSTER_SETTINGS = "telemetry: {enabled: false}\n"
@@ -59,6 +60,7 @@ class Deployment:
     dagster_yaml: str = DAGSTER_SETTINGS
     state_url: str | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pipelines = self.folder / "pipelines"
@@ -131,14 +133,16 @@ class Deployment:
         self.processes.append(process)
         return process
 
+    def command(self, *arguments: str) -> Command:
+        """Start a `deltaforge` command of the deployment."""
+        log = self.folder / f"command-{len(self.commands)}.log"
+        self.commands.append(Command.start(arguments, self.variables, self.folder, log))
+        return self.commands[-1]
+
     def output(self, process: subprocess.Popen[bytes]) -> str:
         """Return what a process printed."""
         number = self.processes.index(process)
         return (self.folder / f"process-{number}.log").read_text()
-
-    def last_line(self, process: subprocess.Popen[bytes]) -> str:
-        """Return the last line that a process printed."""
-        return self.output(process).strip().splitlines()[-1]
 
     def members(self) -> list[int]:
         """Return the living processes that work for this deployment."""
@@ -164,6 +168,8 @@ class Deployment:
             for pid in members:
                 _send(pid, signal.SIGKILL)
             time.sleep(0.01)
+        for command in self.commands:
+            command.kill()
         for process in self.processes:
             process.wait()
 

@@ -105,9 +105,11 @@ def test_a_sqlite_file_takes_the_place_of_postgresql(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "phase"),
     [
-        (signal.SIGINT, "starting Spark"),
-        (signal.SIGTERM, "first changes"),
+        pytest.param(signal.SIGINT, "starting Spark", marks=pytest.mark.soak("faults")),
+        (signal.SIGINT, "first changes"),
+        pytest.param(signal.SIGTERM, "first changes", marks=pytest.mark.soak("faults")),
         (signal.SIGKILL, "starting Spark"),
+        pytest.param(signal.SIGKILL, "first changes", marks=pytest.mark.soak("faults")),
     ],
 )
 def test_nothing_is_left_when_it_is_interrupted(

@@ -225,20 +225,18 @@ def failure_of(deployment: Deployment, run_id: str) -> str | None:
 
 def say_the_same(deployment: Deployment, bad: list[Bad]) -> None:
     """`deltaforge run` and `deltaforge validate`: one message behind lines of the log, no stack."""
-    command = ("-m", "deltaforge_dagster")
-    runs = {
-        one.name: deployment.spawn(*command, "run", one.name, "--until-caught-up") for one in bad
-    }
+    runs = {one.name: deployment.command("run", one.name, "--until-caught-up") for one in bad}
     for one in bad:
-        assert runs[one.name].wait(300) == (2 if one.name == "broken" else 1), one.name
-        *logged, last = deployment.output(runs[one.name]).strip().splitlines()
+        run = runs[one.name]
+        assert run.wait() == (2 if one.name == "broken" else 1), one.name
+        *logged, last = run.output.strip().splitlines()
         check_message(last, "error: ", *one.words)
         for line in logged:
             assert json.loads(line)["level"] in {"INFO", "WARN"}
             assert SECRET not in line
 
-    validate = deployment.spawn(*command, "validate", str(deployment.pipelines))
-    assert validate.wait(240) == 1
-    lines = deployment.output(validate).strip().splitlines()
+    validate = deployment.command("validate", str(deployment.pipelines))
+    assert validate.wait() == 1
+    lines = validate.output.strip().splitlines()
     (problem,) = [line for line in lines if line.startswith("error")]
     check_message(problem, *next(one for one in bad if one.name == "broken").words)

@@ -117,23 +117,19 @@ def test_ranges_are_replayed_and_verified(shop: Shop, fed: Deployment) -> None:
             name: metadata[name] for name in unmoved
         }
 
-    command = fed.spawn(
-        "-m", "deltaforge_dagster", "replay", "again", "--range", "1-2", "--sink", "redis", "--json"
-    )
-    assert command.wait(240) == 0, fed.output(command)
-    assert json.loads(fed.last_line(command))["sent"] == 6
+    command = fed.command("replay", "again", "--range", "1-2", "--sink", "redis", "--json")
+    assert command.wait() == 0, command.output
+    assert json.loads(command.last_line)["sent"] == 6
     third = shop.entries("again.customers")[13:]
     marks = {fields.pop("df-replay") for fields in third}
     assert third == first[:6]
     assert len(marks) == 1
     assert marks != {run_id}
 
-    refused = fed.spawn(
-        "-m", "deltaforge_dagster", "replay", "again", "--range", "3", "--sink", "redis"
-    )
-    assert refused.wait(240) == 2
+    refused = fed.command("replay", "again", "--range", "3", "--sink", "redis")
+    assert refused.wait() == 2
     expected = "again: range 3 is still open; wait until it is closed"
-    assert fed.output(refused).strip() == f"error: {expected}"
+    assert refused.output.strip() == f"error: {expected}"
     assert failure(materialize(fed, CHANGES, 3)) == expected
 
     assert before == (

@@ -1,4 +1,7 @@
-"""A sink that was down catches up in order, while its sibling has everything already."""
+"""A sink that was down catches up in order, while its sibling has everything already.
+
+Dagster's storage and the state store are in PostgreSQL, as in `docker/`: that of many machines.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
+import psycopg
 import pytest
 
+from deltaforge_dagster.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import ops, started
@@ -16,6 +21,7 @@ from tests.fix_redis import StartRedis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
 
+DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 QUICK = "{idle_seconds: 4, lease_seconds: 20, renew_seconds: 1}"
 
 
@@ -34,19 +40,36 @@ def ended_runs(deployment: Deployment, pipeline: str) -> list[dg.DagsterRun]:
     return [run for run in runs if run.is_finished]
 
 
+def table_rows(dsn: str, table: str) -> int:
+    """Count a table's rows."""
+    with psycopg.connect(dsn) as connection:
+        (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone() or (0,)
+    return int(count)
+
+
 @pytest.mark.timeout(900)
 def test_a_sink_that_was_down_catches_up(
-    shop: Shop, start_redis: StartRedis, deploy: Callable[..., Deployment], tmp_path: Path
+    shop: Shop,
+    start_redis: StartRedis,
+    postgres_server: PostgresServer,
+    deploy: Callable[..., Deployment],
+    tmp_path: Path,
 ) -> None:
     """While Redis is down the file has everything, and the run counts as a success.
 
     The source is idle when Redis comes back: the sensor starts a run because a sink is behind,
-    which delivers every change in order, publishes its ranges, and lets its check pass again.
+    which delivers every change in order, publishes its ranges, and lets its check pass again. All that both
+    know is in PostgreSQL, and nothing in SQLite.
     """
     server = start_redis({"appendonly": "yes"})
     own = Shop(shop.dsn, server.uri)
     lines = tmp_path / "lines.jsonl"
-    deployment = deploy()
+    dagster, state = postgres_server.create_database(), postgres_server.create_database()
+    deployment = deploy(
+        dagster_yaml=DAGSTER_YAML.read_text(),
+        state_url=state,
+        environment={"DAGSTER_POSTGRES_URL": dagster.replace("postgres", "postgresql+psycopg2", 1)},
+    )
     more = f"    - {{type: file, config: {{id: lines, path: {lines}}}}}\n"
     deployment.add("pair", own.pipeline("pair", run=QUICK, more_sinks=more))
     deployment.start()
@@ -97,4 +120,11 @@ def test_a_sink_that_was_down_catches_up(
     assert [row.range for row in store.ranges("pair")] == [*range(1, last + 1)], "no range for it"
     checkpoint = store.checkpoints("pair")["redis"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)
+    for check in ("contiguity", "agreement", "source"):
+        shown = deployment.check("pair", "changes", check)
+        assert shown is not None, check
+        assert shown.passed, shown.description
     store.close()
+    assert table_rows(dagster, "runs") == len(reasons)
+    assert table_rows(state, "range") == last
+    assert [path for path in deployment.folder.rglob("*.db") if path.is_file()] == []

@@ -189,7 +189,7 @@ class Campaign:
 
     def kill_at(self, step: str) -> None:
         """Let runs begin until one has died at a failpoint."""
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 600
         while self.wait(self.begin(step), step) != -signal.SIGKILL:
             # It lost its lease on a busy machine before it got there.
             assert time.monotonic() < deadline, f"{step} was not reached\n{self.report()}"
@@ -213,7 +213,7 @@ class Campaign:
     def deliver_more(self, run: Run) -> Run:
         """Wait until a run, or one begun when it ends, delivers something; return it, alive."""
         before = self.destination.lengths()
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 600
         while self.destination.lengths() == before:
             assert time.monotonic() < deadline, f"no delivery\n{self.report()}"
             if run.process.exitcode is not None:
@@ -230,7 +230,7 @@ class Campaign:
 
     def stop_at(self, step: str) -> Run:
         """Let runs begin until one has stopped itself at a failpoint; return it."""
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 600
         while True:
             run = self.begin(f"{step}:{self.rng.randint(2, 4)}=stop")
             if run.wait_until_stopped():
@@ -264,7 +264,7 @@ class Campaign:
 
     def catch_up(self) -> None:
         """Let a run deliver everything that is there."""
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while True:
             run = self.begin(until_caught_up=True)
             assert self.wait(run, "its work") == 0, self.report()
@@ -272,7 +272,7 @@ class Campaign:
                 return
             assert time.monotonic() < deadline, self.report()
 
-    def wait(self, run: Run, how: str, seconds: float = 150) -> int:
+    def wait(self, run: Run, how: str, seconds: float = 600) -> int:
         """Wait for the end of a run, by `how`; return its exit code."""
         run.process.join(seconds)
         assert run.process.exitcode is not None, f"{how}: not in {seconds:.0f} s\n{self.report()}"

@@ -22,13 +22,21 @@ from deltaforge_dagster.state.records import DeadLetterRow
 from tests.e2e.conftest import shop
 from tests.pipeline.changes import eventually
 from tests.pipeline.ends import KafkaTopic, RedisStream
-from tests.pipeline.test_exactly_once import BOTH, ENDS, MakeWorld, World, make_world, numbers, once
+from tests.pipeline.test_exactly_once import (
+    BOTH,
+    CELLS,
+    ENDS,
+    MakeWorld,
+    World,
+    make_world,
+    numbers,
+    once,
+)
 
 __all__ = ["make_world", "shop"]
 
 pytestmark = pytest.mark.spark
 
-EVERYWHERE = pytest.mark.parametrize("ends", ENDS)
 TO_REDIS = pytest.mark.parametrize("ends", ENDS[:1])
 
 LIMITS = {RedisStream: 1 << 20, KafkaTopic: 20_000}
@@ -97,8 +105,7 @@ def shown(row: DeadLetterRow) -> dict[str, Any]:
     return event
 
 
-@EVERYWHERE
-@BOTH
+@CELLS
 def test_a_change_that_is_too_large(make_world: MakeWorld, exactly_once: bool) -> None:
     """It goes to the queue, the others pass in order; once the limit is raised it arrives, whole."""
     world = make_world(exactly_once=exactly_once)
@@ -134,8 +141,7 @@ def test_a_change_that_is_too_large(make_world: MakeWorld, exactly_once: bool) -
     assert world.checkpoint().notice is None
 
 
-@EVERYWHERE
-@BOTH
+@CELLS
 def test_a_key_waits(make_world: MakeWorld, exactly_once: bool) -> None:
     """Later changes of the same row wait behind it, also under another key; the others pass.
 

@@ -44,8 +44,32 @@ ENDS = [
     ),
     pytest.param("mysql-kafka", marks=[pytest.mark.mysql, pytest.mark.kafka], id="mysql-kafka"),
 ]
-pytestmark = [pytest.mark.spark, pytest.mark.parametrize("ends", ENDS)]
-BOTH = pytest.mark.parametrize("exactly_once", [False, True], ids=["at-least-once", "exactly-once"])
+EVERYWHERE = pytest.mark.parametrize("ends", ENDS)
+ONE_OF_EACH = {("postgres-redis", False), ("mysql-kafka", True)}
+"""Both ends and both guarantees are in these; the other cells are for `make soak`."""
+CELLS = pytest.mark.parametrize(
+    ("ends", "exactly_once"),
+    [
+        pytest.param(
+            *ends.values,
+            exactly_once,
+            marks=[
+                *ends.marks,
+                *([] if (ends.id, exactly_once) in ONE_OF_EACH else [pytest.mark.soak("faults")]),
+            ],
+            id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
+        )
+        for ends in ENDS
+        for exactly_once in (False, True)
+    ],
+)
+BOTH = pytest.mark.parametrize(
+    "exactly_once",
+    [pytest.param(False, marks=pytest.mark.soak("faults")), True],
+    ids=["at-least-once", "exactly-once"],
+)
+"""For one pair of ends: the stronger guarantee holds at every change."""
+pytestmark = pytest.mark.spark
 
 PIPELINE = """\
 metadata: {{name: {name}, tenant: acme}}
@@ -212,6 +236,7 @@ def make_world(
         yield make
 
 
+@EVERYWHERE
 def test_an_older_sink(make_world: MakeWorld) -> None:
     """A server that lost data gets it again from the journal, each change once, and it is said.
 
@@ -237,6 +262,7 @@ def test_an_older_sink(make_world: MakeWorld) -> None:
     assert (world.sink.arrived(), world.checkpoint().notice) == (numbers(1, 30), None)
 
 
+@EVERYWHERE
 def test_store_made_anew(make_world: MakeWorld) -> None:
     """A new store and journal: what the sink has is skipped, and nothing else.
 
@@ -261,6 +287,7 @@ def test_store_made_anew(make_world: MakeWorld) -> None:
     assert (world.position().uid != before.uid, world.position().source) == (True, before.source)
 
 
+@EVERYWHERE
 def test_store_made_anew_when_the_source_has_forgotten(make_world: MakeWorld) -> None:
     """A new journal that begins after the sink's position stops, until someone has decided."""
     world = make_world()
@@ -287,7 +314,7 @@ def test_store_made_anew_when_the_source_has_forgotten(make_world: MakeWorld) ->
     assert world.sink.arrived() == [*numbers(1, 10), *numbers(13, 15)]
 
 
-@BOTH
+@CELLS
 def test_store_restored_from_a_backup(make_world: MakeWorld, exactly_once: bool) -> None:
     """Segments captured again under the same numbers: what the sink has of them is skipped.
 
@@ -315,6 +342,7 @@ def test_store_restored_from_a_backup(make_world: MakeWorld, exactly_once: bool)
     assert world.checkpoint().notice is None
 
 
+@EVERYWHERE
 def test_reset(make_world: MakeWorld) -> None:
     """A reset counts, whatever the sink holds: backwards delivers again, forwards skips."""
     world = make_world()
@@ -334,6 +362,7 @@ def test_reset(make_world: MakeWorld) -> None:
     assert world.sink.arrived() == [*numbers(1, 6), *numbers(1, 8), 13, 14]
 
 
+@EVERYWHERE
 def test_switched_on_off_and_on(make_world: MakeWorld) -> None:
     """Whenever it is switched, nothing is lost or repeated: an old position is outdated."""
     world = make_world(exactly_once=False)
@@ -348,6 +377,7 @@ def test_switched_on_off_and_on(make_world: MakeWorld) -> None:
     assert world.sink.arrived() == numbers(1, 16)
 
 
+@EVERYWHERE
 def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
     """Garbage, another source's position, or an event that is not there: a clear stop."""
     world = make_world()
@@ -382,6 +412,7 @@ def test_what_is_no_position_of_this_pipeline(make_world: MakeWorld) -> None:
     assert world.sink.arrived() == numbers(1, 6)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("emptied", [False, True], ids=["forgotten", "emptied"])
 def test_position_gone(make_world: MakeWorld, emptied: bool) -> None:
     """A sink that lost its position goes on after the checkpoint, and it is said.
@@ -401,7 +432,7 @@ def test_position_gone(make_world: MakeWorld, emptied: bool) -> None:
     assert (world.sink.arrived(), world.checkpoint().notice) == (numbers(first, 10), None)
 
 
-@BOTH
+@CELLS
 def test_journal_lost(make_world: MakeWorld, exactly_once: bool) -> None:
     """Sinks that are behind a lost journal stop and name the command; then they lack nothing.
 

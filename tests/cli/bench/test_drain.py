@@ -18,8 +18,8 @@ SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka, "nats": pytest.
 LATER = 10_000
 """Seconds that no drain of a test takes."""
 
-SHORT = {"pg-redis", "mysql-kafka", "pg-nats"}
-"""Pairs that have each source and each sink; the others are only measured by `make soak`."""
+SHORT = {"mysql-kafka", "pg-nats"}
+"""Pairs that have each source; the others are only measured by `make soak`, and Redis by `deltaforge demo`."""
 
 
 @pytest.mark.parametrize("options", [["--rows", "10"], ["--shape", "round"], ["--rows", "many"]])
