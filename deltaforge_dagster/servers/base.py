@@ -37,6 +37,7 @@ class Server(ABC):
         self._name = name
         self._process: ServerProcess | None = None
         self._temporary: Path | None = None
+        self._data = Path()
         self._settings: dict[str, str] = {}
 
     @property
@@ -62,8 +63,13 @@ class Server(ABC):
             self._process.stop(how, self._stop_seconds)
 
     def close(self) -> None:
-        """Stop the server and remove its temporary directory. Safe to call twice."""
-        self.stop()
+        """Stop the server and remove its temporary directory. Safe to call twice.
+
+        In order where the data stays. What is removed need not be written first.
+        """
+        self.stop(
+            immediate=self._temporary is not None and self._data.is_relative_to(self._temporary)
+        )
         if self._temporary:
             remove_directory(self._temporary)
 

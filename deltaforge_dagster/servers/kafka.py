@@ -71,7 +71,6 @@ class KafkaServer(OneProcessServer):
         self._brokers = brokers
         self._cluster = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         self._java: list[str] = []
-        self._data = Path()
 
     @classmethod
     def start(

@@ -55,7 +55,6 @@ class MysqlServer(OneProcessServer):
         self._created: list[str] = []
         self._programs = Programs(())
         self._account: Account | None = None
-        self._data = Path()
 
     @classmethod
     def start(

@@ -43,7 +43,6 @@ class NatsServer(OneProcessServer):
         super().__init__("NATS")
         self._url = url
         self._program = ""
-        self._data = Path()
 
     @classmethod
     def start(

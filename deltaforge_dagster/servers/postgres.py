@@ -58,7 +58,6 @@ class PostgresServer(Server):
         self._created: list[str] = []
         self._programs = Path()
         self._account: Account | None = None
-        self._data = Path()
 
     @classmethod
     def start(

@@ -52,6 +52,7 @@ class PrometheusServer(OneProcessServer):
         """
         server = cls()
         server._temporary = temporary_directory("prometheus", None)
+        server._data = server._temporary / "data"
         server._config = config.absolute()
         try:
             server._programs = _find_programs(origins, server._temporary / "programs")
@@ -105,7 +106,7 @@ class PrometheusServer(OneProcessServer):
             [
                 *self._programs["prometheus"],
                 f"--config.file={self._config}",
-                f"--storage.tsdb.path={self._temporary / 'data'}",
+                f"--storage.tsdb.path={self._data}",
                 f"--web.listen-address={self._address}",
             ],
             directory=self._temporary,

@@ -50,7 +50,6 @@ class RedisServer(OneProcessServer):
         super().__init__("Redis")
         self._uri = uri
         self._program = ""
-        self._data = Path()
 
     @classmethod
     def start(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +13,28 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
+
+WARM = str(uuid.uuid4())
+"""The Spark session that first runs of this process go on with, as if a run before them had stored it.
+
+For each new one Spark starts a Python process that imports everything: a second or two of processor time.
+"""
+
+
+def warm_tools(opened: Opened, loaded: LoadedPipeline) -> Tools:
+    """Return what a run works with, with a Spark session that is warm unless the lease names another."""
+
+    def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
+        return SparkSessions(opened.settings, session_id or WARM, remember)
+
+    return dataclasses.replace(build_tools(opened, loaded), sessions=sessions)
 
 
 def in_one_segment(events: int) -> str:
@@ -114,7 +132,7 @@ class Feed:
         """Return a run, not yet begun."""
         return LiveRun(
             self.loaded,
-            build_tools(self.opened, self.loaded),
+            warm_tools(self.opened, self.loaded),
             str(uuid.uuid4()),
             Watcher(self.store, self.name),
             until_caught_up=until_caught_up,

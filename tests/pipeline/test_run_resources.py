@@ -39,8 +39,12 @@ def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "SMALL_ROWS", 0)
 
 
-def test_fifty_ranges_of_one_run_leave_no_more_than_five(
-    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None
+@pytest.mark.parametrize(
+    "many",
+    [15, pytest.param(50, marks=[pytest.mark.soak("growth"), pytest.mark.timeout(3600)])],
+)
+def test_many_ranges_of_one_run_leave_no_more_than_five(
+    make_feed: MakeFeed, spark_server: SparkAddress, through_files: None, many: int
 ) -> None:
     """Processes, files, threads and connections do not grow with the number of ranges."""
     feed = make_feed(run=PATIENT, range_="{max_events: 1}")
@@ -55,14 +59,14 @@ def test_fifty_ranges_of_one_run_leave_no_more_than_five(
         return meter.settled()
 
     after_five = make_ranges(1, 5)
-    after_fifty = make_ranges(6, 50)
+    after_many = make_ranges(6, many)
 
-    assert after_fifty == after_five
-    assert after_fifty.spark_processes > 0
+    assert after_many == after_five
+    assert after_many.spark_processes > 0
     outcome = run.end()
-    assert (outcome.captured, outcome.ranges) == (50, 50)
+    assert (outcome.captured, outcome.ranges) == (many, many)
     assert [json.loads(one["df-event"])["after"]["id"] for one in feed.delivered("customers")] == [
-        *range(1, 51)
+        *range(1, many + 1)
     ]
 
 

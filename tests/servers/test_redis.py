@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 
 from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.servers import base, process
 from deltaforge_dagster.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
 from tests.servers.test_process import gone
@@ -85,3 +88,17 @@ def test_a_missing_server_is_one_line_that_says_how_to_get_it() -> None:
     assert "\n" not in str(caught.value)
     assert "pip install 'deltaforge-dagster[servers]'" in str(caught.value)
     assert "apt-get install redis-server" in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_server_stops_in_order_only_where_its_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """What is removed with the server need not be written first."""
+    removed: list[Path] = []
+    monkeypatch.setattr(base, "remove_directory", removed.append)
+    RedisServer.start(tmp_path / "data" if kept else None).close()
+
+    (temporary,) = removed
+    assert ("ready to exit" in (temporary / "server.log").read_text()) == kept
+    process.remove_directory(temporary)

@@ -19,7 +19,7 @@ def test_wrong_options_start_nothing(options: list[str]) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param("postgres", marks=pytest.mark.postgres),
+        pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.soak("benchmarks")]),
         pytest.param("mysql", marks=pytest.mark.mysql),
     ],
 )
