@@ -31,7 +31,7 @@ def eventually(
 ) -> Any:
     """Return the first true value of `happened`, or fail after `seconds`: a busy machine's, not ours.
 
-    Looking takes a fifth of a processor at most: what is waited for needs the rest.
+    Looking takes a tenth of a processor at most: what is waited for needs the rest.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -40,7 +40,7 @@ def eventually(
             return value
         now = time.monotonic()
         assert now < deadline, f"{what} did not happen in {seconds:.0f} s"
-        time.sleep(max(every, 4 * (now - began)))
+        time.sleep(max(every, 9 * (now - began)))
 
 
 @dataclass

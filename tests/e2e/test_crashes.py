@@ -76,7 +76,8 @@ def test_whatever_is_killed_the_pipeline_goes_on(
 def test_the_daemon_is_killed_alone(shop: Shop, deploy: Callable[..., Deployment]) -> None:
     """The run goes on meanwhile, and ends in order; another daemon then starts the next one."""
     deployment = deploy()
-    deployment.add("sturdy", shop.pipeline("sturdy"))
+    run = "{idle_seconds: 20, lease_seconds: 20, renew_seconds: 1}"
+    deployment.add("sturdy", shop.pipeline("sturdy", run=run))
     deployment.start()
     eventually(lambda: started(deployment, "sturdy"), what="the first tick")
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")

@@ -22,7 +22,7 @@ from deltaforge_dagster.tables import TableSchema
 from tests.e2e import deployment
 
 
-def eventually(happened: Callable[[], object], seconds: float = 60.0) -> None:
+def eventually(happened: Callable[[], object], seconds: float = 300.0) -> None:
     """Wait until something of this process has happened, or fail."""
     deployment.eventually(happened, seconds=seconds, every=0.005)
 

@@ -99,7 +99,7 @@ def test_a_run_that_begins_warns(store: StateStore) -> None:
     """Of what was altered or dropped while nothing ran; a server that is down is no warning."""
     warnings: list[str] = []
     warm = WarmStart(store, NAME, lambda: CATALOG, warnings.append)
-    eventually(lambda: len(warnings) == 2, 60)
+    eventually(lambda: len(warnings) == 2)
     warm.end()
     assert sorted(warnings) == [
         "table public.old is not in the database any more",
