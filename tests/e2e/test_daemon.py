@@ -31,7 +31,7 @@ def started(deployment: Deployment, pipeline: str) -> bool:
 
 
 def ticks(deployment: Deployment, pipeline: str) -> int:
-    """Return how often the sensor of a pipeline has looked."""
+    """Return how many ticks the sensor of a pipeline has had."""
     (state,) = [
         one
         for one in deployment.instance.all_instigator_state()

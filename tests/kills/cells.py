@@ -1,10 +1,11 @@
 """The cells of the matrix: each source and sink, with each guarantee."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pytest
+from _pytest.mark import ParameterSet
 
-_ENDS = [
+ENDS = [
     pytest.param(
         "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
     ),
@@ -21,6 +22,31 @@ ONE_OF_EACH = frozenset({("postgres-redis", False), ("mysql-kafka", True), ("pos
 """Each source, sink and guarantee is in one of these."""
 
 
+def crossed(
+    ends: Sequence[ParameterSet], scenario: str, gate: Collection[Cell]
+) -> list[ParameterSet]:
+    """Return the cells of some ends with each guarantee, as the parameters `ends` and `exactly_once`.
+
+    Args:
+        ends: Sources and sinks.
+        scenario: Where the cells belong that only `make soak` runs.
+        gate: The cells that `make test` runs.
+    """
+    return [
+        pytest.param(
+            *pair.values,
+            exactly_once,
+            marks=[
+                *pair.marks,
+                *([] if (pair.id, exactly_once) in gate else [pytest.mark.soak(scenario)]),
+            ],
+            id=f"{pair.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
+        )
+        for pair in ends
+        for exactly_once in (False, True)
+    ]
+
+
 def cells(scenario: str, *, gate: Collection[Cell] = ONE_OF_EACH) -> list[pytest.MarkDecorator]:
     """Return the marks of a module whose tests run in every cell, with the fixture `make_campaign`.
 
@@ -28,19 +54,7 @@ def cells(scenario: str, *, gate: Collection[Cell] = ONE_OF_EACH) -> list[pytest
         scenario: Where the cells belong that only `make soak` runs.
         gate: The cells that `make test` runs.
     """
-    made = [
-        pytest.param(
-            *ends.values,
-            exactly_once,
-            marks=[
-                *ends.marks,
-                *([] if (ends.id, exactly_once) in gate else [pytest.mark.soak(scenario)]),
-            ],
-            id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
-        )
-        for ends in _ENDS
-        for exactly_once in (False, True)
-    ]
+    made = crossed(ENDS, scenario, gate)
     return [
         pytest.mark.spark,
         pytest.mark.parametrize(("ends", "exactly_once"), made, indirect=True),
@@ -49,7 +63,7 @@ def cells(scenario: str, *, gate: Collection[Cell] = ONE_OF_EACH) -> list[pytest
 
 POSTGRES_TO_REDIS = [
     pytest.mark.spark,
-    pytest.mark.parametrize("ends", _ENDS[:1], indirect=True),
+    pytest.mark.parametrize("ends", ENDS[:1], indirect=True),
     pytest.mark.parametrize("exactly_once", [False], ids=["at-least-once"], indirect=True),
 ]
 """Marks of a module whose tests are about neither source nor sink."""

@@ -25,6 +25,8 @@ from tests.e2e.conftest import shop
 from tests.fix_kafka import StartKafka
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
+from tests.kills.cells import ENDS as MATRIX
+from tests.kills.cells import ONE_OF_EACH, crossed
 from tests.pipeline.ends import (
     Database,
     KafkaTopic,
@@ -38,31 +40,9 @@ from tests.pipeline.live import Feed, opened_feed
 
 __all__ = ["shop"]
 
-ENDS = [
-    pytest.param(
-        "postgres-redis", marks=[pytest.mark.postgres, pytest.mark.redis], id="postgres-redis"
-    ),
-    pytest.param("mysql-kafka", marks=[pytest.mark.mysql, pytest.mark.kafka], id="mysql-kafka"),
-]
+ENDS = MATRIX[:2]
 EVERYWHERE = pytest.mark.parametrize("ends", ENDS)
-ONE_OF_EACH = {("postgres-redis", False), ("mysql-kafka", True)}
-"""Both ends and both guarantees are in these; the other cells are for `make soak`."""
-CELLS = pytest.mark.parametrize(
-    ("ends", "exactly_once"),
-    [
-        pytest.param(
-            *ends.values,
-            exactly_once,
-            marks=[
-                *ends.marks,
-                *([] if (ends.id, exactly_once) in ONE_OF_EACH else [pytest.mark.soak("faults")]),
-            ],
-            id=f"{ends.id}-{'exactly-once' if exactly_once else 'at-least-once'}",
-        )
-        for ends in ENDS
-        for exactly_once in (False, True)
-    ],
-)
+CELLS = pytest.mark.parametrize(("ends", "exactly_once"), crossed(ENDS, "faults", gate=ONE_OF_EACH))
 BOTH = pytest.mark.parametrize(
     "exactly_once",
     [pytest.param(False, marks=pytest.mark.soak("faults")), True],
