@@ -20,7 +20,7 @@ from deltaforge_dagster.pipeline.catalog import AnyPipeline
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.alerts import build_alerts_sensor
-from deltaforge_dagster.sensors.broken import build_broken_files_sensor
+from deltaforge_dagster.sensors.files import build_files_sensor
 from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
@@ -58,8 +58,7 @@ def build_definitions(
             schedules.append(build_schedule(one, cron, kept))
     if told := [one for one in good if one.spec.spec.engine.alerts]:
         sensors.append(build_alerts_sensor(told, kept))
-    if bad:
-        sensors.append(build_broken_files_sensor(bad))
+    sensors.append(build_files_sensor(settings, pipelines, kept))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[

@@ -11,7 +11,7 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.api.context import Context
 from deltaforge_dagster.api.guard import ALIVE_PATH
 from deltaforge_dagster.api.shapes import Healthy, LogLevel, Ready, Unhealthy, Version
-from deltaforge_dagster.api.views import info
+from deltaforge_dagster.api.views import info, troubles
 from deltaforge_dagster.config import logs
 from deltaforge_dagster.pipeline.health import health
 
@@ -37,16 +37,18 @@ def ready(context: Context) -> Ready:
     responses={int(HTTPStatus.SERVICE_UNAVAILABLE): {"model": Unhealthy}},
 )
 def healthy(context: Context) -> Healthy | JSONResponse:
-    """Whether a pipeline has failed, so that nothing is captured until a person acts.
+    """Whether every pipeline captures and delivers; 503, with what is wrong, where one does not.
 
-    A source that cannot be reached for now is no failure.
+    Warnings, and what people paused or stopped, are healthy.
     """
     pipelines = context.pipelines()
-    failed = [one.name for one in pipelines if health(context.store, one).status == "failed"]
+    found = {one.name: health(context.store, one) for one in pipelines}
+    problems = {name: troubles(one) for name, one in found.items() if one.problems}
+    failed = [name for name, one in found.items() if not one.well]
     if failed:
-        answer = Unhealthy(failed_pipelines=failed).model_dump()
+        answer = Unhealthy(failed_pipelines=failed, problems=problems).model_dump()
         return JSONResponse(answer, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
-    return Healthy(pipelines=len(pipelines))
+    return Healthy(pipelines=len(pipelines), problems=problems)
 
 
 @router.get("/log-level")

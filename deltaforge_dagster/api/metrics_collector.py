@@ -88,9 +88,11 @@ class _Now:
             for schema in schemas(store, one)
         ]
         self._depths = {name: store.dead_letter_depth(name) for name in self._rows}
+        self._health = {one.name: health(store, one) for one in pipelines}
         self.made: dict[Family, Callable[[], _Values]] = {
             families.PIPELINES: lambda: {(): len(pipelines)},
             families.PIPELINE_STATUS: self._status,
+            families.PIPELINE_PROBLEMS: self._problems,
             families.PIPELINE_INFO: self._info,
             families.PIPELINE_RUNS: self._runs,
             families.CHANNEL_DEPTH: self._channel_depth,
@@ -122,7 +124,14 @@ class _Now:
         }
 
     def _status(self) -> _Values:
-        return {(one.name,): _STATUS[health(self._store, one).status] for one in self._pipelines}
+        return {(name,): _STATUS[one.status] for name, one in self._health.items()}
+
+    def _problems(self) -> _Values:
+        return {
+            (name, severity): sum(problem.severity == severity for problem in one.problems)
+            for name, one in self._health.items()
+            for severity in ("error", "warning")
+        }
 
     def _info(self) -> _Values:
         return {(one.name, one.spec.metadata.tenant): 1 for one in self._loaded}

@@ -62,7 +62,7 @@ class Readiness:
 
     def _pipeline(self, pipeline: AnyPipeline, now: Health) -> None:
         before = self._seen.get(pipeline.name)
-        if now == before:
+        if before is not None and (now.status, now.error) == (before.status, before.error):
             return
         self._seen[pipeline.name] = now
         fields = {
@@ -74,7 +74,7 @@ class Readiness:
             "before": None if before is None else before.status,
             "reason": now.error,
         }
-        level = logging.WARNING if now.status == "failed" else logging.INFO
+        level = logging.INFO if now.well else logging.WARNING
         logger.log(level, "the pipeline is %s", now.status, extra={"fields": fields})
 
 

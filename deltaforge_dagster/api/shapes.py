@@ -46,6 +46,26 @@ class Ops(BaseModel):
     checkpoints: list[SinkCheckpoint]
 
 
+class Trouble(BaseModel):
+    """Something that keeps a pipeline from working as it should."""
+
+    subject: Annotated[
+        str,
+        Field(description="`file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ..."),
+    ]
+    severity: Annotated[
+        Literal["warning", "error"],
+        Field(description="`error`: changes are not captured or delivered, or about to be lost."),
+    ]
+    text: str
+    remedy: Annotated[str | None, Field(description="A command or statement to paste.")]
+    since: Annotated[float | None, Field(description="Seconds since 1970.")]
+    next_attempt_at: Annotated[
+        float | None,
+        Field(description="When it is tried again by itself; null when a person must act."),
+    ]
+
+
 class PipeInfo(BaseModel):
     """A pipeline."""
 
@@ -58,7 +78,12 @@ class PipeInfo(BaseModel):
             "hashes; null when it cannot be loaded."
         ),
     ]
-    error: Annotated[str | None, Field(description="Why it is `failed`.")] = None
+    error: Annotated[str | None, Field(description="The first of its errors.")] = None
+    problems: Annotated[list[Trouble], Field(description="All that is wrong, errors first.")]
+    seen_at: Annotated[
+        float | None,
+        Field(description="When a run or tick was seen at work last, seconds since 1970."),
+    ] = None
 
 
 class PipeDetail(PipeInfo):
@@ -82,17 +107,24 @@ class Ready(BaseModel):
 
 
 class Healthy(BaseModel):
-    """No pipeline has failed."""
+    """No pipeline has an error."""
 
     status: Literal["healthy"] = "healthy"
     pipelines: int
+    problems: Annotated[
+        dict[str, list[Trouble]],
+        Field(description="Warnings, by pipeline; only those that have any."),
+    ]
 
 
 class Unhealthy(BaseModel):
-    """Pipelines need a person."""
+    """Pipelines have errors: changes are not captured, or not delivered."""
 
     status: Literal["unhealthy"] = "unhealthy"
     failed_pipelines: list[str]
+    problems: Annotated[
+        dict[str, list[Trouble]], Field(description="What is wrong, by pipeline, errors first.")
+    ]
 
 
 class LogLevel(BaseModel):

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.shapes import Ops, PipeInfo, SinkCheckpoint
+from deltaforge_dagster.api.shapes import Ops, PipeInfo, SinkCheckpoint, Trouble
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.health import Health, health
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.specs import kept_form
 from deltaforge_dagster.state.records import CheckpointRow
@@ -24,8 +24,19 @@ def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
     """Return a pipeline with its status."""
     now = health(store, pipeline)
     spec = shown(pipeline.spec) if isinstance(pipeline, LoadedPipeline) else None
-    error = None if now.error is None else mask(now.error)
-    return PipeInfo(name=pipeline.name, status=now.status, spec=spec, error=error)
+    return PipeInfo(
+        name=pipeline.name,
+        status=now.status,
+        spec=spec,
+        error=None if now.error is None else mask(now.error),
+        problems=troubles(now),
+        seen_at=now.seen_at,
+    )
+
+
+def troubles(now: Health) -> list[Trouble]:
+    """Return what is wrong with a pipeline, without secrets."""
+    return [Trouble(**{**one.to_json(), "text": mask(one.text)}) for one in now.problems]
 
 
 def shown(spec: PipelineSpec) -> dict[str, Any]:

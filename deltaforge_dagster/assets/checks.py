@@ -34,6 +34,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
+from deltaforge_dagster.pipeline.health import Problem, capture_problem
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
 from deltaforge_dagster.sources.findings import Finding
@@ -108,16 +109,27 @@ def evaluate(
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
     yield from kept_back(store, loaded)
-    yield _evaluation(changes, SOURCE_CHECK, source_error, {})
+    problem = capture_problem(store, loaded)
+    if source_error is not None:
+        problem = Problem("source", "error", source_error)
+    yield source_evaluation(loaded.name, problem)
     yield _preflight(changes, findings)
     yield from delivered(store, loaded)
     yield from freshness(store, loaded)
     yield from sensing_checks(store, loaded)
 
 
-def source_evaluation(pipeline: str, problem: str | None) -> dg.AssetCheckEvaluation:
-    """Return the outcome of the check `source`; `problem` is None when it can be read."""
-    return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, problem, {})
+def source_evaluation(pipeline: str, problem: Problem | None) -> dg.AssetCheckEvaluation:
+    """Return the outcome of the check `source`; `problem` is what keeps changes from being captured."""
+    text = None
+    if problem is not None:
+        text = problem.text + (f"; run: {problem.remedy}" if problem.remedy else "")
+    return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})
+
+
+def preflight_evaluation(pipeline: str, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
+    """Return the outcome of the check `preflight`."""
+    return _preflight(asset_key(pipeline, CHANGES), findings)
 
 
 def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:

@@ -3,6 +3,8 @@
 Imported by the op when it runs, not by the definitions: Spark and the kernels take seconds.
 """
 
+import logging
+import threading
 import time
 from collections.abc import Mapping
 
@@ -10,18 +12,24 @@ import dagster as dg
 
 from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.counted import counted
-from deltaforge_dagster.pipeline.snapshot_life import Life
+from deltaforge_dagster.pipeline.snapshot_life import Life, living
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
+from deltaforge_dagster.pipeline.snapshot_wish import wish
+from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.work import begin
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
 
+logger = logging.getLogger(__name__)
+
 _SNAPSHOT = "snapshot"
 _READING = "reading"
 _PUBLISH_SECONDS = 5.0
+_STOP_SECONDS = 30.0
 
 
 def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
@@ -30,7 +38,7 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     Raises:
         DeltaforgeError: It cannot be done; the message says why.
     """
-    shown = _Shown(context, opened.store, loaded.name)
+    shown = ChunksShown(context, opened.store, loaded.name)
     only = None
     if context.run.tags.get(RUN_TAG) != "snapshot" or context.run.parent_run_id is not None:
         only = _chosen(context, loaded, opened.store)
@@ -63,7 +71,78 @@ def _chosen(
     return chosen
 
 
-class _Shown:
+class SnapshotBeside:
+    """Reads, beside a live run that no sensor has started, the snapshot that the pipeline wants.
+
+    Under Dagster's daemon a sensor starts a run of its own for it. Here a thread does the same, unless
+    such a run is at work. The live run takes over what is read, and must not end before (`reading`).
+
+    Args:
+        context: Of the live run.
+        loaded: The pipeline.
+        tools: Store, journal, Spark sessions and source.
+
+    Attributes:
+        error: Why it could not be read.
+    """
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools
+    ) -> None:
+        self.error: DeltaforgeError | None = None
+        self._context = context
+        self._loaded = loaded
+        self._tools = tools
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        row = begin(tools.store, loaded, tools.build_source)
+        wanted = row.want == "running" and wish(tools.store, loaded, row) is not None
+        if wanted and not living(tools.store, loaded.name):
+            self._thread = threading.Thread(target=self._read, name="snapshot", daemon=True)
+            self._thread.start()
+
+    @property
+    def reading(self) -> bool:
+        """Whether chunks are still being read."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def end(self) -> None:
+        """Read no further chunk."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+
+    def _read(self) -> None:
+        try:
+            shown = ChunksShown(self._context, self._tools.store, self._loaded.name)
+            SnapshotRun(
+                self._loaded,
+                self._tools,
+                warn=self._context.log.warning,
+                progress=lambda found: self._progress(shown, found),
+            ).execute()
+            shown.publish()
+        except _Stopped:
+            pass
+        except DeltaforgeError as error:
+            self.error = error
+        except Exception as error:
+            broke = f"{self._loaded.name}: reading a snapshot broke: {error!r}"
+            self.error = DeltaforgeError(broke)
+            self.error.__cause__ = error
+            logger.exception("reading a snapshot broke")
+
+    def _progress(self, shown: "ChunksShown", found: Mapping[str, SnapshotProgress]) -> None:
+        if self._stopped.is_set():
+            raise _Stopped("the run has ended")
+        shown.progress(found)
+
+
+class _Stopped(DeltaforgeError):  # noqa: N818 - nothing went wrong
+    """The live run has ended; another one goes on reading."""
+
+
+class ChunksShown:
     """Shows chunks as partitions, and a materialization of each that was read."""
 
     def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:

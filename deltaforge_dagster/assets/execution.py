@@ -11,9 +11,12 @@ from contextlib import contextmanager, suppress
 import dagster as dg
 
 from deltaforge_dagster.assets.checks import evaluate
+from deltaforge_dagster.assets.chunks import SnapshotBeside
 from deltaforge_dagster.assets.names import (
     CAUGHT_UP_METADATA,
+    COMMAND,
     OUTCOME_METADATA,
+    REASON_TAG,
     RUN_TAG,
     UNTIL_TAG,
     asset_key,
@@ -90,18 +93,46 @@ class _RunObserver:
 
 def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
     observer = _RunObserver(context, tools, loaded.name)
+    beside = None
+    if context.run.tags.get(REASON_TAG) == COMMAND:
+        beside = SnapshotBeside(context, loaded, tools)
     run = LiveRun(
         loaded,
         tools,
         context.run.run_id,
         observer,
         until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
+        awaits=lambda: beside is not None and beside.reading,
     )
-    with _failures_counted(tools, loaded.name):
-        outcome = run.execute()
+    try:
+        with _failures_counted(tools, loaded.name):
+            outcome = run.execute()
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        if run.interrupted is not None:
+            _report(context, loaded, run.interrupted)
+        raise
+    finally:
+        if beside is not None:
+            beside.end()
     if not outcome.held:
         context.log.info("another run holds pipeline %s; nothing to do", loaded.name)
         return
+    _report(context, loaded, outcome)
+    try:
+        _evaluate(context, loaded, tools, outcome.capture_error)
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        # All work is done and recorded by now; it would look as if it had been cut short.
+        context.log.info("asked to end: the next run evaluates the checks")
+    problem = failure_of(outcome)
+    if problem is None and beside is not None and beside.error is not None:
+        problem = f"the snapshot could not be read: {beside.error}"
+    if problem is not None:
+        tools.store.count(loaded.name, run_failure("failed"))
+        raise dg.Failure(problem, allow_retries=False)
+
+
+def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: RunOutcome) -> None:
+    """Show at `changes` what a run did."""
     context.log.info(_summary(outcome))
     context.log_event(
         dg.AssetObservation(
@@ -114,15 +145,6 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
             },
         )
     )
-    try:
-        _evaluate(context, loaded, tools, outcome.capture_error)
-    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-        # All work is done and recorded by now; it would look as if it had been cut short.
-        context.log.info("asked to end: the next run evaluates the checks")
-    problem = failure_of(outcome)
-    if problem is not None:
-        tools.store.count(loaded.name, run_failure("failed"))
-        raise dg.Failure(problem, allow_retries=False)
 
 
 @contextmanager
@@ -164,9 +186,12 @@ def _source_problem(tools: Tools) -> str | None:
 
 
 def failure_of(outcome: RunOutcome) -> str | None:
-    """Return why a run failed: capture failed, or every sink is down; None otherwise."""
-    if outcome.reason == "capture failed":
+    """Return why a run failed: capture or the lease failed, or every sink is down; None otherwise."""
+    asked = outcome.reason in {"asked", "paused", "stopped", "pipeline file changed"}
+    if outcome.capture_error is not None and not asked:
         return f"capture failed: {outcome.capture_error}"
+    if outcome.reason == "lease lost":
+        return "the lease was lost: the state store could not be reached, or another run has taken over"
     attached = outcome.delivered.keys() - set(outcome.detached)
     if attached and attached == outcome.sink_errors.keys():
         problems = [f"{sink}: {error}" for sink, error in sorted(outcome.sink_errors.items())]

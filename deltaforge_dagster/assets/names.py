@@ -26,6 +26,8 @@ to sinks that have them what today's processors make of them; `preview` only sho
 would be.
 """
 REASON_TAG = "deltaforge/reason"
+COMMAND = "command"
+"""The reason of a live run that `deltaforge run` has started, and no sensor."""
 UNTIL_TAG = "deltaforge/until"
 """`caught up` lets a live run end as soon as there is nothing more to do."""
 OUTCOME_METADATA = "outcome"

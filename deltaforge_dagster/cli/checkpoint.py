@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import answers, moment, position
+from deltaforge_dagster.cli.output import answers, moment, position, size
 from deltaforge_dagster.cli.selection import select_pipeline
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.errors import NotAllowed, SettingsError
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.begin_anew import begin_anew
+from deltaforge_dagster.pipeline.catalog import of_row
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.first_start import sink_positions
+from deltaforge_dagster.pipeline.work import ensure_start
+from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
@@ -79,19 +84,23 @@ def reset(
         bool,
         typer.Option("--all", help="Forget journal and positions: begin as a new pipeline would."),
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --all: do not ask.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Let one sink go on somewhere else in the journal, or all of the pipeline begin anew.
 
     No run may hold the pipeline. Going back delivers again, unmarked. Going forward skips: what
     lies between never arrives.
+
+    With --all a replication slot from which nothing can be read any more is made anew. On a terminal it is
+    said first what is deleted, and asked.
     """
     with opened_store() as store:
         before = known_pipeline(store, pipeline)
         if everything:
             if sink is not None or to is not None:
                 raise NotAllowed("--all is the whole pipeline: leave --sink and --to out")
-            said = _reset_all(store, before)
+            said = _reset_all(store, before, ask=not yes and sys.stdin.isatty())
         elif sink is None or to is None:
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
         else:
@@ -175,12 +184,64 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
     return f"{sink} goes on with segment {after.segment + 1:,}: {_change(before, after)}."
 
 
-def _reset_all(store: StateStore, before: PipelineRow) -> str:
-    after = begin_anew(store, Journal(Settings.from_env().journal_url), before)
-    return (
-        f"{before.name} begins anew with segment {after.next_segment:,}, where a new pipeline would: "
-        "PostgreSQL has what the slot still holds, MySQL what is committed from then on."
-    )
+def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
+    """Let a pipeline begin anew; say what was deleted, and before that, on a terminal, what will be.
+
+    Raises:
+        NotAllowed: A run holds the pipeline.
+        Abort: Whoever was asked does not want it.
+    """
+    settings = Settings.from_env()
+    lease = store.lease(before.name)
+    if lease is not None and lease.held_at(store.now()):
+        raise NotAllowed(
+            f"pipeline {before.name!r} is held by run {lease.run_id}; stop it, then reset"
+        )
+    file = of_row(before, installed_files(store))
+    source = build_source(file.spec) if isinstance(file, LoadedPipeline) else None
+    try:
+        unread = "" if source is not None else "its file cannot be loaded"
+        dropped: list[str] = []
+        if source is not None:
+            try:
+                dropped = source.reset(dry_run=True)
+            except DeltaforgeError as error:
+                unread = str(error)
+        if ask:
+            typer.echo("\n".join(["This deletes:", *_deleted(store, before, dropped)]), err=True)
+            typer.confirm("Go on?", abort=True, err=True)
+        after = begin_anew(store, Journal(settings.journal_url), before)
+        where = (
+            "where a new pipeline would: PostgreSQL has what the slot still holds, MySQL what is committed "
+            "from then on"
+        )
+        if source is not None and dropped:
+            assert isinstance(file, LoadedPipeline)
+            source.reset(dry_run=False)
+            after = ensure_start(store, file, after, source)
+            where = (
+                f"at {position(after.start_position)}; dropped and made anew: {', '.join(dropped)}"
+            )
+    finally:
+        if source is not None:
+            source.close()
+    said = f"{before.name} begins anew with segment {after.next_segment:,}, {where}."
+    return said + (f" The source was not looked at: {unread}." if unread else "")
+
+
+def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> list[str]:
+    """Return what `reset --all` deletes, a line each."""
+    lines = [
+        f"  the journal of {row.name} ({size(store.journal_bytes(row.name))}), its ranges and positions"
+    ]
+    for one in store.checkpoints(row.name).values():
+        behind = segments_behind(row, one)
+        if behind:
+            lines.append(f"  {counted(behind, 'segment')} that sink {one.sink} does not have yet")
+    held = [hold.subject for hold in store.holds(row.name) if hold.state != "journaled"]
+    if held:
+        lines.append(f"  what is held of {', '.join(held)}")
+    return lines + [f"  {one}" for one in dropped]
 
 
 def _as_json(row: PipelineRow, checkpoints: dict[str, CheckpointRow]) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class DagsterProcesses:
         os.environ["DAGSTER_HOME"] = str(dagster_home)
         if not os.environ.get("DAGSTER_GRPC_TIMEOUT_SECONDS"):
             os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(ANSWER_SECONDS)
+        if not os.environ.get("DELTAFORGE_DAGSTER_URL"):
+            os.environ["DELTAFORGE_DAGSTER_URL"] = f"http://127.0.0.1:{port}"
         # Processes that make Dagster's SQLite tables at the same time leave them unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         started = cls(f"http://127.0.0.1:{port}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from deltaforge_dagster.cli.dagster_processes import DagsterProcesses, wait_for_interrupt
+from deltaforge_dagster.cli.output import moment, position
 from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.work import begin
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
+from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 
@@ -41,31 +45,63 @@ def dev(
     if not pipelines:
         console.print(
             f"[yellow]{escape(str(settings.pipelines))} holds no pipeline file yet.[/yellow] "
-            "After you have put one there, press Reload in the UI (Deployment)."
+            "One that you put there is taken up by itself."
         )
     for one in pipelines:
         if isinstance(one, BrokenPipeline):
             console.print(f"[red]{one.name} is left out:[/red] {escape(str(one.error))}")
     with _only_one(settings.home):
         _refuse_taken(port)
+        since = _begin(settings, pipelines)
         server = None
         if settings.spark_remote is None:
             console.print("Starting Spark (about 20 s) ...")
             server = SparkServer.ensure(settings.home)
         try:
-            _run(console, settings, port, len(pipelines))
+            _run(console, settings, port, since)
         finally:
             if server is not None:
                 server.stop()
 
 
-def _run(console: Console, settings: Settings, port: int, pipelines: int) -> None:
+def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
+    """Fix where each pipeline starts; return, a line each, since when changes are captured, or why not."""
+    said = []
+    with Platform(settings).open() as opened:
+        for one in pipelines:
+            if isinstance(one, BrokenPipeline):
+                continue
+            before = opened.store.pipeline(one.name)
+            try:
+                row = begin(opened.store, one, opened.source_builder(one))
+            except DeltaforgeError as error:
+                said.append(
+                    f"[yellow]{one.name}: nothing is captured yet:[/yellow] {escape(str(error))}; it is "
+                    "tried again with each tick of its sensor"
+                )
+                continue
+            if row.want != "running":
+                said.append(f"{one.name} is {row.want}")
+            elif before is None or before.start_position is None:
+                said.append(
+                    f"{one.name}: capturing since {moment(opened.store.now())} "
+                    f"({position(row.start_position)})"
+                )
+            else:
+                where = position(row.captured_position or row.start_position)
+                said.append(f"{one.name}: goes on where it was ({where})")
+    return said
+
+
+def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) -> None:
     """Run Dagster's processes until somebody interrupts."""
     console.print("Starting Dagster ...")
     processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
     try:
+        for line in since:
+            console.print(line)
         console.print(
-            f"[bold]{processes.ui}[/bold] shows {counted(pipelines, 'pipeline')} of "
+            f"[bold]{processes.ui}[/bold] shows {counted(len(since), 'pipeline')} of "
             f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
             "Ctrl-C ends all."
         )

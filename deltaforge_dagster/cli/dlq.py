@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, duration
+from deltaforge_dagster.cli.output import answers, duration, print_answer
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.counted import counted
@@ -100,7 +100,7 @@ def show(
         ("key", row.row_key or "none"),
     ):
         facts.add_row(name, value)
-    answers().print(facts)
+    print_answer(facts)
     typer.echo(row.event)
 
 

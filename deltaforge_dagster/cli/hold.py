@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, duration, position, say, size
+from deltaforge_dagster.cli.output import duration, position, print_answer, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.counted import counted
@@ -49,7 +49,7 @@ def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
             position(one.since_position),
             one.reason,
         )
-    answers().print(table if holds else "Nothing is held.")
+    print_answer(table if holds else "Nothing is held.")
 
 
 @app.command()

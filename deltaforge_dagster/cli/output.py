@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 _UNFOLDED = 10_000
@@ -35,6 +35,18 @@ def answers() -> Console:
     return console
 
 
+def print_answer(shown: RenderableType) -> None:
+    """Print a command's answer to standard output; in a file or a pipe, lines end where their text does."""
+    console = answers()
+    if console.is_terminal:
+        console.print(shown)
+        return
+    with console.capture() as capture:
+        console.print(shown)
+    for line in capture.get().splitlines():
+        typer.echo(line.rstrip())
+
+
 def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a table without lines, whose cells are folded where the terminal is narrow."""
     table = Table(box=None, pad_edge=False)
@@ -48,7 +60,7 @@ def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
     """Print such a table, or what there is to say when it has no rows."""
     shown = grid(headings, rows) if rows else nothing
-    answers().print(shown)
+    print_answer(shown)
 
 
 def size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Everything that `deltaforge status` says of a pipeline, read from the state store at one time.
+"""Everything that `deltaforge status` says of a pipeline, read from its file and the state store.
 
 No server is asked. Display (`status_display`) and JSON are two views of the same values.
 """
@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.health import Health, health, health_without_file
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.state.records import (
     CheckpointRow,
@@ -54,6 +56,7 @@ class Overview:
         holds: What is kept back.
         dead_letters: How full the queue is.
         snapshot: The newest snapshot with how far each table is, None when there is none.
+        health: Whether it works, and what is wrong.
         now: The store's time.
     """
 
@@ -65,19 +68,8 @@ class Overview:
     holds: Sequence[HoldRow]
     dead_letters: DeadLetterDepth
     snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
+    health: Health
     now: float
-
-    @property
-    def status(self) -> str:
-        """Return `running`, `paused` or `stopped`, as it is wanted; `failed` when it cannot run."""
-        failed = self.pipeline.failure is not None and self.pipeline.want == "running"
-        return "failed" if failed else self.pipeline.want
-
-    @property
-    def problem(self) -> str | None:
-        """Return why nothing is captured until a person acts, None while all is well."""
-        failure = self.pipeline.failure
-        return None if failure is None else str(json.loads(failure)["message"])
 
     @property
     def lag_seconds(self) -> float:
@@ -90,8 +82,7 @@ class Overview:
         held = lease is not None and lease.held_at(self.now)
         return {
             "name": row.name,
-            "status": self.status,
-            "problem": self.problem,
+            **_health_json(self.health),
             "lag_seconds": round(self.lag_seconds, 3),
             "captured_position": _fields(row.captured_position or row.start_position),
             "committed_position": _fields(row.confirmed_position),
@@ -138,8 +129,36 @@ class Overview:
         }
 
 
-def overview(store: StateStore, row: PipelineRow) -> Overview:
-    """Return how a pipeline stands."""
+@dataclass(frozen=True, slots=True)
+class NotBegun:
+    """A pipeline that has a file, and that nothing has worked on yet."""
+
+    name: str
+    health: Health
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known of it as JSON values."""
+        return {"name": self.name, **_health_json(self.health)}
+
+
+def _health_json(found: Health) -> dict[str, Any]:
+    return {
+        "status": found.status,
+        "problem": found.error,
+        "well": found.well,
+        "problems": [one.to_json() for one in found.problems],
+        "seen_at": found.seen_at,
+    }
+
+
+def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> Overview:
+    """Return how a pipeline stands.
+
+    Args:
+        store: The state store.
+        row: The pipeline.
+        file: Its file, None where it is not among the installation's.
+    """
     now = store.now()
     newest = store.ranges(row.name, newest_first=True, limit=1)
     snapshots = store.snapshots(row.name, newest=1)
@@ -154,6 +173,7 @@ def overview(store: StateStore, row: PipelineRow) -> Overview:
         snapshot=(snapshots[0], store.snapshot_progress(row.name, snapshots[0].snapshot))
         if snapshots
         else None,
+        health=health_without_file(store, row) if file is None else health(store, file),
         now=now,
     )
 

@@ -11,7 +11,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, moment, size
+from deltaforge_dagster.cli.output import moment, print_answer, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.state.records import CheckpointRow, RangeRow
 
@@ -56,7 +56,7 @@ def ranges(
             *(_SAID[_delivered(row, one)] for one in checkpoints.values()),
             "all" if len(told) == len(checkpoints) + 1 else ", ".join(told) or "no",
         )
-    answers().print(table if rows else "No range yet.")
+    print_answer(table if rows else "No range yet.")
 
 
 _SAID: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}

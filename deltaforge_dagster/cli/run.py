@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from deltaforge_dagster.assets.names import (
     CAUGHT_UP_METADATA,
+    COMMAND,
     OUTCOME_METADATA,
     REASON_TAG,
     RUN_TAG,
@@ -36,6 +37,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.committed import committed_without
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.replay import split_by_delivery
 from deltaforge_dagster.resources.platform import Platform
@@ -57,28 +59,55 @@ def run(
 ) -> None:
     """Capture and deliver until nothing has happened for a while; Ctrl-C ends in order.
 
-    The exit code is 1 when capture failed, every sink is down, or another run is working on the
-    pipeline.
+    The exit code is 1 when the source could not be read, a sink that the commit policy waits for is behind
+    and fails, the lease was lost, or another run is working on the pipeline. A sink that is not required
+    may fail: the answer names it.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
-    tags = {RUN_TAG: "live", REASON_TAG: "command"}
+    tags = {RUN_TAG: "live", REASON_TAG: COMMAND}
     if until_caught_up:
         tags[UNTIL_TAG] = "caught up"
-    with _progress(settings, loaded):
-        result = _execute(settings, loaded, tags=tags)
-    outcome = _outcome(result)
-    if json_output:
-        typer.echo(json.dumps({"pipeline": loaded.name, "success": result.success, **outcome}))
-    elif "error" in outcome:
-        raise DeltaforgeError(outcome["error"])
-    elif outcome["reason"] == "held elsewhere":
-        raise NotAllowed(f"another run is working on pipeline {loaded.name}")
-    else:
-        typer.echo(_sentence(outcome))
-        for sink, error in sorted(outcome["sink_errors"].items()):
-            typer.echo(f"{sink} is behind, and fails: {error}")
-    if not result.success or outcome.get("reason") == "held elsewhere":
+    outcome: dict[str, Any] = {"reason": "interrupted"}
+    success = False
+    try:
+        with _progress(settings, loaded):
+            result = _execute(settings, loaded, tags=tags)
+        outcome = _outcome(result)
+        success = result.success and _delivered(loaded, outcome)
+    finally:
+        if json_output:
+            typer.echo(json.dumps({"pipeline": loaded.name, "success": success, **outcome}))
+    if outcome.get("reason") == "interrupted":
+        raise KeyboardInterrupt
+    if not json_output:
+        _tell(loaded.name, outcome)
+    if not success:
         raise typer.Exit(1)
+
+
+def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
+    """Whether the sinks that the commit policy waits for have everything, as far as they do not fail."""
+    if outcome["reason"] == "held elsewhere":
+        return False
+    failing = outcome["sink_errors"].keys() & outcome["behind"].keys()
+    return committed_without(loaded.spec, failing)
+
+
+def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
+    """Say what a run did, or why it did nothing.
+
+    Raises:
+        DeltaforgeError: It did nothing.
+    """
+    if "error" in outcome:
+        raise DeltaforgeError(outcome["error"])
+    if outcome["reason"] == "held elsewhere":
+        raise DeltaforgeError(f"another run is working on pipeline {pipeline}")
+    typer.echo(_sentence(outcome))
+    if outcome["capture_error"] is not None:
+        typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
+    for sink, error in sorted(outcome["sink_errors"].items()):
+        typer.echo(f"{sink} is behind, and fails: {error}")
 
 
 def replay(
@@ -165,12 +194,7 @@ def _execute(
 
 
 def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """Return what the run said of itself, or its error.
-
-    Raises:
-        KeyboardInterrupt: It was interrupted outside of what ends in order: Dagster makes that a
-            failure, with a stack.
-    """
+    """Return what the run said of itself, or its error; Dagster makes an interrupt a failure, with a stack."""
     for event in result.all_events:
         if event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
@@ -179,7 +203,7 @@ def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
         if event.is_step_failure:
             error = event.step_failure_data.error
             if error is not None and error.cls_name == _INTERRUPTED:
-                raise KeyboardInterrupt
+                return {"reason": "interrupted"}
             failure = event.step_failure_data.user_failure_data
             described = failure.description if failure is not None else None
             return {"error": described or str(error)}
@@ -242,4 +266,16 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
         for one in store.checkpoints(pipeline).values()
     )
-    return f"{pipeline}: captured {counted(end, 'segment')}; delivered {sinks}"
+    return f"{pipeline}: {_reading(store, pipeline)}captured {counted(end, 'segment')}; delivered {sinks}"
+
+
+def _reading(store: StateStore, pipeline: str) -> str:
+    """Return how far the snapshot is that is being read; empty without one."""
+    snapshot = store.unfinished_snapshot(pipeline)
+    if snapshot is None:
+        return ""
+    progress = store.snapshot_progress(pipeline, snapshot.snapshot).values()
+    read = sum(one.read + one.spliced for one in progress)
+    chunks = sum(one.chunks for one in progress)
+    rows = sum(one.rows for one in progress)
+    return f"snapshot {read:,} of {counted(chunks, 'chunk')}, {counted(rows, 'row')}; "

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 
 from deltaforge_dagster.api.app import build_app, build_metrics_app
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.dagster_reload import DagsterReload
 from deltaforge_dagster.api.guard import DEFAULT_LIMITS, Limits, is_loopback
 from deltaforge_dagster.api.readiness import watched
 from deltaforge_dagster.config.logs import setup_logs
@@ -23,6 +22,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.errors import NotAllowed, SpecError
+from deltaforge_dagster.pipeline.catalog import AnyPipeline, installed, kept
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -33,6 +34,18 @@ def opened_store() -> Iterator[StateStore]:
         yield store
     finally:
         store.close()
+
+
+def installed_files(store: StateStore) -> list[AnyPipeline]:
+    """Return the pipelines of files and store; without a folder of files those of the store alone.
+
+    What has run then was started with its file's path (`catalog.of_row`).
+    """
+    settings = Settings.from_env()
+    try:
+        return installed(settings, store)
+    except SpecError:
+        return kept(store, strict=settings.strict)
 
 
 def known_pipeline(store: StateStore, name: str) -> PipelineRow:

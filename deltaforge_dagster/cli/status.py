@@ -1,4 +1,4 @@
-"""`deltaforge status`: every pipeline on one screen, from the state store alone."""
+"""`deltaforge status`: every pipeline on one screen, from the pipeline files and the state store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from deltaforge_dagster.cli.options import JsonOption
-from deltaforge_dagster.cli.output import answers
-from deltaforge_dagster.cli.overview import Overview, overview
-from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.cli.output import answers, print_answer
+from deltaforge_dagster.cli.overview import NotBegun, Overview, overview
+from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.cli.status_display import screen
 from deltaforge_dagster.errors import Retryable
+from deltaforge_dagster.pipeline.catalog import of_row
+from deltaforge_dagster.pipeline.health import health
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -35,6 +37,9 @@ def status(
 
     No server but the state store is asked. With --watch and --json there is one object a line; Ctrl-C
     ends it.
+
+    The exit code is 1 when a pipeline is not well: its file is broken, its changes are not captured, or a
+    sink that the commit policy waits for fails. It is 0 for warnings, and for what people paused or stopped.
     """
     with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
         if not watch:
@@ -42,7 +47,9 @@ def status(
             if json_output:
                 _print_json(found)
             else:
-                answers().print(screen(found))
+                print_answer(screen(found))
+            if not all(one.health.well for one in found):
+                raise typer.Exit(1)
         elif json_output:
             while True:
                 _print_json(_found(store, pipelines))
@@ -51,12 +58,23 @@ def status(
             _watch(store, pipelines, interval)
 
 
-def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview]:
-    rows = [known_pipeline(store, name) for name in names] if names else store.pipelines()
-    return [overview(store, row) for row in rows]
+def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
+    files = installed_files(store)
+    rows = {row.name: row for row in store.pipelines()}
+    unbegun = {one.name: one for one in files if one.name not in rows}
+    for name in names or ():
+        if name not in unbegun:
+            known_pipeline(store, name)
+    chosen = sorted({*rows, *unbegun} if not names else set(names))
+    return [
+        overview(store, rows[name], of_row(rows[name], files))
+        if name in rows
+        else NotBegun(name, health(store, unbegun[name]))
+        for name in chosen
+    ]
 
 
-def _print_json(found: Sequence[Overview]) -> None:
+def _print_json(found: Sequence[Overview | NotBegun]) -> None:
     typer.echo(json.dumps({"pipelines": [one.to_json() for one in found]}))
 
 

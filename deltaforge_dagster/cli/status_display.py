@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.padding import Padding
@@ -10,20 +10,51 @@ from rich.table import Table
 from rich.text import Text
 
 from deltaforge_dagster.cli.output import duration, position, size
-from deltaforge_dagster.cli.overview import Overview, SinkView
+from deltaforge_dagster.cli.overview import NotBegun, Overview, SinkView
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.health import Health
 from deltaforge_dagster.state.records import DeadLetterDepth, HoldRow, LeaseRow, RangeRow
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
 
 
-def screen(found: Sequence[Overview]) -> RenderableType:
+def screen(found: Sequence[Overview | NotBegun]) -> RenderableType:
     """Return the picture of all pipelines."""
     blocks: list[RenderableType] = []
     for one in found:
-        blocks += [_pipeline(one), _sinks(one), ""]
+        if isinstance(one, NotBegun):
+            blocks += [_title(one.name, one.health, 0.0), *_problems(one.health, None), ""]
+        else:
+            blocks += [_pipeline(one), _sinks(one), ""]
     return Group(*blocks[:-1] or ["No pipeline has run yet."])
+
+
+def _title(name: str, health: Health, lag_seconds: float) -> Text:
+    lag = f"  lag {duration(lag_seconds)}" if lag_seconds >= 1 else ""
+    warned = "" if health.status == "failed" or not health.problems else "  with problems"
+    return Text.assemble(
+        (name, "bold"),
+        "  ",
+        (health.status, _STATUS_STYLES[health.status]),
+        (warned, "yellow"),
+        (lag, "yellow"),
+    )
+
+
+def _problems(health: Health, now: float | None) -> Iterator[RenderableType]:
+    """Yield what is wrong: what, since when, when it is tried again, and what to do."""
+    for one in health.problems:
+        style = "red" if one.severity == "error" else "yellow"
+        text = f"{one.severity}: {one.subject}: {one.text}"
+        if now is not None and one.since is not None:
+            text += f" (for {duration(now - one.since)})"
+        if now is not None and one.next_attempt_at is not None:
+            left = one.next_attempt_at - now
+            text += f"; next attempt {f'in {duration(left)}' if left >= 1 else 'now'}"
+        yield Padding(Text(text, style=style), (0, 0, 0, 2))
+        if one.remedy is not None:
+            yield Padding(Text(f"run: {one.remedy}"), (0, 0, 0, 4))
 
 
 def _pipeline(one: Overview) -> RenderableType:
@@ -31,8 +62,6 @@ def _pipeline(one: Overview) -> RenderableType:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    if one.problem is not None:
-        facts.add_row("  failed", Text(one.problem, style="red"))
     facts.add_row(
         "  captured",
         f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
@@ -50,11 +79,23 @@ def _pipeline(one: Overview) -> RenderableType:
         facts.add_row("  snapshot", _snapshot(one))
     facts.add_row("  range", _range(one.newest, now) if one.newest else "none yet")
     facts.add_row("  lease", _lease(one.lease, now))
-    lag = f"  lag {duration(one.lag_seconds)}" if one.lag_seconds >= 1 else ""
-    title = Text.assemble(
-        (row.name, "bold"), "  ", (one.status, _STATUS_STYLES[one.status]), (lag, "yellow")
-    )
-    return Group(title, facts)
+    facts.add_row("  seen", _seen(one))
+    title = _title(row.name, one.health, one.lag_seconds)
+    return Group(title, *_problems(one.health, now), facts)
+
+
+def _seen(one: Overview) -> str:
+    """Return the newest proof that somebody works on it, or would."""
+    if one.lease is not None and one.lease.held_at(one.now):
+        return "a run is at work"
+    seen = one.health.seen_at
+    ago = "by nobody yet" if seen is None else f"{duration(one.now - seen)} ago"
+    row = one.pipeline
+    if row.ticked_at is None:
+        return f"{ago}; no sensor looks at it, only `deltaforge run` works on it"
+    source = row.source_seen_at
+    answered = "" if source is None else f"; the source answered {duration(one.now - source)} ago"
+    return f"{ago} by a tick{answered}"
 
 
 def _hold(hold: HoldRow, now: float) -> str:

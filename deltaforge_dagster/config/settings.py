@@ -13,7 +13,8 @@ DELTAFORGE_STRICT          `true`: unknown fields of pipeline files   false
 DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        our own local server
                            server
 DELTAFORGE_API_TOKEN       what clients of the REST API must know      none: this machine only
-DELTAFORGE_DAGSTER_URL     webserver that the REST API has reload     none
+DELTAFORGE_DAGSTER_URL     webserver that is asked to reload when     that of `dev`
+                           pipelines change                           and `demo`
 DELTAFORGE_LOG             filter of logs (`config.logs`)             `info`
 DELTAFORGE_LOG_FORMAT      `json` or `text`                           by the terminal
 =========================  =========================================  =======================
@@ -44,6 +45,7 @@ class Settings:
         journal_url: fsspec URL of the journal's folder.
         spark_remote: Spark Connect URL; None for our own local server.
         strict: Whether unknown fields of pipeline files are errors.
+        dagster_url: Dagster's webserver, which is asked to reload when pipeline files change.
     """
 
     pipelines: Path
@@ -52,6 +54,7 @@ class Settings:
     journal_url: str = field(repr=False)
     spark_remote: str | None = field(repr=False)
     strict: bool = False
+    dagster_url: str | None = None
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -75,6 +78,7 @@ class Settings:
             journal_url=_journal_url(get("JOURNAL_URL") or str(home / "journal")),
             spark_remote=remote,
             strict=_flag("STRICT", get("STRICT")),
+            dagster_url=get("DAGSTER_URL"),
         )
 
 

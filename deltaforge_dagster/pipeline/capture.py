@@ -63,6 +63,8 @@ class Capture:
     Attributes:
         error: Why capture stopped for good, or the newest reason it is trying again.
         failed: Capture ended with an error that only a person can mend.
+        next_attempt_at: Monotonic time at which it tries again after `error`.
+        failing_since: Monotonic time since which nothing could be read; None while something can.
         passed: A position that the log has passed without a change for us, newer than
             everything captured, or None.
         in_transaction: Changes were read whose commit was not.
@@ -97,6 +99,8 @@ class Capture:
     ) -> None:
         self.error: DeltaforgeError | None = None
         self.failed = False
+        self.next_attempt_at = 0.0
+        self.failing_since: float | None = None
         self.passed: Position | None = None
         self.in_transaction = False
         self.reading = False
@@ -191,8 +195,10 @@ class Capture:
             except LeaseLost:
                 return
             except Retryable as error:
-                self.error = error
                 delay = backoff.next_delay()
+                self.next_attempt_at = time.monotonic() + delay
+                self.failing_since = self.failing_since or time.monotonic()
+                self.error = error
                 self._attempt += 1
                 self._failed("now", error, sleep_seconds=round(delay, 1))
                 self._stop.wait(delay)
@@ -271,7 +277,7 @@ class Capture:
                     if self._stop.is_set():
                         break
                     backoff.reset()
-                    self.error = None
+                    self.error = self.failing_since = None
                     self._attempt = 0
                     for one in self._gate.take(batch):
                         cutter.take(one)

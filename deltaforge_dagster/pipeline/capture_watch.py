@@ -1,14 +1,16 @@
-"""What a run notes of its capture in the state store: that it failed for good, or that it reads again."""
+"""What a run notes of its capture in the state store: that it fails, is tried again, or reads again."""
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
-from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.health import failure_of
-from deltaforge_dagster.state.records import Failure
+from deltaforge_dagster.pipeline.health import capture_failed, capture_works
 from deltaforge_dagster.state.store import StateStore
+
+_BRIEF_SECONDS = 2.0
+"""A connection that broke and is back within this time is no news."""
 
 
 class CaptureWatch:
@@ -22,25 +24,38 @@ class CaptureWatch:
     def __init__(self, store: StateStore, name: str) -> None:
         self._store = store
         self._name = name
-        self._said: Literal["nothing", "well", "failed"] = "nothing"
+        self._said: Literal["nothing", "well", "trouble", "failed"] = "nothing"
+        self._troubled_since: float | None = None
+        self._attempt: float | None = None
 
     def look(self, capture: Capture | None) -> None:
-        """Note that capture failed, or that it reads again."""
+        """Note what has changed since the last look."""
         if capture is None or self._said == "failed":
             return
-        if capture.failed and capture.error is not None:
-            self._note(capture.error)
+        error = capture.error
+        if error is None:
+            self._troubled_since = None
+            if self._said == "trouble" or (self._said == "nothing" and capture.has_read):
+                capture_works(self._store, self._name, "run")
+                self._said = "well"
+        elif capture.failed:
+            capture_failed(self._store, self._name, "run", error, None)
             self._said = "failed"
-        elif self._said == "nothing" and capture.error is None and capture.has_read:
-            self._note(None)
-            self._said = "well"
+        else:
+            self._trouble(capture)
 
-    def _note(self, error: DeltaforgeError | None) -> None:
-        row = self._store.pipeline(self._name)
-        known = None if row is None else failure_of(row)
-        if error is not None:
-            same = known is not None and known.message == str(error)
-            since = known.since if known is not None and same else self._store.now()
-            self._store.set_failure(self._name, Failure("run", error.kind, str(error), since))
-        elif known is not None:
-            self._store.set_failure(self._name, None)
+    def _trouble(self, capture: Capture) -> None:
+        """Note an error that may pass by itself, once it has lasted, and each time that it is tried again."""
+        assert capture.error is not None
+        now = time.monotonic()
+        if self._troubled_since is None:
+            self._troubled_since = now
+        if now - self._troubled_since < _BRIEF_SECONDS:
+            return
+        attempt = capture.next_attempt_at
+        if self._said == "trouble" and attempt == self._attempt:
+            return
+        left = max(0.0, attempt - now)
+        at = self._store.now() + left
+        capture_failed(self._store, self._name, "run", capture.error, at)
+        self._said, self._attempt = "trouble", attempt

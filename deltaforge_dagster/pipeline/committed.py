@@ -9,7 +9,7 @@ A hold keeps the position before its first event until the sinks that count have
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.positions import Position, parse_position
@@ -22,6 +22,14 @@ def counted_sinks(spec: PipelineSpec) -> list[str]:
     if spec.spec.commit_policy.mode == "required":
         return [sink.id for sink in sinks if sink.required]
     return [sink.id for sink in sinks]
+
+
+def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
+    """Say whether the commit policy is content although some sinks do not have everything."""
+    counted = counted_sinks(spec)
+    policy = spec.spec.commit_policy
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
+    return sum(sink not in failing for sink in counted) >= needed
 
 
 def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> list[str]:

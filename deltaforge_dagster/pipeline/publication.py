@@ -59,12 +59,13 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     versions = RangeVersions(store, pipeline)
     now, lease = store.now(), store.lease(pipeline)
     files = {number: _file(store, pipeline, row) for number, row in ranges.items()}
+    captured = {number: _captured_at(store, pipeline, row) for number, row in ranges.items()}
     sensed = {CHANGES: store.sensing_facts(pipeline)}
     return [
         Publication(
             number,
             asset,
-            _metadata(ranges[number], asset, checkpoints, now)
+            _metadata(ranges[number], asset, checkpoints, now, captured[number])
             | counted[number]
             | sensed.get(asset, {}),
             versions.of(ranges[number], None if asset == CHANGES else asset),
@@ -88,7 +89,8 @@ def publication_of(
     row = store.range(pipeline, number)
     if row is None:
         raise NotAllowed(f"{pipeline}: there is no range {number}")
-    known = _metadata(row, asset, store.checkpoints(pipeline), store.now())
+    captured_at = _captured_at(store, pipeline, row)
+    known = _metadata(row, asset, store.checkpoints(pipeline), store.now(), captured_at)
     sink = None if asset == CHANGES else asset
     version = RangeVersions(store, pipeline).of(row, sink, reprocessed=reprocessed)
     file = _file(store, pipeline, row)
@@ -153,15 +155,24 @@ def _numbers(histories: Iterable[TableHistory], row: RangeRow) -> dict[str, Valu
 
 
 def _metadata(
-    row: RangeRow, asset: str, checkpoints: Mapping[str, CheckpointRow], now: float
+    row: RangeRow,
+    asset: str,
+    checkpoints: Mapping[str, CheckpointRow],
+    now: float,
+    captured_at: float,
 ) -> dict[str, Value]:
-    """Return what is told of a range: first how it went, which differs by asset, then its facts."""
-    ended_at = row.closed_at or row.opened_at
+    """Return what is told of a range: first how it went, which differs by asset, then its facts.
+
+    The lag counts from the range's last change to when that was captured, or when the sink had it.
+    """
+    ended_at = arrived_at = row.closed_at or row.opened_at
+    if asset == CHANGES:
+        arrived_at = captured_at
     ages = {sink: round(max(0.0, now - one.updated_at), 1) for sink, one in checkpoints.items()}
     own: dict[str, Value] = {f"checkpoint_age_seconds/{sink}": age for sink, age in ages.items()}
     if asset != CHANGES:
         checkpoint = checkpoints[asset]
-        ended_at = checkpoint.updated_at
+        ended_at = arrived_at = checkpoint.updated_at
         own = {
             "checkpoint_age_seconds": ages[asset],
             "checkpoint_segment": checkpoint.segment,
@@ -170,7 +181,7 @@ def _metadata(
         }
     seconds = max(ended_at - row.opened_at, 0.001)
     return {
-        "lag_seconds": round(max(0.0, ended_at - row.last_ts_us / 1e6), 3),
+        "lag_seconds": round(max(0.0, arrived_at - row.last_ts_us / 1e6), 3),
         "events_per_second": round(row.rows / seconds, 1),
         "bytes_per_second": round(row.bytes / seconds),
         **own,
@@ -183,6 +194,12 @@ def _run_id(lease: LeaseRow | None, row: RangeRow, asset: str) -> str | None:
     if lease is None or (asset == CHANGES and row.epoch != lease.epoch):
         return None
     return lease.run_id
+
+
+def _captured_at(store: StateStore, pipeline: str, row: RangeRow) -> float:
+    """Return when a range's last segment was captured; when the range was closed, if that is gone."""
+    segment = store.segment(pipeline, row.last_segment)
+    return row.closed_at or row.opened_at if segment is None else segment.created_at
 
 
 def _file(store: StateStore, pipeline: str, row: RangeRow) -> str | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -35,6 +35,7 @@ from deltaforge_dagster.pipeline.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.gate import Gate
+from deltaforge_dagster.pipeline.health import with_remedy
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.lease import HeldLease
@@ -44,6 +45,7 @@ from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
+from deltaforge_dagster.pipeline.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
@@ -63,8 +65,8 @@ class RunOutcome:
 
     Attributes:
         reason: Why it ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
-            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`, or
-            `held elsewhere`.
+            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
+            `interrupted`, or `held elsewhere`.
         captured: Changes captured.
         delivered: Messages sent, by sink.
         capture_error: Why capture failed or is failing, None when it is well.
@@ -100,6 +102,9 @@ class RunOutcome:
 class LiveRun:
     """One live run of a pipeline.
 
+    Attributes:
+        interrupted: How far it had come when Ctrl-C or SIGTERM ended it; None otherwise.
+
     Args:
         loaded: The pipeline file.
         tools: Store, journal, Spark sessions, source and sinks.
@@ -107,6 +112,7 @@ class LiveRun:
         observer: Told what people should see.
         until_caught_up: End as soon as everything that the source had when the run began is
             captured and delivered (or its sinks are failing), instead of waiting for more.
+        awaits: Whether somebody is at work beside the run whose results it must not miss.
     """
 
     def __init__(
@@ -117,6 +123,7 @@ class LiveRun:
         observer: Observer,
         *,
         until_caught_up: bool = False,
+        awaits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loaded = loaded
         self._engine = loaded.spec.spec.engine
@@ -125,6 +132,8 @@ class LiveRun:
         self._run_id = run_id
         self._observer = observer
         self._until_caught_up = until_caught_up
+        self._awaits = awaits
+        self.interrupted: RunOutcome | None = None
         self._asked_to_end: str | None = None
         self._want: Want = "running"
         self._lease: HeldLease
@@ -132,6 +141,7 @@ class LiveRun:
         self._pressure: BackPressure
         self._capture: Capture | None = None
         self._warm_start: WarmStart | None = None
+        self._source_watch: SourceWatch | None = None
 
     def request_end(self, reason: str = "asked") -> None:
         """Ask the run to close its range and end; safe from any thread or signal handler."""
@@ -207,16 +217,22 @@ class LiveRun:
                 self._warm_start = WarmStart(
                     self._store, self._loaded.name, self._tools.build_source, self._observer.warn
                 )
+                self._source_watch = SourceWatch(
+                    self._store, self._loaded, self._tools.build_source, self._observer.warn
+                )
             ended = self._supervise(ranges, goal)
         except LeaseLost:
             ended = "lease lost"
         except BaseException as error:
             if not isinstance(error, Exception):
                 logger.info("asked to end: closes its range first")
+                ended = "interrupted"
             raise
         finally:
             with uninterrupted():
                 self._end(ranges, ended)
+                if ended == "interrupted":
+                    self.interrupted = self._outcome(ended, ranges)
         return self._outcome(ended, ranges)
 
     def _detach(self, sink_id: str, why: str) -> None:
@@ -313,6 +329,7 @@ class LiveRun:
             capture=self._capture,
             until_caught_up=self._until_caught_up,
             goal=goal,
+            awaits=self._awaits,
         )
         confirmer = Confirmer(self._loaded, self._store, self._lease)
         letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
@@ -343,8 +360,9 @@ class LiveRun:
     def _end(self, ranges: Ranges, reason: str) -> None:
         """Stop capture first, then let the sinks finish what they are sending."""
         try:
-            if self._warm_start is not None:
-                self._warm_start.end()
+            for helper in (self._warm_start, self._source_watch):
+                if helper is not None:
+                    helper.end()
             if self._capture is not None:
                 self._capture.stop()
             if not self._lease.lost.is_set():
@@ -371,7 +389,7 @@ class LiveRun:
             segments=0 if capture is None else capture.segments,
             ranges=ranges.closed,
             delivered=self._deliveries.sent,
-            capture_error=None if error is None else str(error),
+            capture_error=None if error is None else with_remedy(self._loaded.name, error),
             sink_errors=self._deliveries.errors,
             behind=self._deliveries.behind(row),
             sink_timeouts=self._deliveries.timeouts,

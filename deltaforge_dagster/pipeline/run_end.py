@@ -3,12 +3,14 @@
 It is after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`. A
 database that is still decoding a long transaction is not idle: the reader must have passed its head. A
 run that is to catch up is over as soon as everything is captured and delivered that the source had when
-it began. Sinks that fail are not waited for.
+it began. Sinks that fail are not waited for. Nor is a source that cannot be read, or a journal that cannot be
+written, for longer than `run.idle_seconds`: then capture has failed, and so has the run.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
@@ -30,6 +32,8 @@ class RunEnd:
         capture: The run's, None when it only delivers.
         until_caught_up: Whether it is to catch up, and no more.
         goal: The head that the source had when the run began; None where nothing is to be captured.
+        awaits: Whether somebody is at work whose results the run is to take over: it does not end by
+            itself before, unless capture fails.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class RunEnd:
         capture: Capture | None,
         until_caught_up: bool,
         goal: Position | None,
+        awaits: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pipeline = loaded.name
         self._limits = loaded.spec.spec.engine.run
@@ -52,6 +57,7 @@ class RunEnd:
         self._capture = capture
         self._until_caught_up = until_caught_up
         self._goal = goal
+        self._awaits = awaits
         self._began = time.monotonic()
         self._quiet_head: Position | None = None
         self._quiet_since = 0.0
@@ -63,6 +69,8 @@ class RunEnd:
             StoreUnavailable: It is not known; ask again.
         """
         now = time.monotonic()
+        if self._awaits():
+            return "capture failed" if self._capture_failed() else None
         if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
             return "max_seconds"
         # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
@@ -75,7 +83,7 @@ class RunEnd:
 
     def _finished(self, *, splices: bool, reached: bool) -> str | None:
         """Return why the run may end, now that every sink has everything or is failing."""
-        if self._capture is not None and self._capture.failed:
+        if self._capture_failed():
             return "capture failed"
         if splices:
             return None
@@ -85,6 +93,15 @@ class RunEnd:
             return "journal full"
         quiet = time.monotonic() - self._moved_at() >= self._limits.idle_seconds
         return "idle" if quiet and self._source_is_quiet() else None
+
+    def _capture_failed(self) -> bool:
+        """Whether capture ended, or nothing could be captured for as long as a run waits without work."""
+        capture = self._capture
+        if capture is None or capture.failed:
+            return capture is not None
+        if capture.failing_since is None or self._pressure.paused is not None:
+            return False
+        return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
 
     def _splices(self) -> bool:
         """Whether chunks of a snapshot are about to be taken over."""
@@ -101,6 +118,8 @@ class RunEnd:
         """
         if self._pressure.paused is not None:
             return True
+        if self._capture is not None and self._capture.error is not None:
+            return False  # it is tried again, for as long as `_fails_too_long` allows
         if self._quiet_head is None or self._quiet_since != self._moved_at():
             self._quiet_since = self._moved_at()
             try:
@@ -122,7 +141,7 @@ class RunEnd:
         Raises:
             Retryable: The source cannot say so now.
         """
-        if self._capture is None or self._capture.error is not None:
+        if self._capture is None:
             return None
         source = self._build_source()
         try:
@@ -138,7 +157,7 @@ class RunEnd:
         if self._capture is None:
             return True
         if self._capture.error is not None:
-            return True
+            return False  # it is tried again, and may have more
         passed = self._capture.passed
         return goal <= self._capture.position or (passed is not None and goal <= passed)
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.first_start import first_start
 from deltaforge_dagster.pipeline.held_keys import deliverable
@@ -68,6 +69,10 @@ def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
         loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
     )
     note_spec(store, loaded)
+    file = None if loaded.path is None else str(loaded.path.absolute())
+    if row.file != file:
+        store.note_file(loaded.name, file)
+        row = replace(row, file=file)
     after = store.checkpoints(loaded.name)
     for sink in after.keys() - before.keys():
         if after[sink].began is not None:
@@ -97,13 +102,40 @@ def ensure_start(
     )
 
 
-def find_work(
+def begin(
     store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+) -> PipelineRow:
+    """Make a pipeline known and, if it is to capture, fix where it starts; return it as it then is.
+
+    Raises:
+        DeltaforgeError: The source cannot be asked, or is not as needed.
+    """
+    row = register(store, loaded)
+    if row.start_position is not None or row.want != "running":
+        return row
+    source = build_source()
+    try:
+        return ensure_start(store, loaded, row, source)
+    finally:
+        source.close()
+
+
+def find_work(
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    problem: DeltaforgeError | None = None,
 ) -> Work | NoWork:
     """Say whether a run should start now; fixes the start position when it is not yet fixed.
 
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Makes its source, where that has to be asked.
+        problem: Why the source cannot be used now, if a look at it has shown that.
+
     Raises:
-        DeltaforgeError: The source or the store cannot be asked; the message says why.
+        DeltaforgeError: The source or the store cannot be asked, and nothing else is to be done.
     """
     pipeline = register(store, loaded)
     now = store.now()
@@ -122,11 +154,10 @@ def find_work(
     paused = _paused(store, pipeline)
     if paused is not None:
         return NoWork(f"capture is paused{paused}")
-    return (
-        _released(store, loaded)
-        or _chunks_read(store, loaded.name)
-        or _probe(store, loaded, pipeline, now, build_source)
-    )
+    work = _released(store, loaded) or _chunks_read(store, loaded.name)
+    if work is None and problem is not None:
+        raise problem
+    return work or _probe(store, loaded, pipeline, now, build_source)
 
 
 def _probe(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.load import LoadedPipeline
+import dagster as dg
+
+from deltaforge_dagster.assets.checks import source_evaluation
+from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.pipeline.catalog import reread
+from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.sensors.report import report_change
 from deltaforge_dagster.state.store import StateStore
 
-REMOVED = "the pipeline was removed; reload the code location"
-"""Why a sensor does nothing for a pipeline that is gone."""
 
+def current(
+    instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
+) -> LoadedPipeline | dg.SkipReason:
+    """Return a pipeline as its file or document is now, or why no run can be started.
 
-def current(store: StateStore, loaded: LoadedPipeline) -> LoadedPipeline | None:
-    """Return a pipeline as its file or document is now; None when that is gone.
-
-    A broken one shows by its own failing check, and is taken as it was.
+    What is wrong with a file shows in the check `source` of the pipeline's `changes`.
     """
     found = reread(store, loaded)
-    return found if found is None or isinstance(found, LoadedPipeline) else loaded
+    if found is None:
+        return dg.SkipReason("the pipeline was removed; reload the code location")
+    if isinstance(found, BrokenPipeline):
+        problem = health(store, found).problems[0]
+        report_change(instance, source_evaluation(loaded.name, problem))
+        return dg.SkipReason(f"NOT WELL: {problem.subject}: {problem.text}")
+    return found

@@ -7,7 +7,8 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from deltaforge_dagster.assets.names import dagster_name, job_name
 from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.snapshot import look
@@ -35,14 +36,17 @@ def build_sensor(
         description=f"Starts runs of {loaded.name} when there is something to do.",
     )
     def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        with kept.lend(context) as (instance, opened):
-            now = current(opened.store, loaded)
-            if now is None:
-                return dg.SkipReason(REMOVED)
-            found = [
-                tick(instance, opened.store, now, opened.source_builder(now), opened.journal),
-                look(instance, opened.store, now),
-            ]
+        try:
+            with kept.lend(context) as (instance, opened):
+                now = current(instance, opened.store, loaded)
+                if isinstance(now, dg.SkipReason):
+                    return now
+                found = [
+                    tick(instance, opened.store, now, opened.source_builder(now), opened.journal),
+                    look(instance, opened.store, now),
+                ]
+        except DeltaforgeError as error:
+            return dg.SkipReason(f"NOT WELL: {error}")
         asked = [one for one in found if isinstance(one, dg.RunRequest)]
         skipped = [str(one.skip_message) for one in found if isinstance(one, dg.SkipReason)]
         return asked or dg.SkipReason("; ".join(skipped))
@@ -61,10 +65,13 @@ def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.Schedule
         description=f"Starts a run of {loaded.name} on time, when there is something to do.",
     )
     def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        with kept.lend(context) as (instance, opened):
-            now = current(opened.store, loaded)
-            if now is None:
-                return dg.SkipReason(REMOVED)
-            return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)
+        try:
+            with kept.lend(context) as (instance, opened):
+                now = current(instance, opened.store, loaded)
+                if isinstance(now, dg.SkipReason):
+                    return now
+                return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)
+        except DeltaforgeError as error:
+            return dg.SkipReason(f"NOT WELL: {error}")
 
     return due

@@ -22,7 +22,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
-from deltaforge_dagster.sensors.current import REMOVED, current
+from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.tick import UNFINISHED
@@ -48,9 +48,9 @@ def build_snapshot_sensor(loaded: LoadedPipeline, kept: Kept) -> dg.SensorDefini
     def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
             with kept.lend(context) as (instance, opened):
-                now = current(opened.store, loaded)
-                if now is None:
-                    return dg.SkipReason(REMOVED)
+                now = current(instance, opened.store, loaded)
+                if isinstance(now, dg.SkipReason):
+                    return now
                 found = look(instance, opened.store, now)
                 return found or dg.SkipReason("no snapshot is wanted")
         except DeltaforgeError as error:

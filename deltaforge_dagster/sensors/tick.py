@@ -1,8 +1,8 @@
 """One tick: tidy up what died, publish what is due, and say whether a run should start.
 
-The sensor and the schedule of a pipeline are both this function. It reads no data: it asks the
-source for its head and the store for the rest. Problems are shown as a failing check `source` of
-the pipeline's `changes`, and as the tick's message; the next tick tries again. A sink that begins to
+The sensor and the schedule of a pipeline are both this function. It reads no data: it looks at the
+source (`source_watch`) and asks the store for the rest. What keeps changes from being captured shows as a
+failing check `source` of the pipeline's `changes`, and as the tick's message; the next tick tries again. A sink that begins to
 fail, or has everything again, shows in its check `delivered` while the run goes on; so does what begins to
 be kept back, or could not be delivered, in `holds` and `dead_letters`.
 """
@@ -14,15 +14,29 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.checks import delivered, freshness, kept_back, source_evaluation
+from deltaforge_dagster.assets.checks import (
+    delivered,
+    freshness,
+    kept_back,
+    preflight_evaluation,
+    source_evaluation,
+)
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.health import tick_failed, tick_passed
-from deltaforge_dagster.pipeline.work import NoWork, find_work
+from deltaforge_dagster.pipeline.health import (
+    capture_failed,
+    capture_problem,
+    findings_of,
+    health,
+    note_tick,
+)
+from deltaforge_dagster.pipeline.preflight import preflight
+from deltaforge_dagster.pipeline.source_watch import look_at_source
+from deltaforge_dagster.pipeline.work import NoWork, Work, find_work
 from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
@@ -58,22 +72,71 @@ def tick(
         _publish(instance, store, loaded.name, journal)
         publish_versions(instance, store, loaded.name, instance.report_runless_asset_event)
     _report_state(instance, store, loaded)
+    note_tick(store, loaded.name)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
-    if remaining:
-        return dg.SkipReason(f"run {remaining[0].dagster_run.run_id[:8]} is working on it")
+    if remaining or _lease_is_held(store, loaded.name):
+        _report_source(instance, store, loaded, None)
+        holder = remaining[0].dagster_run.run_id[:8] if remaining else "another"
+        return _skip(store, loaded, f"run {holder} is working on it")
+    problem = look_at_source(store, loaded, build_source)
     try:
-        work = find_work(store, loaded, build_source)
+        work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
     except DeltaforgeError as error:
-        tick_failed(store, loaded.name, error)
-        report_change(instance, source_evaluation(loaded.name, str(error)))
-        return dg.SkipReason(str(error))
-    tick_passed(store, loaded.name)
-    report_change(instance, source_evaluation(loaded.name, None))
-    if isinstance(work, NoWork):
-        return dg.SkipReason(work.detail)
-    return dg.RunRequest(
-        job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+        if error is not problem:
+            again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
+            capture_failed(store, loaded.name, "tick", error, again)
+        problem, work = error, None
+    _report_source(instance, store, loaded, build_source)
+    if isinstance(work, Work):
+        return dg.RunRequest(
+            job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
+        )
+    return _skip(store, loaded, str(problem) if work is None else work.detail)
+
+
+def _skip(store: StateStore, loaded: LoadedPipeline, detail: str) -> dg.SkipReason:
+    """Return why no run is started; what is wrong comes first, so that a list of ticks shows it."""
+    errors = [
+        f"NOT WELL: {one.subject}: {one.text}" + (f"; run: {one.remedy}" if one.remedy else "")
+        for one in health(store, loaded).problems
+        if one.severity == "error"
+    ]
+    return dg.SkipReason(
+        "; ".join([*errors, *([] if errors and detail in errors[0] else [detail])])
     )
+
+
+def _report_source(
+    instance: dg.DagsterInstance,
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source] | None,
+) -> None:
+    """Show in the checks `source` and `preflight` whether everything that should be is captured.
+
+    Args:
+        instance: Dagster's.
+        store: Where ticks and runs have noted what they found.
+        loaded: The pipeline.
+        build_source: Makes its source, to evaluate `preflight` when what the source lacks has changed; None
+            while a run works, which evaluates that at its end.
+    """
+    report_change(instance, source_evaluation(loaded.name, capture_problem(store, loaded)))
+    row = store.pipeline(loaded.name)
+    lacks = [] if row is None else [one.text for one in findings_of(row)]
+    if build_source is None or _preflighted.get(loaded.name, []) == lacks:
+        return
+    source = build_source()
+    try:
+        found = preflight(source, store, loaded.name)
+    finally:
+        source.close()
+    report_change(instance, preflight_evaluation(loaded.name, found))
+    _preflighted[loaded.name] = lacks
+
+
+_preflighted: dict[str, list[str]] = {}
+"""What the source lacked when the check `preflight` was evaluated last by a tick, by pipeline."""
 
 
 _published: dict[str, object] = {}

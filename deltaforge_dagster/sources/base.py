@@ -161,6 +161,22 @@ class Source(Protocol):
         """
         ...
 
+    def reset(self, *, dry_run: bool) -> list[str]:
+        """Drop what the server keeps for this pipeline and from which nothing can be read any more.
+
+        `ensure_start` makes it anew. What can still be read from is kept. 5 seconds at most.
+
+        Args:
+            dry_run: Drop nothing.
+
+        Returns:
+            What is (or would be) dropped, each with the reason; empty where nothing is in the way.
+
+        Raises:
+            DeltaforgeError: The server cannot be asked, or refuses.
+        """
+        ...
+
     def definitions(self, start: Position) -> dict[str, str]:
         """Return how tables looked at a start position that was just fixed, in texts of its own.
 
@@ -173,6 +189,25 @@ class Source(Protocol):
         """Say whether reading from `after` is worth a run; called while no run reads.
 
         True also when the answer takes too long, or much log has to be passed.
+        """
+        ...
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Compare what is to be captured with what the server will send; return what is missing.
+
+        Where the source has made what decides that (a publication, triggers), it adds what is missing
+        instead. Called every few seconds, also beside a reader: one connection, a few bounded queries,
+        within 5 seconds.
+
+        Args:
+            position: Up to where the log was captured, to see that what follows is still there; None
+                beside a reader, which finds that out by itself.
+
+        Returns:
+            Findings of the levels `error` (changes are not captured) and `warning`.
+
+        Raises:
+            DeltaforgeError: The server cannot be asked, or nothing can be read from it any more.
         """
         ...
 

@@ -41,6 +41,11 @@ class Finding:
     text: str
     mend: str | None = None
 
+    @property
+    def bad(self) -> bool:
+        """Whether it is an error or a warning."""
+        return self.level in ("error", "warning")
+
 
 @contextmanager
 def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:

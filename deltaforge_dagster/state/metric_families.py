@@ -68,6 +68,11 @@ PIPELINES = _gauge("pipelines_total", "", "Pipelines of this installation.")
 PIPELINE_STATUS = _gauge(
     "pipeline_status", "pipeline", "1 running, 0.5 paused, 0 stopped, -1 failed."
 )
+PIPELINE_PROBLEMS = _gauge(
+    "pipeline_problems",
+    "pipeline severity",
+    "What is wrong with it now, as in `deltaforge status`.",
+)
 PIPELINE_INFO = _gauge("pipeline_info", "pipeline tenant", "Always 1; says whose a pipeline is.")
 PIPELINE_PAUSES = _counter("pipeline_pauses_total", "pipeline", "Times somebody paused it.")
 PIPELINE_RESUMES = _counter(

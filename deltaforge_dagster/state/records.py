@@ -54,23 +54,54 @@ class PipelineRow:
     capture_pause: str | None = None
     """Why the last run paused capture (the journal is full), None when it did not or went on."""
     failure: str | None = None
-    """Why nothing is captured until a person acts (`Failure`, JSON text), None while all is well."""
+    """Why nothing is captured now (`Failure`, JSON text), None while capture works."""
+    findings: str | None = None
+    """What the newest look at the source found (list of `NotedFinding`, JSON text), None before the first."""
+    ticked_at: float | None = None
+    """When a sensor or schedule ticked last, to within some seconds; None when none ever has."""
+    source_seen_at: float | None = None
+    """When the source answered last, to within some seconds; None before the first time."""
+    file: str | None = None
+    """Absolute path of its file when it was at work last; None for one that the store keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A problem of a pipeline's source that only a person can mend.
+    """Why a pipeline captures nothing.
 
     Attributes:
         by: Who met it: the sensor's `tick`, or a `run`, which reads what a tick does not.
         kind: Of the error, as in metrics.
         message: What is wrong, and what to do.
         since: When it was met first.
+        next_attempt_at: When capture is tried again by itself; None when a person must act first.
+        subject: What fails: the `source`, or the `journal` with the state store.
     """
 
     by: Literal["tick", "run"]
     kind: str
     message: str
+    since: float
+    next_attempt_at: float | None = None
+    subject: Literal["source", "journal"] = "source"
+
+
+@dataclass(frozen=True, slots=True)
+class NotedFinding:
+    """A point in which the source is not as capture needs it (`sources.findings`).
+
+    Attributes:
+        subject: What it is about: `publication`, `slot`, `tables` ...
+        level: `error` when changes are not captured, or are about to be lost; otherwise `warning`.
+        text: What was found.
+        remedy: Statements for the server, or a command, that change it.
+        since: When it was found first.
+    """
+
+    subject: str
+    level: Literal["warning", "error"]
+    text: str
+    remedy: str | None
     since: float
 
 

@@ -35,6 +35,7 @@ from deltaforge_dagster.state.records import (
     Failure,
     Lease,
     LeaseRow,
+    NotedFinding,
     PipelineRow,
     SinkStart,
     Want,
@@ -218,9 +219,22 @@ class StateStore(
         self._update_pipeline(name, probe_after=after, probe_wait=wait)
 
     def set_failure(self, name: str, failure: Failure | None) -> None:
-        """Say why nothing is captured until a person acts; None when that is over."""
+        """Note why nothing is captured now; None when capture works again."""
         text = None if failure is None else json.dumps(asdict(failure))
         self._update_pipeline(name, failure=text)
+
+    def note_file(self, name: str, file: str | None) -> None:
+        """Note where the pipeline's file is; None for one that the store keeps."""
+        self._update_pipeline(name, file=file)
+
+    def note_tick(self, name: str) -> None:
+        """Note that a sensor or schedule has just ticked."""
+        self._update_pipeline(name, ticked_at=self.now())
+
+    def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
+        """Note that the source has just answered, and in which points it is not as needed."""
+        text = json.dumps([asdict(one) for one in findings])
+        self._update_pipeline(name, findings=text, source_seen_at=self.now())
 
     # Metrics
 

@@ -46,6 +46,10 @@ pipelines = Table(
     Column("probe_wait", Double, nullable=False),
     Column("capture_pause", Text),
     Column("failure", Text),  # `records.Failure`
+    Column("findings", Text),  # `records.NotedFinding`, a list
+    Column("ticked_at", Double),
+    Column("source_seen_at", Double),
+    Column("file", Text),
 )
 
 stored_specs = Table(

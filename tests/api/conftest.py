@@ -19,10 +19,10 @@ from fastapi import FastAPI
 
 from deltaforge_dagster.api.app import build_app
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.api.dagster_reload import DagsterReload
 from deltaforge_dagster.api.guard import Limits
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 
 MANY = Limits(requests_per_second=100_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.api.dagster_reload import DagsterReload
+from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.servers.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually

@@ -88,6 +88,7 @@ class PlayedSource:
     confirmed: list[Position] = field(default_factory=list)
     readers: list[Position] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
+    findings: list[Finding] = field(default_factory=list)
 
     def head(self) -> LsnPosition:
         """Return the end of the newest transaction."""
@@ -97,6 +98,11 @@ class PlayedSource:
     def ensure_start(self, at: Position | None = None) -> LsnPosition:
         """Begin before everything."""
         return LsnPosition(0)
+
+    def reset(self, *, dry_run: bool) -> list[str]:
+        """Keep nothing."""
+        del dry_run
+        return []
 
     def definitions(self, start: Position) -> dict[str, str]:
         """Return nothing: the log says everything itself."""
@@ -123,6 +129,11 @@ class PlayedSource:
         """Find nothing."""
         del position, as_of
         return []
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Return `findings`, which a test sets."""
+        del position
+        return list(self.findings)
 
     def has_changes(self, after: Position) -> bool:
         """Compare with the newest transaction."""

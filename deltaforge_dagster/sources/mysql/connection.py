@@ -78,6 +78,14 @@ class Session:
                 return None
             raise
 
+    def refusal(self, statement: str) -> int | None:
+        """Return the number with which the server refuses a statement, None where it does not."""
+        try:
+            self.rows(statement)
+        except pymysql.MySQLError as error:
+            return _number(error)
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Server:

@@ -22,6 +22,7 @@ from deltaforge_dagster.sources.findings import (
 from deltaforge_dagster.sources.mysql import server_log
 from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.connection import Server, Session
+from deltaforge_dagster.sources.mysql.coverage import coverage
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.tables import TablePatterns
 
@@ -156,17 +157,7 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
         for row in rows
         if patterns.matches(row["db"], row["name"])
     }
-    absent = [name for name in patterns.exact if name not in captured]
-    found: list[Finding] = []
-    if absent:
-        found.append(
-            Finding(
-                "tables",
-                "warning",
-                f"not there, or not for user {server.user!r} to see: {listed(_full(absent))}",
-                f"GRANT SELECT ON *.* TO '{server.user}'@'...'",
-            )
-        )
+    found = coverage(session, server, patterns)
     count = Finding("tables", "ok", f"{len(captured)} match source.config.tables")
     found.append(count if captured else Finding("tables", "warning", "none is captured"))
     unreadable = [name for name in captured if not _readable(session, *name)]

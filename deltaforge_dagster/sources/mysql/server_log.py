@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.gtid import GtidSet
@@ -85,13 +86,19 @@ def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
     With GTIDs the set is the position, and the rest says roughly where that is: a busy server's
     log has grown between the two answers.
     """
+    found = status(session)
+    if found is None:
+        raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
+    gtid_set = executed(session) if gtids else None
+    return BinlogPosition(str(found["File"]), int(found["Position"]), gtid_set)
+
+
+def status(session: Session) -> dict[str, Any] | None:
+    """Return the log's newest file, where that ends, and which databases are left out; None without a log."""
     found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
     if found is None:  # before MySQL 8.2
         found = session.rows("SHOW MASTER STATUS")
-    if not found:
-        raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
-    gtid_set = executed(session) if gtids else None
-    return BinlogPosition(str(found[0]["File"]), int(found[0]["Position"]), gtid_set)
+    return found[0] if found else None
 
 
 def check_grants(session: Session) -> None:

@@ -31,6 +31,7 @@ from deltaforge_dagster.sources.mysql.catalog import (
     tables_now,
 )
 from deltaforge_dagster.sources.mysql.connection import Server
+from deltaforge_dagster.sources.mysql.coverage import coverage
 from deltaforge_dagster.sources.mysql.decoder import Decoder
 from deltaforge_dagster.sources.mysql.definitions import key_of, parse_definition, text_of
 from deltaforge_dagster.sources.mysql.dump import (
@@ -139,6 +140,11 @@ class MysqlSource:
             start = between_transactions(self._server, start, reader_id, _OPEN_SECONDS)
         return self._check(start)
 
+    def reset(self, *, dry_run: bool) -> list[str]:
+        """Return nothing: the server keeps nothing for us."""
+        del dry_run
+        return []
+
     def definitions(self, start: Position) -> dict[str, str]:
         """Return the definitions of all tables, which a log with little metadata does not say.
 
@@ -161,6 +167,20 @@ class MysqlSource:
             PositionLost: The log no longer has what follows `after`.
         """
         return peek.has_changes(self._server, self._patterns, self._config.id, _binlog(after))
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Return which tables and databases of the patterns do not come with the log.
+
+        Raises:
+            PositionLost: The log no longer has what follows `position`.
+            SourceMisconfigured: A setting of the server is not as needed.
+            SourceUnavailable: No connection; try again.
+        """
+        with self._server.query(_START_SECONDS) as session:
+            found = server_log.facts(session, self._server.where)
+            if position is not None:
+                server_log.check_held(session, self._server.where, _binlog(position), found)
+            return coverage(session, self._server, self._patterns)
 
     def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.

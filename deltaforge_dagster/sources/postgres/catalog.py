@@ -20,6 +20,25 @@ from deltaforge_dagster.sources.tables import TablePatterns
 
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema", "pg_toast*", "pg_temp_*")
 
+_OF_USERS = """
+    c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+    AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+"""
+"""What a publication can hold, of `pg_class c` and `pg_namespace n`."""
+
+_BARE = """
+    EXISTS (
+        SELECT FROM (SELECT c.oid AS oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS leaf
+          JOIN pg_class l ON l.oid = leaf.oid
+         WHERE l.relkind = 'r' AND (
+               l.relreplident = 'n'
+               OR l.relreplident = 'd' AND NOT EXISTS (
+                  SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisprimary)
+               OR l.relreplident = 'i' AND NOT EXISTS (
+                  SELECT FROM pg_index i WHERE i.indrelid = l.oid AND i.indisreplident)))
+"""
+"""Whether `pg_class c`, or a partition of it, has no replica identity."""
+
 Connect = Callable[[float], AbstractContextManager[psycopg.Connection]]
 """Opens a query connection for some seconds: `Server.query`."""
 
@@ -45,6 +64,17 @@ class Table:
     def identifier(self) -> sql.Identifier:
         """The name, quoted for a statement."""
         return sql.Identifier(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A table that matches the pipeline's patterns and is not captured, or not as it should be."""
+
+    table: Table
+    sent: bool
+    """The publication sends its rows."""
+    bare: bool
+    """It, or a partition of it, has no replica identity: once published, UPDATE and DELETE fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +179,7 @@ def slot(connection: psycopg.Connection, name: str) -> Slot | None:
 def tables(connection: psycopg.Connection) -> list[Table]:
     """Return every table of users, by schema and name."""
     rows = connection.execute(
-        """
+        f"""
         WITH RECURSIVE above(oid, root) AS (
             SELECT inhrelid, inhparent FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
              WHERE c.relispartition
@@ -162,10 +192,9 @@ def tables(connection: psycopg.Connection) -> list[Table]:
                   JOIN pg_class r ON r.oid = a.root AND NOT r.relispartition
                  WHERE a.oid = c.oid)
           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-         WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-           AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+         WHERE {_OF_USERS}
          ORDER BY 2, 3
-        """
+        """  # noqa: S608 - of constants
     ).fetchall()
     return [Table(*row) for row in rows]
 
@@ -178,26 +207,134 @@ def captured(found: Sequence[Table], patterns: TablePatterns) -> list[Table]:
 
 
 def without_identity(connection: psycopg.Connection, chosen: Sequence[Table]) -> list[str]:
-    """Return `schema.table` of those, or of their partitions, that have no replica identity.
+    """Return `schema.table` of those that have no replica identity, or a partition without one.
 
     Once such a table is published, PostgreSQL refuses every UPDATE and DELETE of it.
     """
-    oids = [table.oid for table in chosen]
+    rows = connection.execute(
+        f"""
+        SELECT n.nspname || '.' || c.relname
+          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE c.oid = ANY (%s::oid[]) AND {_BARE}
+         ORDER BY 1
+        """,  # noqa: S608 - of constants
+        ([table.oid for table in chosen],),
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def leaves_without_identity(
+    connection: psycopg.Connection, chosen: Sequence[Table]
+) -> list[sql.Identifier]:
+    """Return, of tables and their partitions, those with rows of their own and no replica identity."""
+    rows = connection.execute(
+        f"""
+        SELECT DISTINCT n.nspname, c.relname
+          FROM unnest(%s::oid[]) AS chosen(oid),
+               LATERAL (SELECT chosen.oid AS oid UNION SELECT relid FROM pg_partition_tree(chosen.oid)) AS leaf
+          JOIN pg_class c ON c.oid = leaf.oid AND c.relkind = 'r'
+          JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE {_BARE}
+         ORDER BY 1, 2
+        """,  # noqa: S608 - of constants
+        ([table.oid for table in chosen],),
+    ).fetchall()
+    return [sql.Identifier(*row) for row in rows]
+
+
+def uncreatable(connection: psycopg.Connection, chosen: Sequence[Table]) -> tuple[bool, list[str]]:
+    """Return whether the role may create publications here, and which tables it does not own."""
+    row = connection.execute(
+        "SELECT has_database_privilege(current_database(), 'CREATE'),"
+        "       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)"
+    ).fetchone()
+    assert row is not None
+    if row[1]:
+        return True, []
     rows = connection.execute(
         """
         SELECT n.nspname || '.' || c.relname
           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-         WHERE c.relkind = 'r'
-           AND c.oid IN (SELECT unnest(%s::oid[])
-                         UNION SELECT leaf.relid
-                           FROM unnest(%s::oid[]) AS root, pg_partition_tree(root) AS leaf)
-           AND (c.relreplident = 'n' OR c.relreplident = 'd' AND NOT EXISTS (
-                SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary))
+         WHERE c.oid = ANY (%s::oid[]) AND NOT pg_has_role(c.relowner, 'USAGE')
          ORDER BY 1
         """,
-        (oids, oids),
+        ([table.oid for table in chosen],),
+    ).fetchall()
+    return bool(row[0]), [one[0] for one in rows]
+
+
+def uncovered(
+    connection: psycopg.Connection, publication: str, patterns: TablePatterns, most: int
+) -> list[Uncovered]:
+    """Return the tables that match and that a publication does not send, or whose identity is missing.
+
+    Rows of a partition may come as those of the partitioned table that matches, or the other way round; a
+    partitioned table counts only if a pattern names it. One query, whose answer has at most `most` rows.
+    """
+    (matches, given), (root_matches, root_given) = (
+        _matching(patterns, schema, name)
+        for schema, name in (("n.nspname", "c.relname"), ("rn.nspname", "r.relname"))
+    )
+    rows = connection.execute(
+        f"""
+        WITH sent AS (
+            SELECT c.oid
+              FROM pg_publication_tables t
+              JOIN pg_namespace n ON n.nspname = t.schemaname
+              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+             WHERE t.pubname = %s),
+        found AS (
+            SELECT c.oid, n.nspname, c.relname, c.relkind = 'p' AS partitioned,
+                   CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid END AS root,
+                   c.oid IN (SELECT oid FROM sent) AS sent, {_BARE} AS bare
+              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE {_OF_USERS} AND {matches})
+        SELECT f.oid::int8, f.nspname, f.relname, f.partitioned, f.root::int8, f.sent, f.bare
+          FROM found f
+         WHERE (f.bare OR NOT f.sent)
+           AND (NOT f.partitioned OR f.nspname || '.' || f.relname = ANY (%s))
+           AND NOT EXISTS (
+               SELECT FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+                WHERE r.oid = f.root AND r.oid IN (SELECT oid FROM sent) AND {root_matches})
+         ORDER BY f.bare, 2, 3 LIMIT %s
+        """,  # noqa: S608 - of constants
+        (
+            publication,
+            *given,
+            [".".join(name) for name in patterns.exact],
+            *root_given,
+            most,
+        ),
+    ).fetchall()
+    return [Uncovered(Table(*row[:5]), row[5], row[6]) for row in rows]
+
+
+def absent(connection: psycopg.Connection, patterns: TablePatterns) -> list[str]:
+    """Return `schema.table` of every pattern without wildcards that names no table of users."""
+    rows = connection.execute(
+        f"""
+        SELECT named.schema || '.' || named.name
+          FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS named(schema, name, place)
+         WHERE NOT EXISTS (
+               SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = named.schema AND c.relname = named.name AND {_OF_USERS})
+         ORDER BY named.place
+        """,  # noqa: S608 - of constants
+        ([name[0] for name in patterns.exact], [name[1] for name in patterns.exact]),
     ).fetchall()
     return [row[0] for row in rows]
+
+
+def _matching(patterns: TablePatterns, schema: str, name: str) -> tuple[str, list[str]]:
+    """Return the patterns as a condition on two expressions, and its parameters."""
+    conditions, given = [], []
+    for parts in patterns.parts:
+        both = []
+        for column, part in zip((schema, name), parts, strict=True):
+            both.append(f"starts_with({column}, %s)" if part.prefix else f"{column} = %s")
+            given.append(part.text)
+        conditions.append(" AND ".join(both))
+    return "(" + " OR ".join(conditions) + ")", given
 
 
 def published(

@@ -8,10 +8,9 @@ from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     DeltaforgeError,
-    SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.sources.postgres import slots
+from deltaforge_dagster.sources.postgres import publications, slots
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate, translate
@@ -47,7 +46,7 @@ def refusal(
     58P01     a WAL file was removed          PositionLost
     55000     the slot was invalidated        PositionLost
     42704     before the stream: no slot      PositionLost
-    42704     in the stream: no publication   SourceMisconfigured
+    42704     in the stream: no publication   PositionLost
     42501     no REPLICATION                  PermissionMissing
     55006     the slot is in use              SourceUnavailable: tried again
     others    as for any session (`refusals`)
@@ -57,10 +56,7 @@ def refusal(
         case "58P01" | "55000":
             return slots.lost(server, config.slot, "no longer has its log")
         case "42704" if started:
-            return SourceMisconfigured(
-                f"{server.where}: publication {config.publication!r} did not exist when this "
-                "part of the log was written, which therefore cannot be decoded"
-            )
+            return publications.too_young(server, config.publication)
         case "42704":
             return slots.lost(server, config.slot, "is gone")
         case "42501":

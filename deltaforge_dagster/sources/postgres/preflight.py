@@ -6,8 +6,6 @@ own; what is added here are the points that a run takes in silence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import psycopg
 from psycopg import sql
 
@@ -168,11 +166,16 @@ def _publication(
         (name,),
     ).fetchone()
     if row is None and not slot_exists:
-        return [Finding("publication", "ok", f"publication {name!r} will be created")]
+        version = catalog.facts(connection).version
+        return publications.creation(connection, server, name, patterns, version)
     found: list[Finding] = []
     with finding_errors("publication", found):
-        publications.check(connection, server, name, patterns)
-        found.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
+        lacks = publications.coverage(connection, name, patterns)
+        if lacks is None:
+            raise publications.missing(server, name)
+        found += publications.findings(connection, name, lacks)
+        if not found:
+            found.append(Finding("publication", "ok", f"publication {name!r} sends the tables"))
     kinds = ("insert", "update", "delete", "truncate")
     silent = [kind for kind, sent in zip(kinds, row or (), strict=False) if not sent]
     if silent:
@@ -207,16 +210,7 @@ def _tables(
         ([table.oid for table in chosen],),
     ).fetchall()
     by_oid = {table.oid: table for table in chosen}
-    bare = catalog.without_identity(connection, chosen)
-    if bare:
-        found.append(
-            Finding(
-                "replica identity",
-                "error",
-                f"none: {listed(bare)}; once published, their UPDATEs and DELETEs fail",
-                _identity(connection, [sql.Identifier(*name.split(".", 1)) for name in bare]),
-            )
-        )
+    bare = set(catalog.without_identity(connection, chosen))  # said with the publication
     partial = [
         by_oid[oid]
         for oid, identity, _, _ in rows
@@ -229,7 +223,14 @@ def _tables(
                 "note",
                 f"not FULL: {listed([table.full_name for table in partial])}; the old row of an"
                 " update is not sent, of a delete only its key",
-                _identity(connection, [table.identifier for table in partial]),
+                each(
+                    [
+                        sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL")
+                        .format(table.identifier)
+                        .as_string(connection)
+                        for table in partial
+                    ]
+                ),
             )
         )
     without = [by_oid[oid] for oid, _, _, has_key in rows if not has_key]
@@ -265,8 +266,3 @@ def _tables(
             )
         )
     return found
-
-
-def _identity(connection: psycopg.Connection, tables: Sequence[sql.Identifier]) -> str:
-    statements = [sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table) for table in tables]
-    return each([one.as_string(connection) for one in statements])

@@ -7,7 +7,6 @@ reading on would lose them in silence.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -19,12 +18,11 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres import catalog
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.messages import HEARTBEAT, MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.refusals import may_not_replicate
-
-logger = logging.getLogger(__name__)
 
 MAX_UNCONFIRMED_BYTES = 64 << 20
 """Log behind a slot that is worth a run, so that its idle progress frees it."""
@@ -85,13 +83,6 @@ def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot
         raise lost(server, name, "is gone")
     if found.lost:
         raise lost(server, name, f"was invalidated ({found.lost})")
-    if found.unreserved:
-        logger.warning(
-            "%s: replication slot %r needs log that the server removes at its next checkpoint "
-            "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
-            server.where,
-            name,
-        )
     if found.two_phase:
         raise SourceMisconfigured(
             f"{server.where}: replication slot {name!r} was made with two_phase: it would send "
@@ -103,6 +94,64 @@ def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot
             f"{found.database!r}; use another name"
         )
     return found
+
+
+def useless(
+    connection: psycopg.Connection, server: Server, name: str, publication: str
+) -> str | None:
+    """Return why nothing can be read from a slot any more; None when it can, or when there is none.
+
+    Raises:
+        SourceMisconfigured: It is of another plugin or database.
+    """
+    found = catalog.slot(connection, name)
+    if found is None:
+        return None
+    if found.lost:
+        return f"was invalidated ({found.lost})"
+    check(found, server, name)
+    if catalog.published(connection, publication) is None:
+        return (
+            f"holds log that cannot be decoded without publication {publication!r}, which is gone"
+        )
+    try:
+        connection.execute(
+            "SELECT count(*) FROM (SELECT FROM pg_logical_slot_peek_binary_changes("
+            "%s, NULL, 1, 'proto_version', '1', 'publication_names', quote_ident(%s)) LIMIT 1) AS one",
+            (name, publication),
+        )
+    except psycopg.errors.UndefinedObject:
+        return (
+            f"holds log from before publication {publication!r} was made, which cannot be decoded"
+        )
+    except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
+        return None  # it is being decoded
+    return None
+
+
+def drop(connection: psycopg.Connection, server: Server, name: str) -> None:
+    """Drop a slot.
+
+    Raises:
+        SourceUnavailable: Somebody reads it.
+    """
+    try:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    except psycopg.errors.UndefinedObject:
+        return
+    except psycopg.errors.ObjectInUse as error:
+        raise in_use(server, name, "another process") from error
+
+
+def short_of_log(name: str) -> Finding:
+    """Return what it means that a slot is `unreserved`."""
+    return Finding(
+        "slot",
+        "warning",
+        f"replication slot {name!r} needs log that the server removes at its next checkpoint "
+        "(max_slot_wal_keep_size): let the sinks catch up, or raise that",
+        "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf()",
+    )
 
 
 def lost(server: Server, name: str, what: str) -> PositionLost:

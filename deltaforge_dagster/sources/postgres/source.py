@@ -7,6 +7,7 @@ is the `end_lsn` of a commit, or a place that the server says it has passed with
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Generator, Iterator
 
@@ -54,6 +55,8 @@ from deltaforge_dagster.sources.postgres.stream import (
 from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
+
+logger = logging.getLogger(__name__)
 
 _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
@@ -142,6 +145,22 @@ class PostgresSource:
                 at=wanted,
             )
 
+    def reset(self, *, dry_run: bool) -> list[str]:
+        """Drop a slot that was invalidated, or holds log that the publication does not cover.
+
+        Raises:
+            SourceUnavailable: No connection, or somebody reads the slot.
+            SourceMisconfigured: The slot is of another plugin or database: it is not ours.
+        """
+        config, server = self._config, self._server
+        with server.query(_START_SECONDS) as connection:
+            reason = slots.useless(connection, server, config.slot, config.publication)
+            if reason is None:
+                return []
+            if not dry_run:
+                slots.drop(connection, server, config.slot)
+        return [f"replication slot {config.slot!r}, which {reason}"]
+
     def definitions(self, start: Position) -> dict[str, str]:  # noqa: ARG002 - needs no start
         """Return nothing: the log says everything itself."""
         return {}
@@ -165,7 +184,6 @@ class PostgresSource:
                 return False
             if facts.flushed_lsn - begin > slots.MAX_UNCONFIRMED_BYTES:
                 return True
-            publications.extend(connection, server, config.publication, self._patterns)
             try:
                 return slots.has_changes(
                     connection,
@@ -178,6 +196,31 @@ class PostgresSource:
                 )
             except (psycopg.errors.QueryCanceled, psycopg.errors.ObjectInUse):
                 return True
+            except psycopg.errors.UndefinedObject:
+                raise publications.too_young(server, config.publication) from None
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Return which tables that match are not sent, after adding them to a publication of ours.
+
+        Raises:
+            PositionLost: The slot is gone, invalidated, or beyond `position`.
+            SourceMisconfigured: The publication is gone, or a setting is not as needed.
+            SourceUnavailable: No connection; try again.
+        """
+        config, server = self._config, self._server
+        with server.query(_START_SECONDS) as connection:
+            facts = self._facts(connection)
+            slot = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            if position is not None:
+                slots.check_start(slot, server, config.slot, _lsn(position), facts.flushed_lsn)
+            publications.extend(connection, server, config.publication, self._patterns)
+            lacks = publications.coverage(connection, config.publication, self._patterns)
+            if lacks is None:
+                raise publications.missing(server, config.publication)
+            found = publications.findings(connection, config.publication, lacks)
+            if slot.unreserved:
+                found.append(slots.short_of_log(config.slot))
+            return found
 
     def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by age
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
@@ -386,6 +429,8 @@ class PostgresSource:
         with server.query(_OPEN_SECONDS) as connection:
             facts = self._facts(connection)
             found = slots.check(catalog.slot(connection, config.slot), server, config.slot)
+            if found.unreserved:
+                logger.warning("%s: %s", server.where, slots.short_of_log(config.slot).text)
             slots.check_start(found, server, config.slot, start.lsn, facts.flushed_lsn)
             publications.extend(connection, server, config.publication, self._patterns)
             publications.check(connection, server, config.publication, self._patterns)

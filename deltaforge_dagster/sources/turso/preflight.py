@@ -32,8 +32,15 @@ def preflight(
     found: list[Finding] = []
     with way.database.session(_SECONDS) as session:
         tables = captured(session, ways.captures)
+        full_names = {one.table.full_name for one in tables.values()}
         found.append(Finding("mode", "ok", f"changes are found by mode {way.mode}"))
         found.append(_tables(tables, config))
+        absent = sorted(
+            f"{db}.{name}" for db, name in ways.patterns.exact if f"{db}.{name}" not in full_names
+        )
+        if absent:
+            text = f"not captured, because no such table is there: {listed(absent)}"
+            found.append(Finding("tables", "error", text))
         keyless = [name for name, one in tables.items() if not one.table.primary_key]
         if keyless:
             text = f"no PRIMARY KEY: {listed(keyless)}; events have no key, and order is by event"

@@ -30,7 +30,7 @@ from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.turso import polling, triggers
+from deltaforge_dagster.sources.turso import native, polling, triggers
 from deltaforge_dagster.sources.turso.changes import Batches, Change
 from deltaforge_dagster.sources.turso.definitions import DB, captured, definition, statements
 from deltaforge_dagster.sources.turso.hrana import ResponseTooLarge
@@ -97,6 +97,11 @@ class TursoSource:
         self._ask(way, lambda session: way.log.check(session, position), _START_SECONDS)
         return position
 
+    def reset(self, *, dry_run: bool) -> list[str]:
+        """Return nothing: a table of changes, and triggers, can be read from as long as they are there."""
+        del dry_run
+        return []
+
     def definitions(self, start: Position) -> dict[str, str]:
         """Return how tables were defined at a start position, in mode `native`."""
         position = _own(start)
@@ -121,6 +126,22 @@ class TursoSource:
             )
         except ResponseTooLarge:
             return True  # there is much
+
+    def maintain(self, position: Position | None) -> list[Finding]:
+        """Return what keeps changes from being found, after making triggers where the file says so.
+
+        Raises:
+            DeltaforgeError: The database cannot be asked, or another mode was configured.
+        """
+        at = None if position is None else _own(position)
+        way = self._ways.chosen(_HEAD_SECONDS) if at is None else self._of(at)
+        if way.mode == native.MODE:
+            return []  # one process at a time may open a file, and nothing in it decides what is seen
+        self._make_triggers(way, _HEAD_SECONDS)
+        found = preflight(way, self._ways, self._config, self._rules, at)
+        return [
+            one for one in found if one.level == "error" or (one.bad and one.subject == "tables")
+        ]
 
     def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation, not by age
         """Return what is, and is not, as capture needs it, changing nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deltaforge_dagster.api.dagster_reload import DagsterReload
+from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.servers.process import free_port
 from tests.api.conftest import Api, document
 

@@ -1,0 +1,110 @@
+"""Looking at the source every few seconds: is it there, and does it send all that is to be captured?
+
+While nothing runs a tick of the sensor does it (`look_at_source`), beside a run a thread of that run
+(`SourceWatch`). What is found is noted in the state store, where `health` finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.health import capture_failed, capture_works, note_findings
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""How long the end of a run waits for a server that does not answer."""
+
+
+def look_at_source(
+    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+) -> DeltaforgeError | None:
+    """Look at the source of a pipeline on which nothing works now, and note what was found.
+
+    Returns:
+        Why it cannot be asked, or can no longer be read; None where it can, and where there is nothing
+        to look at: the pipeline has not begun, or is not to capture.
+    """
+    row = store.pipeline(loaded.name)
+    if row is None or row.start_position is None or row.want != "running":
+        return None
+    source = build_source()
+    try:
+        found = source.maintain(parse_position(row.captured_position or row.start_position))
+    except DeltaforgeError as error:
+        again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
+        capture_failed(store, loaded.name, "tick", error, again)
+        return error
+    finally:
+        source.close()
+    capture_works(store, loaded.name, "tick")
+    note_findings(store, loaded.name, found)
+    return None
+
+
+class SourceWatch:
+    """Looks at the source beside a run, in a thread of its own.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Makes a source of its own.
+        warn: Told of each finding that is new.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        loaded: LoadedPipeline,
+        build_source: Callable[[], Source],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._name = loaded.name
+        self._seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
+        self._build_source = build_source
+        self._warn = warn
+        self._said: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name=f"source watch {loaded.name}", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join(_PATIENCE)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._seconds):
+            source = self._build_source()
+            try:
+                self._note(source.maintain(None))
+            except Retryable as error:  # capture meets it, too, and notes when it tries again
+                logger.debug("%s: the source was not looked at: %s", self._name, error)
+            except DeltaforgeError as error:  # what is being read may go on: the stream has begun
+                with_capture = Finding("source", "error", str(error))
+                self._note([with_capture])
+            finally:
+                source.close()
+
+    def _note(self, found: list[Finding]) -> None:
+        for one in found:
+            if one.bad and one.text not in self._said:
+                self._warn(
+                    f"{one.subject}: {one.text}" + (f"; run: {one.mend}" if one.mend else "")
+                )
+        self._said = {one.text for one in found}
+        try:
+            note_findings(self._store, self._name, found)
+        except Retryable as error:  # noted at the next look
+            logger.debug("%s: findings were not noted: %s", self._name, error)

@@ -1,0 +1,124 @@
+"""The sensor that compares Dagster's definitions with the pipeline files, and has Dagster read these again.
+
+Definitions are as old as the code location. A pipeline that was added, changed or removed since then shows
+once that is loaded anew: by itself where the webserver is known (`deltaforge dev` and `demo`, or
+`DELTAFORGE_DAGSTER_URL`), else when somebody presses Reload, which the tick asks for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import dagster as dg
+
+from deltaforge_dagster.assets.broken import broken_evaluation
+from deltaforge_dagster.config.load import BrokenPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.resources.dagster_reload import DagsterReload
+from deltaforge_dagster.sensors.kept import Kept
+from deltaforge_dagster.sensors.report import report_change
+
+_INTERVAL_SECONDS = 4
+"""See `interval.interval_seconds`: of Dagster's daemon this is five seconds."""
+
+_AGAIN_TICKS = 12
+"""Ticks after which a reload that changed nothing is asked for once more."""
+
+
+def build_files_sensor(
+    settings: Settings, pipelines: Sequence[AnyPipeline], kept: Kept
+) -> dg.SensorDefinition:
+    """Return the sensor of the installation's pipeline files.
+
+    Args:
+        settings: The installation.
+        pipelines: Those that the definitions were made of.
+        kept: What ticks share.
+    """
+    files = PipelineFiles(settings)
+    loaded = _contents(pipelines)
+    reload = _Reload(settings.dagster_url)
+
+    @dg.sensor(
+        name="pipeline_files",
+        minimum_interval_seconds=_INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Has Dagster read pipeline files that were added, changed or removed, and shows what is "
+        "wrong with those that cannot be loaded.",
+    )
+    def look(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        try:
+            with kept.lend(context) as (instance, opened):
+                found = files.installed(opened.store)
+                for one in found:
+                    if isinstance(one, BrokenPipeline) and isinstance(
+                        loaded.get(one.name), BrokenPipeline
+                    ):
+                        report_change(instance, broken_evaluation(one))
+        except DeltaforgeError as error:
+            return dg.SkipReason(str(error))
+        said = [f"{one.error}" for one in found if isinstance(one, BrokenPipeline)]
+        changes = _differences(loaded, _contents(found))
+        if changes:
+            said.insert(0, f"{changes}: {reload.ask(changes)}")
+        return dg.SkipReason("; ".join(said) or "Dagster shows every pipeline as its file is")
+
+    return look
+
+
+class _Reload:
+    """Asks the webserver to load the code location anew, without waiting for it.
+
+    The process that asks is the one that is loaded anew.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._url = url
+        self._asked: str | None = None
+        self._ticks = 0
+        self._answer = ""
+
+    def ask(self, changes: str) -> str:
+        """Ask, unless that was done for the same changes a short while ago; return what to expect."""
+        if self._url is None:
+            return "press Reload in the UI (Deployment, Code locations)"
+        self._ticks += 1
+        if changes != self._asked or self._ticks > _AGAIN_TICKS:
+            self._asked, self._ticks, self._answer = changes, 0, ""
+            threading.Thread(target=self._request, name="reload", daemon=True).start()
+        return self._answer or "Dagster is asked to reload"
+
+    def _request(self) -> None:
+        self._answer = DagsterReload(self._url)()
+
+
+def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:
+    return {one.name: one for one in pipelines}
+
+
+def _differences(loaded: Mapping[str, AnyPipeline], found: Mapping[str, AnyPipeline]) -> str:
+    """Return what is new, gone or otherwise, in words; empty when nothing is."""
+    parts = [
+        (word, sorted(names))
+        for word, names in (
+            ("new", found.keys() - loaded.keys()),
+            ("gone", loaded.keys() - found.keys()),
+            (
+                "changed",
+                {
+                    name
+                    for name in found.keys() & loaded.keys()
+                    if _content(found[name]) != _content(loaded[name])
+                },
+            ),
+        )
+    ]
+    return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
+
+
+def _content(pipeline: AnyPipeline) -> str:
+    """Return what differs between two versions of a pipeline whose definitions differ."""
+    return str(pipeline.error) if isinstance(pipeline, BrokenPipeline) else pipeline.hash
