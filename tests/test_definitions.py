@@ -121,6 +121,7 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
         "shop_run",
         "shop_snapshot",
         "shop_work",
+        "pipeline_files",
         "deltaforge_retention",
         "deltaforge_retention_hourly",
     }
@@ -211,8 +212,8 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
         "no-sinks/pipeline_file",
     }
     assert ("cut-off/pipeline_file", "file") in checks(definitions)
-    assert {"shop_work", "broken_pipeline_files"} < names(definitions)
-    sensor = sensor_of(definitions, "broken_pipeline_files")
+    assert {"shop_work", "pipeline_files"} < names(definitions)
+    sensor = sensor_of(definitions, "pipeline_files")
     tick = sensor.evaluate_tick(dg.build_sensor_context(instance))
     assert f"{broken}:" in str(tick.skip_message)
     key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "pipeline_file"]), "file")
@@ -224,8 +225,12 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
 
 
 def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
-    """An installation without pipelines loads: it has nothing but retention."""
-    assert names(load(tmp_path)) == {"deltaforge_retention", "deltaforge_retention_hourly"}
+    """An installation without pipelines loads: it has nothing but retention, and looks for files."""
+    assert names(load(tmp_path)) == {
+        "pipeline_files",
+        "deltaforge_retention",
+        "deltaforge_retention_hourly",
+    }
 
 
 def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterInstance) -> None:
@@ -234,7 +239,7 @@ def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterI
     key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "pipeline_file"]), "file")
 
     def look() -> int:
-        sensor = sensor_of(load(tmp_path), "broken_pipeline_files")
+        sensor = sensor_of(load(tmp_path), "pipeline_files")
         sensor.evaluate_tick(dg.build_sensor_context(instance))
         return len(instance.event_log_storage.get_asset_check_execution_history(key, limit=5))
 

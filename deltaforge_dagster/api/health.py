@@ -34,6 +34,7 @@ def ready(context: Context) -> Ready:
 @router.get(
     "/health",
     response_model=Healthy,
+    response_model_exclude_none=True,
     responses={int(HTTPStatus.SERVICE_UNAVAILABLE): {"model": Unhealthy}},
 )
 def healthy(context: Context) -> Healthy | JSONResponse:
@@ -48,7 +49,7 @@ def healthy(context: Context) -> Healthy | JSONResponse:
     if failed:
         answer = Unhealthy(failed_pipelines=failed, problems=problems).model_dump()
         return JSONResponse(answer, status_code=HTTPStatus.SERVICE_UNAVAILABLE)
-    return Healthy(pipelines=len(pipelines), problems=problems)
+    return Healthy(pipelines=len(pipelines), problems=problems or None)
 
 
 @router.get("/log-level")

@@ -112,9 +112,9 @@ class Healthy(BaseModel):
     status: Literal["healthy"] = "healthy"
     pipelines: int
     problems: Annotated[
-        dict[str, list[Trouble]],
-        Field(description="Warnings, by pipeline; only those that have any."),
-    ]
+        dict[str, list[Trouble]] | None,
+        Field(description="Warnings, by pipeline; not there without any."),
+    ] = None
 
 
 class Unhealthy(BaseModel):

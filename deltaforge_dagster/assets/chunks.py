@@ -94,27 +94,30 @@ class SnapshotBeside:
         self._loaded = loaded
         self._tools = tools
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        row = begin(tools.store, loaded, tools.build_source)
-        wanted = row.want == "running" and wish(tools.store, loaded, row) is not None
-        if wanted and not living(tools.store, loaded.name):
-            self._thread = threading.Thread(target=self._read, name="snapshot", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._read, name="snapshot", daemon=True)
+        self._thread.start()
 
     @property
     def reading(self) -> bool:
         """Whether chunks are still being read."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread.is_alive()
 
     def end(self) -> None:
         """Read no further chunk."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
     def _read(self) -> None:
+        store, name = self._tools.store, self._loaded.name
         try:
-            shown = ChunksShown(self._context, self._tools.store, self._loaded.name)
+            row = begin(store, self._loaded, self._tools.build_source)
+            if (
+                row.want != "running"
+                or wish(store, self._loaded, row) is None
+                or living(store, name)
+            ):
+                return
+            shown = ChunksShown(self._context, store, name)
             SnapshotRun(
                 self._loaded,
                 self._tools,

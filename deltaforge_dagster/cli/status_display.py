@@ -14,7 +14,7 @@ from deltaforge_dagster.cli.overview import NotBegun, Overview, SinkView
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.health import Health
-from deltaforge_dagster.state.records import DeadLetterDepth, HoldRow, LeaseRow, RangeRow
+from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
 
@@ -69,10 +69,8 @@ def _pipeline(one: Overview) -> RenderableType:
     if row.capture_pause is not None:
         facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
     for hold in one.holds:
-        facts.add_row("  held", Text(_hold(hold, now), style="red"))
-    if one.dead_letters.entries:
-        text = _dead_letters(row.name, one.dead_letters, now)
-        facts.add_row("  dead letters", Text(text, style="red"))
+        if hold.state == "journaled":
+            facts.add_row("  held", _released(hold))
     facts.add_row("  confirmed", position(row.confirmed_position))
     facts.add_row("  journal", size(one.journal_bytes))
     if one.snapshot is not None:
@@ -98,22 +96,8 @@ def _seen(one: Overview) -> str:
     return f"{ago} by a tick{answered}"
 
 
-def _hold(hold: HoldRow, now: float) -> str:
-    if hold.state == "journaled":
-        return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
-    ago = duration(now - hold.since)
-    state = "" if hold.state == "held" else f" ({hold.state})"
-    events = counted(hold.events, "event")
-    return f"{hold.kind} {hold.subject}{state}: {events} for {ago}; {hold.reason}"
-
-
-def _dead_letters(pipeline: str, depth: DeadLetterDepth, now: float) -> str:
-    ago = duration(now - (depth.oldest or now))
-    waiting = depth.entries - depth.dead
-    return (
-        f"{depth.dead:,}, {waiting:,} on their way or behind them, the oldest for {ago}; "
-        f"deltaforge dlq list {pipeline}"
-    )
+def _released(hold: HoldRow) -> str:
+    return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
 
 
 def _snapshot(one: Overview) -> Text:
@@ -172,15 +156,9 @@ def _sinks(one: Overview) -> RenderableType:
             "" if not checkpoint.failures else f"in {duration(wait)}" if wait > 0 else "now",
             style=style,
         )
-        for text, shade in (
-            (checkpoint.last_error, style),
-            (checkpoint.notice, style),
-            (checkpoint.began, "dim"),
-        ):
-            if text:
-                named = text.startswith("sink ")
-                known = text if named else f"sink {checkpoint.sink}: {text}"
-                said.append(Padding(Text(known, style=shade), (0, 0, 0, 2)))
+        if checkpoint.began:
+            known = f"sink {checkpoint.sink}: {checkpoint.began}"
+            said.append(Padding(Text(known, style="dim"), (0, 0, 0, 2)))
     return Group(table, *said)
 
 

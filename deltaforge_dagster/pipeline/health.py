@@ -304,7 +304,9 @@ def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) ->
     depth = store.dead_letter_depth(row.name)
     full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
     if depth.entries:
+        waiting = depth.entries - depth.dead
         text = f"{counted(depth.dead, 'change')} could not be delivered"
+        text += f", {waiting:,} on their way or behind them" if waiting else ""
         text += "" if full is None else f"; {full[1]}"
         severity: Severity = "warning" if full is None else full[0]
         listing = f"deltaforge dlq list {row.name}"
@@ -320,7 +322,7 @@ def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Proble
         yield Problem(
             subject,
             "error" if counts else "warning",
-            one.last_error or "it fails",
+            (one.last_error or "it fails").removeprefix(f"{subject}: "),
             next_attempt_at=one.next_attempt_at,
         )
     if one.notice is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
@@ -36,15 +37,13 @@ def look_at_source(
     row = store.pipeline(loaded.name)
     if row is None or row.start_position is None or row.want != "running":
         return None
-    source = build_source()
     try:
-        found = source.maintain(parse_position(row.captured_position or row.start_position))
+        with closing(build_source()) as source:
+            found = source.maintain(parse_position(row.captured_position or row.start_position))
     except DeltaforgeError as error:
         again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
         capture_failed(store, loaded.name, "tick", error, again)
         return error
-    finally:
-        source.close()
     capture_works(store, loaded.name, "tick")
     note_findings(store, loaded.name, found)
     return None
@@ -86,16 +85,13 @@ class SourceWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(self._seconds):
-            source = self._build_source()
             try:
-                self._note(source.maintain(None))
+                with closing(self._build_source()) as source:
+                    self._note(source.maintain(None))
             except Retryable as error:  # capture meets it, too, and notes when it tries again
                 logger.debug("%s: the source was not looked at: %s", self._name, error)
             except DeltaforgeError as error:  # what is being read may go on: the stream has begun
-                with_capture = Finding("source", "error", str(error))
-                self._note([with_capture])
-            finally:
-                source.close()
+                self._note([Finding("source", "error", str(error))])
 
     def _note(self, found: list[Finding]) -> None:
         for one in found:

@@ -128,7 +128,7 @@ def _delete_history(
 
 def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
     """Return the names of our sensors and schedules."""
-    ours = {"deltaforge_alerts", "broken_pipeline_files", f"{RETENTION_JOB}_hourly"}
+    ours = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)
         ours |= {f"{name}_work", f"{name}_snapshots", f"{name}_schedule"}

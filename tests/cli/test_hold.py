@@ -33,9 +33,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 def test_holds_are_shown(store: StateStore) -> None:
     """Table, state, how much and why: by `hold list` and by `status`."""
-    for command in (["hold", "list", NAME], ["status"]):
+    for command, code in ((["hold", "list", NAME], 0), (["status"], 1)):
         result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == code, result.output
         assert f"table {TABLE}" in result.stdout
         assert "12" in result.stdout
         assert "nobody knows it" in result.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
+from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.test_catalog import FILE
 from tests.state.make import NAME, capture, deliver, expire, held
 
 
@@ -22,10 +26,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
     opened.close()
 
 
-def lines(*arguments: str) -> list[list[str]]:
-    """Run a command and return its lines, with the columns apart."""
+def lines(*arguments: str, code: int = 0) -> list[list[str]]:
+    """Run a command and return its lines, with the columns apart; none ends in spaces."""
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
+    assert not [line for line in result.output.splitlines() if line.endswith(" ")]
     split = (line.replace("  ", "\t").split("\t") for line in result.output.splitlines())
     return [[cell.strip() for cell in line if cell.strip()] for line in split]
 
@@ -45,23 +50,24 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
         writer.advance("file", 2, 1, False, None)
         writer.sink_failed("file", "sink file: disk [full]", store.now() + 90_000 + 1_800)
 
-    shown = lines("status")
+    shown = lines("status", code=1)
 
-    assert shown[0][:2] == ["orders", "running"]
-    assert shown[1] == ["captured", "lsn 0/00000300 tx_id 3, segment 3"]
-    assert shown[2] == ["confirmed", "-"]
-    assert shown[3] == ["journal", "300 B"]
-    assert shown[4][0] == "range"
-    assert shown[4][1].startswith("2 open for ")
-    assert shown[4][1].endswith(", 3 rows")
-    assert shown[5][1].startswith("run run-1 (epoch 1), ")
-    assert shown[6] == ["sink", "segment", "behind", "lag", "moved", "failures", "next attempt"]
-    assert shown[7][:4] == ["cache", "3", "no", "-"]
-    assert shown[8][:3] == ["file", "2 row 1", "2 segments, 4 rows"]
-    assert " d" in shown[8][3], "its changes are of 1970"
-    assert shown[8][5] == "1"
-    assert shown[8][6] == "in 1 d 1 h"
-    assert shown[9] == ["sink file: disk [full]"]
+    assert shown[0][:3] == ["orders", "running", "with problems"]
+    assert shown[1] == ["error: sink file: disk [full]; next attempt in 1 d 1 h"]
+    assert shown[2] == ["captured", "lsn 0/00000300 tx_id 3, segment 3"]
+    assert shown[3] == ["confirmed", "-"]
+    assert shown[4] == ["journal", "300 B"]
+    assert shown[5][0] == "range"
+    assert shown[5][1].startswith("2 open for ")
+    assert shown[5][1].endswith(", 3 rows")
+    assert shown[6][1].startswith("run run-1 (epoch 1), ")
+    assert shown[7] == ["seen", "a run is at work"]
+    assert shown[8] == ["sink", "segment", "behind", "lag", "moved", "failures", "next attempt"]
+    assert shown[9][:4] == ["cache", "3", "no", "-"]
+    assert shown[10][:3] == ["file", "2 row 1", "2 segments, 4 rows"]
+    assert " d" in shown[10][3], "its changes are of 1970"
+    assert shown[10][5] == "1"
+    assert shown[10][6] == "in 1 d 1 h"
 
 
 def test_one_of_something(store: StateStore) -> None:
@@ -71,7 +77,31 @@ def test_one_of_something(store: StateStore) -> None:
     with store.fenced(lease) as writer:
         writer.advance("cache", 2, 1, False, None)
 
-    assert lines("status")[7][:3] == ["cache", "2 row 1", "1 segment, 1 row"]
+    assert lines("status")[8][:3] == ["cache", "2 row 1", "1 segment, 1 row"]
+
+
+def test_a_file_that_is_broken_or_has_not_begun(
+    store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline's state comes from its file as well: the file, the line and the cause, at once."""
+    folder = tmp_path / "pipelines"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("DELTAFORGE_PIPELINES", str(folder))
+    (folder / "filed.yaml").write_text(FILE)
+    shown = lines("status")
+    assert shown[0] == ["filed", "running", "with problems"]
+    assert shown[1][0].startswith("warning: sensor: nothing has worked on it yet")
+
+    register(store, load_pipeline(folder / "filed.yaml"))
+    (folder / "filed.yaml").write_text("metadata: {name: filed, tenant: acme\nspec: [")
+    shown = lines("status", code=1)
+    assert shown[0] == ["filed", "failed"]
+    assert shown[1][0].startswith(f"error: file: {folder}/filed.yaml:2: ")
+    result = CliRunner().invoke(app, ["status", "filed", "--json"])
+    assert result.exit_code == 1
+    (found,) = json.loads(result.stdout)["pipelines"]
+    assert (found["status"], found["well"]) == ("failed", False)
+    assert found["problems"][0]["subject"] == "file"
 
 
 def test_status_after_a_crash(store: StateStore) -> None:

@@ -469,6 +469,43 @@ def test_changes_are_worth_a_run(bench: Bench) -> None:
     assert bench.source().has_changes(end)
 
 
+def test_a_look_finds_a_captured_table_that_is_gone(bench: Bench) -> None:
+    """`maintain` finds nothing where all is captured, and names a table that was renamed."""
+    start = bench.source().ensure_start()
+    assert bench.source().maintain(start) == []
+    if isinstance(bench, NativeBench):
+        return  # a file that one process at a time may open is not looked at
+    bench.execute("ALTER TABLE items RENAME TO others")
+
+    for found in (bench.source().maintain(start), bench.source().maintain(None)):
+        assert [(one.subject, one.level) for one in found] == [("tables", "error")]
+        assert "no such table is there" in found[0].text
+        assert "items" in found[0].text
+
+
+def test_a_look_at_lost_log(bench: Bench) -> None:
+    """`maintain` says that what follows the captured position is gone, as reading would."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    bench.forget()
+    if isinstance(bench, NativeBench):
+        return
+
+    if isinstance(bench, TriggerBench):
+        assert [one.subject for one in bench.source().maintain(start)] == ["changes"]
+    else:
+        with pytest.raises(PositionLost, match="Re-snapshot required"):
+            bench.source().maintain(start)
+
+
+def test_a_pipeline_may_begin_anew(bench: Bench) -> None:
+    """`reset` finds nothing in the way where the source can be read."""
+    start = bench.source().ensure_start()
+    bench.execute(insert("orders", 1))
+    assert bench.source().reset(dry_run=False) == []
+    assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+
 def test_a_busy_table_of_others_is_not_worth_a_run(bench: Bench) -> None:
     """Changes of a table that is not captured start nothing."""
     start = bench.source().ensure_start()

@@ -15,7 +15,7 @@ from tests.pipeline.snapshotting import PIPELINE
 class Capturing:
     """A capture whose last chunk is in the journal as soon as somebody has asked for the deliveries."""
 
-    error, failed, in_transaction = None, False, False
+    error, failed, in_transaction, failing_since = None, False, False, None
 
     def __init__(self) -> None:
         self.splices = True

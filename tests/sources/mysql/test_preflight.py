@@ -69,6 +69,7 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
         f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
     )
     assert f"{database}.gone" in found["tables"].text
+    assert found["tables"].level == "error"
 
 
 def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:

@@ -152,20 +152,36 @@ class TestStart:
         with pytest.raises(SourceMisconfigured, match="no table matches"):
             bench.source(tables=("public.v_*",)).ensure_start()
 
-    def test_a_table_whose_updates_would_fail_is_refused(self, bench: PostgresBench) -> None:
-        """Publishing a table without replica identity would break its users' statements."""
-        bench.execute("CREATE TABLE bare (id int, v text)", insert("bare", 1))
-        with pytest.raises(SourceMisconfigured, match=r"public\.bare; once published"):
-            bench.source(tables=("public.*",)).ensure_start()
-        bench.execute("UPDATE bare SET v = 'still works'")
+    def test_a_table_whose_updates_would_fail_is_not_captured(self, bench: PostgresBench) -> None:
+        """Publishing a table without replica identity would break its users' statements.
 
-        bench.execute("ALTER TABLE bare REPLICA IDENTITY FULL")
-        start = bench.source(tables=("public.*",)).ensure_start()
+        The others are captured; it joins once it has one.
+        """
+        of_all = {"tables": ("public.*",)}
+        bench.execute("CREATE TABLE bare (id int, v text)", insert("bare", 1))
+        start = bench.source(**of_all).ensure_start()
+        bench.execute("UPDATE bare SET v = 'still works'", insert("orders", 1))
+
+        (finding,) = bench.source(**of_all).maintain(start)
+        assert (finding.subject, finding.level) == ("replica identity", "warning")
+        assert "not captured" in finding.text
+        assert "public.bare" in finding.text
+        assert finding.mend == 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL'
+        bench.execute(finding.mend)
+        assert bench.source(**of_all).maintain(start) == []
         bench.execute("UPDATE bare SET v = 'new'")
 
-        taken = take(bench, start, whole(1), source=bench.source(tables=("public.*",)))
-        assert taken.rows[0]["before"] == '{"id":1,"v":"still works"}'
-        assert taken.rows[0]["after"] == '{"id":1,"v":"new"}'
+        taken = take(bench, start, whole(2), source=bench.source(**of_all))
+        assert taken.changes[0] == inserts("orders", 1)[0]
+        assert taken.rows[1]["before"] == '{"id":1,"v":"still works"}'
+        assert taken.rows[1]["after"] == '{"id":1,"v":"new"}'
+
+    def test_only_tables_whose_updates_would_fail_are_refused(self, bench: PostgresBench) -> None:
+        """A pipeline that could capture nothing does not start; the message has the statement."""
+        bench.execute("CREATE TABLE bare (id int, v text)")
+        with pytest.raises(SourceMisconfigured, match=r"public\.bare; once published") as caught:
+            bench.source(tables=("public.bare",)).ensure_start()
+        assert 'run: ALTER TABLE "public"."bare" REPLICA IDENTITY FULL' in problem(caught)
 
     def test_a_slot_without_its_publication_is_refused(self, bench: PostgresBench) -> None:
         """PostgreSQL could not decode what was written before the publication."""
@@ -257,7 +273,7 @@ class TestPublication:
         assert 'ALTER PUBLICATION "p" ADD TABLE "public"."newer"' in caplog.text
 
     def test_our_own_gets_the_tables_that_come_later(self, bench: PostgresBench) -> None:
-        """When a run begins, and when the sensor asks; what was written before is not captured."""
+        """When a run begins, and whenever somebody looks; what was written before is not captured."""
         of_all = {"tables": ("public.*",)}
         start = bench.source(**of_all).ensure_start()
         bench.execute("CREATE TABLE newer (id int PRIMARY KEY, v text)", insert("newer", 1))
@@ -266,13 +282,64 @@ class TestPublication:
         bench.execute(
             "CREATE TABLE newest (id int PRIMARY KEY, v text)", "CREATE TABLE bare (v int)"
         )
-        assert bench.source(**of_all).has_changes(start)
+        (bare,) = bench.source(**of_all).maintain(start)
+        assert "public.bare" in bare.text
         bench.execute(insert("newest", 3), "INSERT INTO bare VALUES (4)")
         bench.execute("UPDATE bare SET v = 5")
 
         taken = take(bench, start, whole(2), source=bench.source(**of_all))
 
         assert taken.changes == inserts("newer", 2) + inserts("newest", 3)
+
+    def test_tables_join_a_stream_that_is_being_read(self, bench: PostgresBench) -> None:
+        """New tables and partitions are captured by the reader at work, from the look that adds them on."""
+        of_all = {"tables": ("public.*",)}
+        bench.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+        start = bench.source(**of_all).ensure_start()
+        look = bench.source(**of_all)
+        added = threading.Event()
+
+        def seen(taken: Taken) -> bool:
+            if taken.rows and not added.is_set():
+                bench.execute(
+                    "CREATE TABLE newer (id int PRIMARY KEY, v text)",
+                    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+                )
+                assert look.maintain(None) == []
+                bench.execute(insert("newer", 1), insert("parted", 2))
+                added.set()
+            return whole(3)(taken)
+
+        bench.execute(insert("orders", 1))
+        taken = take(bench, start, seen, source=bench.source(**of_all))
+
+        assert taken.changes == [
+            *inserts("orders", 1),
+            *inserts("newer", 1),
+            *inserts("parted", 2),
+        ]
+
+    def test_a_table_made_anew_leaves_a_publication_of_others(self, bench: PostgresBench) -> None:
+        """A look says so, with the statement, also beside a reader; once it was run, nothing is missing."""
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+        start = bench.source().ensure_start()
+        bench.execute("DROP TABLE orders", "CREATE TABLE orders (id int PRIMARY KEY, v text)")
+
+        (finding,) = bench.source().maintain(start)
+        assert (finding.subject, finding.level) == ("publication", "error")
+        assert "public.orders" in finding.text
+        assert finding.mend == 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
+        assert bench.source().maintain(None) == [finding]
+        bench.execute(finding.mend)
+        assert bench.source().maintain(start) == []
+
+    def test_an_identity_that_was_taken_away(self, bench: PostgresBench) -> None:
+        """Its users' statements fail as long as it is published: an error with the statement."""
+        start = bench.source().ensure_start()
+        bench.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
+        (finding,) = bench.source().maintain(start)
+        assert (finding.subject, finding.level) == ("replica identity", "error")
+        assert finding.mend == 'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL'
 
     def test_a_table_that_cannot_be_added_now_stops_nothing(
         self, bench: PostgresBench, caplog: pytest.LogCaptureFixture
@@ -354,8 +421,10 @@ class TestPublication:
         start = bench.source().ensure_start()
         bench.execute("DROP PUBLICATION p")
 
-        with pytest.raises(SourceMisconfigured, match="publication 'p' is gone"):
+        with pytest.raises(PositionLost, match="publication 'p' is gone"):
             take(bench, start, whole(1))
+        with pytest.raises(PositionLost, match="publication 'p' is gone"):
+            bench.source().maintain(start)
 
     def test_log_from_before_the_publication_stops_the_pipeline(self, bench: PostgresBench) -> None:
         """An error inside the stream is translated as well."""
@@ -364,8 +433,17 @@ class TestPublication:
         bench.execute(insert("orders", 1))
         bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
 
-        with pytest.raises(SourceMisconfigured, match="did not exist when this part of the log"):
+        with pytest.raises(PositionLost, match="did not exist when this part of the log"):
             take(bench, start, whole(1))
+        with pytest.raises(PositionLost, match="did not exist when this part of the log"):
+            bench.source().has_changes(start)
+
+        (dropped,) = bench.source().reset(dry_run=True)
+        assert "from before publication 'p' was made" in dropped
+        assert bench.source().reset(dry_run=False) == [dropped]
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 2))
+        assert take(bench, start, whole(1)).changes == inserts("orders", 2)
 
 
 class TestSlot:

@@ -1,0 +1,143 @@
+"""What a tick shows of a real PostgreSQL server that is stopped, or does not send what is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+
+from deltaforge_dagster.assets.names import asset_key
+from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.health import Health, health
+from deltaforge_dagster.sensors.report import newest_evaluation
+from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.state.store import StateStore
+from tests.fix_postgres import StartPostgres
+from tests.sources.postgres.bench import PostgresBench
+
+pytestmark = pytest.mark.postgres
+
+FILE = """\
+metadata: {{name: orders, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: db, dsn: "{dsn}", slot: {slot}, publication: p, tables: [public.orders, public.items]}}
+  sinks:
+    - {{type: redis, config: {{id: redis, uri: "redis://localhost:1", stream: s}}}}
+"""
+
+
+@dataclass
+class Ticked:
+    """A pipeline that ticks look at, and nothing else."""
+
+    store: StateStore
+    loaded: LoadedPipeline
+    instance: dg.DagsterInstance
+
+    def tick(self) -> str:
+        """Tick; return why nothing is started."""
+        found = tick(
+            self.instance,
+            self.store,
+            self.loaded,
+            lambda: build_source(self.loaded.spec),
+            Journal("memory://looked"),
+        )
+        assert isinstance(found, dg.SkipReason), found
+        return str(found.skip_message)
+
+    def check(self, name: str) -> str | None:
+        """Return what a check of `changes` says; None when it passes, or was never evaluated."""
+        key = dg.AssetCheckKey(asset_key("orders", "changes"), name)
+        shown = newest_evaluation(self.instance, key)
+        return None if shown is None or shown.passed else str(shown.description)
+
+    @property
+    def health(self) -> Health:
+        """What everybody says of it."""
+        return health(self.store, self.loaded)
+
+
+@pytest.fixture
+def ticked(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Callable[[PostgresBench], Ticked]]:
+    """Begin a pipeline over a database by its first tick."""
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def begin(bench: PostgresBench) -> Ticked:
+            (tmp_path / "orders.yaml").write_text(FILE.format(dsn=bench.dsn, slot=bench.slot))
+            made = Ticked(sqlite_store, load_pipeline(tmp_path / "orders.yaml"), instance)
+            assert made.tick() == "start position fixed"
+            return made
+
+        yield begin
+
+
+def test_a_server_that_is_stopped(
+    start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked]
+) -> None:
+    """The next tick says so everywhere, also amid the wait after an empty run, and the one after it is back."""
+    server = start_postgres(None)
+    with PostgresBench(server.create_database()) as bench:
+        made = ticked(bench)
+        made.store.set_probe("orders", after=made.store.now() + 3600, wait=60.0)
+        assert "asking again" in made.tick()
+        assert made.health.status == "running"
+
+        server.stop(immediate=True)
+        assert made.tick().startswith("NOT WELL: source: PostgreSQL ")
+        found = made.health
+        assert (found.status, found.well) == ("failed", False)
+        assert found.problems[0].next_attempt_at is not None
+        assert found.problems[0].text == made.check("source")
+
+        server.restart()
+        assert "asking again" in made.tick()
+        assert made.health.problems == ()
+        assert made.check("source") is None
+        bench.connection.close()
+        bench.connection = psycopg.connect(bench.dsn, autocommit=True)
+
+
+def test_a_table_that_is_no_longer_sent(
+    postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]
+) -> None:
+    """A table made anew is not in a publication made by hand: said with the statement, until it was run."""
+    with PostgresBench(postgres_dsn) as bench:
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+        made = ticked(bench)
+        assert made.tick()
+        assert made.health.well
+
+        bench.execute("DROP TABLE orders", "CREATE TABLE orders (id int PRIMARY KEY, v text)")
+        statement = 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
+        assert statement in made.tick()
+        assert made.health.status == "failed"
+        assert made.health.problems[0].remedy == statement
+        assert statement in str(made.check("source"))
+        assert statement in str(made.check("preflight"))
+
+        bench.execute(statement)
+        assert "NOT WELL" not in made.tick()
+        assert made.health.problems == ()
+        assert made.check("source") is None
+        assert made.check("preflight") is None
+
+
+def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:
+    """One sentence, with the commands that end it."""
+    with PostgresBench(postgres_dsn) as bench:
+        made = ticked(bench)
+        bench.drop_slot()
+        said = made.tick()
+        assert "is gone" in said
+        assert (
+            "deltaforge checkpoint reset orders --all && deltaforge snapshot start orders" in said
+        )
