@@ -186,6 +186,7 @@ def test_a_schedule_takes_the_sensors_place(tmp_path: Path) -> None:
         "nightly_snapshot",
         "nightly_snapshots",
         "nightly_schedule",
+        "pipeline_files",
         "deltaforge_retention",
         "deltaforge_retention_hourly",
     }

@@ -28,8 +28,8 @@ class CaptureWatch:
         self._troubled_since: float | None = None
         self._attempt: float | None = None
 
-    def look(self, capture: Capture | None) -> None:
-        """Note what has changed since the last look."""
+    def look(self, capture: Capture | None, *, over: bool = False) -> None:
+        """Note what has changed since the last look; `over`: the run ends, so that brief troubles last."""
         if capture is None or self._said == "failed":
             return
         error = capture.error
@@ -42,15 +42,15 @@ class CaptureWatch:
             capture_failed(self._store, self._name, "run", error, None)
             self._said = "failed"
         else:
-            self._trouble(capture)
+            self._trouble(capture, over=over)
 
-    def _trouble(self, capture: Capture) -> None:
+    def _trouble(self, capture: Capture, *, over: bool) -> None:
         """Note an error that may pass by itself, once it has lasted, and each time that it is tried again."""
         assert capture.error is not None
         now = time.monotonic()
         if self._troubled_since is None:
             self._troubled_since = now
-        if now - self._troubled_since < _BRIEF_SECONDS:
+        if now - self._troubled_since < _BRIEF_SECONDS and not over:
             return
         attempt = capture.next_attempt_at
         if self._said == "trouble" and attempt == self._attempt:

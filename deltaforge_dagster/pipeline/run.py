@@ -345,7 +345,7 @@ class LiveRun:
                 if self._capture is not None:
                     self._pressure.look(self._capture.segments)
                     self._capture.pause(self._pressure.paused is not None)
-                failures.look(self._capture)
+                failures.look(self._capture, over=ended == "capture failed")
                 if ended is not None:
                     summary.say(self._capture)
                     return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -34,7 +35,9 @@ metadata: {{name: shop, tenant: acme}}
 spec:
   source:
     type: turso
-    config: {{id: s, url: "{folder}/shop.db", tables: [t], cdc_mode: triggers, auto_create_triggers: true}}
+    config:
+      {{id: s, url: "{folder}/shop.db", tables: [t], cdc_mode: triggers, auto_create_triggers: true,
+        snapshot: {{mode: initial}}}}
   sinks:
     - {{type: file, config: {{id: good, path: "{folder}/good.jsonl"}}}}
     - {{type: file, config: {{id: lost, path: "{folder}/lost.jsonl", required: false}}}}
@@ -91,20 +94,35 @@ def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(app, ["run", "shop"])
 
     assert (result.exit_code, result.stderr) == (130, "")
+    result = CliRunner().invoke(app, ["run", "shop", "--json"])
+    assert result.exit_code == 130
+    assert json.loads(result.stdout) == {
+        "pipeline": "shop",
+        "success": False,
+        "reason": "interrupted",
+    }
 
 
 @pytest.mark.spark
 def test_a_sink_that_fails_is_named(
     spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When another sink has everything the code is 0, and the answer says which one fails, and why."""
+    """When the sinks that are required have everything the code is 0, and the answer says which one fails.
+
+    The first run brings what the table held before, as the file asks for. A sink that is required makes it 1.
+    """
     spark_server.use(tmp_path / "home", monkeypatch)
     monkeypatch.setenv("COLUMNS", "60")
     shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     shop.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    shop.execute("INSERT INTO t VALUES (10), (20), (30)")
     text = TWO_SINKS.format(folder=tmp_path)
     (tmp_path / "pipelines" / "shop.yaml").write_text(text)
-    assert CliRunner().invoke(app, ["run", "shop", "--until-caught-up"]).exit_code == 0
+    first = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
+    assert first.exit_code == 0
+    assert first.stdout == "Ended (caught up): 3 changes captured, sent 3 to good, 3 to lost.\n"
+    assert (tmp_path / "lost.jsonl").read_text().count('"op":"r"') == 3
+    (tmp_path / "lost.jsonl").unlink()
     (tmp_path / "lost.jsonl").mkdir()
     shop.execute("INSERT INTO t VALUES (1)")
     shop.close()
@@ -117,6 +135,17 @@ def test_a_sink_that_fails_is_named(
     assert failing.startswith("lost is behind, and fails: ")
     assert "lost.jsonl" in failing
 
+    (tmp_path / "pipelines" / "shop.yaml").write_text(text.replace(", required: false", ""))
+    required = CliRunner().invoke(app, ["run", "shop", "--until-caught-up", "--json"])
+    assert required.exit_code == 1
+    answer = json.loads(required.stdout.splitlines()[-1])
+    assert (answer["success"], answer["reason"], answer["behind"]) == (
+        False,
+        "caught up",
+        {"lost": 1},
+    )
+    assert "lost.jsonl" in answer["sink_errors"]["lost"]
+
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     """The run's lines are text there, and kept with the run as they are; no process of the group prints a stack."""
@@ -125,7 +154,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
         file.write_text(PIPELINE.replace("127.0.0.1:1/", f"127.0.0.1:{silent.getsockname()[1]}/"))
         terminal, theirs = os.openpty()
         run = subprocess.Popen(
-            [sys.executable, "-m", "deltaforge_dagster", "run", "shop"],
+            [sys.executable, "-m", "deltaforge_dagster", "run", "shop", "--json"],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -144,6 +173,10 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
 
     assert run.wait() == 130
     assert b"Traceback" not in shown
+    said = re.search(r'{"pipeline".*}', shown.decode())
+    assert said is not None, shown
+    answer = json.loads(said.group())
+    assert (answer["success"], answer["reason"]) == (False, "interrupted"), shown
     (kept,) = home.glob("dagster/storage/*/compute_logs/*.err")
     (line,) = kept.read_text().splitlines()
     assert re.match(r"^[0-9T:.-]+Z INFO  run begins pipeline=shop tenant=acme run=", line)

@@ -48,7 +48,7 @@ def test_a_full_journal(
     file_size_limit: Callable[[int], None],
 ) -> None:
     """The run names disk and file, and captures nothing half; with room again every row arrives, once."""
-    text = shop.pipeline("full", tables="[public.customers]")
+    text = shop.pipeline("full", tables="[public.customers]", run="{idle_seconds: 1}")
     with opened_feed(shop, tmp_path / "full.yaml", text, spark_server) as feed:
         shop.execute(
             "INSERT INTO customers SELECT n, md5(n::text) || md5((-n)::text) || md5((n * 7)::text)"
@@ -59,6 +59,7 @@ def test_a_full_journal(
         outcome = feed.catch_up()
         file_size_limit(-1)
 
+        assert outcome.reason == "capture failed"
         assert outcome.capture_error is not None
         assert "no space left for the journal file" in outcome.capture_error
         after = feed.store.pipeline("full")

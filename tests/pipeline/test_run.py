@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import conninfo
 
+from deltaforge_dagster.config.sources import PostgresConfig
+from deltaforge_dagster.pipeline.health import health
 from deltaforge_dagster.pipeline.run import RunOutcome
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
@@ -67,6 +71,27 @@ def test_until_caught_up(make_feed: MakeFeed) -> None:
     lease = feed.store.lease("feed")
     assert lease is not None
     assert lease.run_id is None, "the next run need not wait"
+
+
+def test_a_slot_that_somebody_else_reads(make_feed: MakeFeed) -> None:
+    """A run that cannot read tries again for a while, has failed then, and says so; the next one has all."""
+    feed = make_feed(run=QUICK)
+    insert(feed.shop, 1, 10)
+    config = feed.loaded.spec.spec.source.config
+    assert isinstance(config, PostgresConfig)
+    dsn = conninfo.make_conninfo(feed.shop.dsn, application_name="somebody")
+    with closing(psycopg.connect(dsn, replication="database", autocommit=True)) as other:
+        other.pgconn.send_query(
+            f"START_REPLICATION SLOT {config.slot} LOGICAL 0/0 (proto_version '1',"
+            f" publication_names '{config.publication}')".encode()
+        )
+        outcome = feed.catch_up()
+        assert outcome.reason == "capture failed"
+        assert "is in use by" in str(outcome.capture_error)
+        found = health(feed.store, feed.loaded)
+        assert (found.status, found.error) == ("failed", outcome.capture_error)
+    assert feed.catch_up().captured == 10
+    assert health(feed.store, feed.loaded).problems == ()
 
 
 def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:

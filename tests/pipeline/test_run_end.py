@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.pipeline.run_end import RunEnd
+from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.snapshotting import PIPELINE
 
@@ -34,6 +37,8 @@ class Delivering:
 
     def __init__(self, capture: Capturing) -> None:
         self._capture = capture
+
+    moved_at = 0.0
 
     def behind(self, _: object) -> dict[str, int]:
         """Return what sinks lack now; then the chunk is taken over."""
@@ -67,3 +72,42 @@ def test_what_is_spliced_between_two_questions_is_delivered(
     assert [end.reason(), end.reason()] == [None, None]
     capture.segments.clear()
     assert end.reason() == "caught up"
+
+
+def test_a_source_that_cannot_be_read_is_not_caught_up(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """It is tried again; after as long as a run waits without work, capture has failed."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    capture.splices = False
+    broken = SimpleNamespace(
+        error=SourceUnavailable("cut"),
+        failed=False,
+        failing_since=time.monotonic(),
+        splices=False,
+        moved_at=time.monotonic(),
+        position=LsnPosition(5),
+        passed=None,
+    )
+
+    def end(goal: LsnPosition | None, *, until_caught_up: bool) -> str | None:
+        return RunEnd(
+            load_pipeline(tmp_path / "p.yaml"),
+            cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+            deliveries=cast("Any", Delivering(capture)),
+            pressure=cast("Any", SimpleNamespace(paused=None)),
+            capture=cast("Any", broken),
+            until_caught_up=until_caught_up,
+            goal=goal,
+        ).reason()
+
+    for until_caught_up in (True, False):
+        assert end(LsnPosition(9), until_caught_up=until_caught_up) is None
+    broken.failing_since = time.monotonic() - 3600
+    for until_caught_up in (True, False):
+        assert end(LsnPosition(9), until_caught_up=until_caught_up) == "capture failed"
+    broken.error = broken.failing_since = None
+    broken.position = LsnPosition(9)
+    assert end(LsnPosition(9), until_caught_up=True) == "caught up"
