@@ -63,7 +63,9 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(
             "dead_letters", asset=changes, description="Every change could be delivered."
         ),
-        dg.AssetCheckSpec(SOURCE_CHECK, asset=changes, description="The source can be read."),
+        dg.AssetCheckSpec(
+            SOURCE_CHECK, asset=changes, description="What is to be captured is captured."
+        ),
         dg.AssetCheckSpec(
             "preflight", asset=changes, description="The source's server is as capture needs it."
         ),

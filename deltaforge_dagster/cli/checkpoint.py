@@ -100,7 +100,7 @@ def reset(
         if everything:
             if sink is not None or to is not None:
                 raise NotAllowed("--all is the whole pipeline: leave --sink and --to out")
-            said = _reset_all(store, before, ask=not yes and sys.stdin.isatty())
+            said = _reset_all(store, before, ask=not yes and _on_terminal())
         elif sink is None or to is None:
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
         else:
@@ -182,6 +182,10 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
     after = store.reset_checkpoint(pipeline, sink, _first_segment(store, pipeline, to) - 1)
     return f"{sink} goes on with segment {after.segment + 1:,}: {_change(before, after)}."
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:

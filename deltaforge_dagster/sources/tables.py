@@ -71,13 +71,9 @@ class TablePatterns:
 
     def matches(self, schema: str, table: str) -> bool:
         """Say whether `schema.table` is captured (`schema` is MySQL's database)."""
-        return not self.is_system(schema) and any(
+        return not any(part.matches(schema) for part in self._system) and any(
             first.matches(schema) and second.matches(table) for first, second in self._patterns
         )
-
-    def is_system(self, schema: str) -> bool:
-        """Say whether nothing of a schema is ever captured."""
-        return any(part.matches(schema) for part in self._system)
 
     @property
     def parts(self) -> tuple[tuple[NamePattern, NamePattern], ...]:

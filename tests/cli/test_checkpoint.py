@@ -12,13 +12,19 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
+from deltaforge_dagster.cli import checkpoint
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.first_start import first_start
+from deltaforge_dagster.pipeline.work import begin
+from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import Lease
 from deltaforge_dagster.state.store import StateStore
+from tests.sensors.test_tick_postgres import FILE as TICKED
+from tests.sources.postgres.bench import PostgresBench
+from tests.sources.quiet import is_quiet
 from tests.state.make import NAME, capture, deliver, held
 
 
@@ -190,6 +196,56 @@ def test_reset_of_everything(store: StateStore, tmp_path: Path) -> None:
         "cache": "attached",
         "file": "paused",
     }
+
+
+@pytest.mark.usefixtures("released")
+def test_a_reset_of_everything_asks_on_a_terminal(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says first what it deletes; `--yes` skips that."""
+    monkeypatch.setattr(checkpoint, "_on_terminal", lambda: True)
+    command = ["checkpoint", "reset", NAME, "--all"]
+
+    result = CliRunner().invoke(app, command, input="n\n")
+    assert result.exit_code == 1
+    assert "the journal of orders (600 B), its ranges and positions" in result.stderr
+    assert "2 segments that sink cache does not have yet" in result.stderr
+    assert store.segments(NAME)
+
+    assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
+    assert not store.segments(NAME)
+
+
+@pytest.mark.postgres
+def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
+    store: StateStore, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log from before a publication that was made anew is given up; what follows the reset is captured."""
+    with PostgresBench(postgres_dsn) as bench:
+        file = tmp_path / "pipelines" / "orders.yaml"
+        file.parent.mkdir(exist_ok=True)
+        monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
+        file.write_text(TICKED.format(dsn=bench.dsn, slot=bench.slot))
+        loaded = load_pipeline(file)
+        begin(store, loaded, bench.source)
+        bench.execute("DROP PUBLICATION p")
+        bench.execute("INSERT INTO orders VALUES (1, 'x')")
+        bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
+
+        result = CliRunner().invoke(app, ["checkpoint", "reset", "orders", "--all"])
+
+        assert result.exit_code == 0, result.output
+        assert (
+            f"dropped and made anew: replication slot '{bench.slot}', which holds log from before"
+            in (result.stdout)
+        )
+        row = store.pipeline("orders")
+        assert row is not None
+        assert row.start_position is not None
+        start = parse_position(row.start_position)
+        assert is_quiet(bench, start)
+        bench.execute("INSERT INTO orders VALUES (2, 'x')")
+        assert bench.source().has_changes(start)
 
 
 @pytest.mark.usefixtures("lease")

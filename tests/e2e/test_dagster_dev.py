@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.servers.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
@@ -23,11 +23,12 @@ WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 
 
 def serve_and_deliver(
-    shop: Shop, deployment: Deployment, *command: str, port: int
+    shop: Shop, deployment: Deployment, *command: str, port: int, ready: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start a command in the directory of `pipelines`, and prove that the UI and the runs work.
 
-    Nothing names the pipeline's file; one of its sinks is a file with a relative path.
+    Nothing names the pipeline's file; one of its sinks is a file with a relative path. A row that is written
+    once the command has said `ready` arrives; without that, one that is written after the first tick.
     """
     more = "    - {type: file, config: {id: lines, path: lines.jsonl}}\n"
     deployment.add("plain", shop.pipeline("plain", more_sinks=more))
@@ -35,7 +36,10 @@ def serve_and_deliver(
         "-m", *command, "--port", str(port), more={"DELTAFORGE_PIPELINES": ""}
     )
     eventually(lambda: answers(f"http://127.0.0.1:{port}/server_info"), what="the UI")
-    eventually(lambda: started(deployment, "plain"), what="the first tick")
+    if ready:
+        eventually(lambda: ready in deployment.output(process), what=ready)
+    else:
+        eventually(lambda: started(deployment, "plain"), what="the first tick")
 
     shop.execute("INSERT INTO customers VALUES (1, 'Ada')")
 
@@ -56,8 +60,8 @@ def test_deltaforge_dev(
 ) -> None:
     """The same for ours, which ends everything in order, also when a script started it with `&`.
 
-    It is asked to end again and again. Its webserver reloads the pipelines when the API asks for it. Its code
-    server, webserver and daemon give a run's process longer to start than Dagster does.
+    It says since when changes are captured. It is asked to end again and again. A pipeline that is added shows by
+    itself. Its code server, webserver and daemon give a run's process longer to start than Dagster does.
     """
     # It would end a server of its own; the tests' one is named to it.
     elsewhere = SparkAddress(spark_server.remote, None)
@@ -65,11 +69,19 @@ def test_deltaforge_dev(
     port = free_port()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = serve_and_deliver(shop, deployment, "deltaforge_dagster", "dev", port=port)
+        process = serve_and_deliver(
+            shop,
+            deployment,
+            "deltaforge_dagster",
+            "dev",
+            port=port,
+            ready="plain: capturing since ",
+        )
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert DagsterReload(f"http://127.0.0.1:{port}")() == "Dagster has reloaded its code locations"
+    deployment.add("late", shop.pipeline("late"))
+    eventually(lambda: ["late", "changes"] in asset_keys(port), what="the new pipeline's asset")
 
     assert deployment.told("DAGSTER_GRPC_TIMEOUT_SECONDS", "300") >= 3
 
@@ -84,6 +96,16 @@ def test_deltaforge_dev(
     store = deployment.store()
     assert [row.state for row in store.ranges("plain")] == ["closed"]
     store.close()
+
+
+def asset_keys(port: int) -> list[list[str]]:
+    """Return the keys of the assets that the UI shows; none while it does not answer."""
+    query = "{ assetNodes { assetKey { path } } }"
+    try:
+        answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json={"query": query}, timeout=60)
+    except httpx.HTTPError:
+        return []
+    return [one["assetKey"]["path"] for one in answer.json()["data"]["assetNodes"]]
 
 
 def answers(url: str) -> bool:

@@ -7,7 +7,7 @@ names may not exist: it was dropped, or renamed, or moved to another database.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deltaforge_dagster.sources.findings import Finding, listed
@@ -15,8 +15,9 @@ from deltaforge_dagster.sources.mysql.connection import Server, Session
 from deltaforge_dagster.sources.mysql.server_log import status
 from deltaforge_dagster.sources.tables import TablePatterns
 
-_NO_SUCH_TABLE, _NO_SUCH_DATABASE, _DENIED, _DATABASE_DENIED = 1146, 1049, 1142, 1044
-_MOST = 1000
+_NO_SUCH_TABLE, _NO_SUCH_DATABASE = 1146, 1049
+_MOST = 10_000
+_FEW = 20
 
 
 def coverage(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
@@ -33,20 +34,15 @@ def _filtered(session: Session, patterns: TablePatterns) -> list[Finding]:
     wanted, ignored = _names(row, "Binlog_Do_DB"), _names(row, "Binlog_Ignore_DB")
     if not wanted and not ignored:
         return []
-    databases = {first.text for first, _ in patterns.parts if not first.prefix}
-    if any(first.prefix for first, _ in patterns.parts):
-        rows = session.rows(
-            "SELECT SCHEMA_NAME AS name FROM information_schema.SCHEMATA LIMIT %s", _MOST
-        )
-        databases |= {
-            str(one["name"])
-            for one in rows
-            if any(first.matches(str(one["name"])) for first, _ in patterns.parts)
-        }
+    named = {first.text for first, _ in patterns.parts if not first.prefix}
+    rows = session.rows(
+        "SELECT DISTINCT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
+        " WHERE TABLE_TYPE = 'BASE TABLE' LIMIT %s",
+        _MOST,
+    )
+    seen = {str(row["db"]) for row in rows if patterns.matches(str(row["db"]), str(row["name"]))}
     left_out = sorted(
-        name
-        for name in databases
-        if not patterns.is_system(name) and (name not in wanted if wanted else name in ignored)
+        name for name in named | seen if (name not in wanted if wanted else name in ignored)
     )
     if not left_out:
         return []
@@ -65,11 +61,11 @@ def _filtered(session: Session, patterns: TablePatterns) -> list[Finding]:
 def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
     """Return the tables that are named and not there; without a right to see them nobody can tell."""
     gone, unseen = [], []
-    for db, table in patterns.exact:
+    for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {_quoted(db)}.{_quoted(table)} LIMIT 0")  # noqa: S608 - quoted
         if refused in (_NO_SUCH_TABLE, _NO_SUCH_DATABASE):
             gone.append(f"{db}.{table}")
-        elif refused in (_DENIED, _DATABASE_DENIED) and not _is_there(session, db, table):
+        elif refused is not None:
             unseen.append(f"{db}.{table}")
     found = []
     if gone:
@@ -92,14 +88,18 @@ def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[F
     return found
 
 
-def _is_there(session: Session, db: str, table: str) -> bool:
-    return bool(
-        session.rows(
-            "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            db,
-            table,
-        )
+def _invisible(session: Session, names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the tables that the server's catalog does not show us, a few of them at most."""
+    if not names:
+        return []
+    places = ", ".join(["(%s, %s)"] * len(names))
+    rows = session.rows(
+        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"  # noqa: S608 - places
+        f" WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({places})",
+        *(part for name in names for part in name),
     )
+    shown = {(str(row["db"]), str(row["name"])) for row in rows}
+    return [name for name in names if name not in shown][:_FEW]
 
 
 def _names(row: Mapping[str, Any], column: str) -> set[str]:

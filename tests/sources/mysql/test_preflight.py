@@ -10,6 +10,7 @@ import pytest
 
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.findings import Finding
+from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user
 
@@ -70,6 +71,26 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
     )
     assert f"{database}.gone" in found["tables"].text
     assert found["tables"].level == "error"
+
+
+def test_tables_that_nobody_can_tell_of(bench: MysqlBench) -> None:
+    """Without a right to see a table it may be there or not: a warning, with the GRANT."""
+    dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT")
+    (found,) = bench.source(dsn=dsn).maintain(None)
+    assert (found.subject, found.level) == ("tables", "warning")
+    assert "not there, or not for user" in found.text
+
+
+def test_databases_that_the_server_does_not_log(start_mysql: StartMysql) -> None:
+    """What `binlog-ignore-db` leaves out is not captured: an error of every look, with what to change."""
+    server = start_mysql({"binlog_ignore_db": "quiet"})
+    with MysqlBench(server.create_database()) as bench:
+        bench.run("CREATE DATABASE quiet", "CREATE TABLE quiet.t (id INT PRIMARY KEY)")
+        source = bench.source(tables=(f"{bench.database}.orders", "quiet.*"))
+        (found,) = source.maintain(source.ensure_start())
+        assert (found.subject, found.level) == ("binlog filter", "error")
+        assert found.text.endswith("(binlog-ignore-db): quiet")
+        assert bench.source(tables=("*.orders",)).maintain(None) == []
 
 
 def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:

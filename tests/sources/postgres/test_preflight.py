@@ -89,7 +89,7 @@ def test_a_role_that_may_not(bench: PostgresBench, role: str) -> None:  # noqa: 
 
     found = look(bench, dsn=dsn)
 
-    assert errors(found) == ["grants"]
+    assert errors(found) == ["grants", "publication"]
     with closing(bench.source(dsn=dsn)) as source:
         mends = [one.mend for one in source.preflight(None, None) if one.subject == "grants"]
     assert mends == [
