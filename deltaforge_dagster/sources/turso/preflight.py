@@ -100,7 +100,10 @@ def _triggers(session: Session, tables: dict[str, Definition]) -> list[Finding]:
     anew = "set source.config.auto_create_triggers: true"
     missing = sorted(tables.keys() - triggers.triggered(session))
     if missing:
-        text = f"without triggers, so that no change is found: {listed(missing)}"
+        text = (
+            "without triggers for every INSERT, UPDATE and DELETE, so that changes are not found: "
+            f"{listed(missing)}"
+        )
         return [Finding("triggers", "error", text, anew)]
     old = sorted(triggers.outdated(session, tables))
     if old:

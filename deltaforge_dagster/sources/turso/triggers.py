@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,9 @@ MODE = "triggers"
 TABLE = "_df_cdc_changes"
 
 _OPS = {"INSERT": "c", "UPDATE": "u", "DELETE": "d"}
+_EVENT = re.compile(r"\b(INSERT|UPDATE|DELETE)(?:\s+OF\s+[^;]*?)?\s+ON\b", re.IGNORECASE)
+"""The event of a trigger (SQLite's manual: "CREATE TRIGGER")."""
+
 _ENOUGH = 10_000
 _HEX = "_df_hex"
 _REAL = "_df_real"
@@ -157,9 +161,14 @@ def is_complete(session: Session, tables: dict[str, Definition]) -> bool:
 
 
 def triggered(session: Session) -> set[str]:
-    """Return the tables that have triggers which write into the table of changes."""
+    """Return the tables whose every insert, update and delete is written into the table of changes."""
     rows = session.query("SELECT tbl_name, sql FROM sqlite_schema WHERE type = 'trigger'")
-    return {str(table) for table, sql in rows if TABLE in str(sql)}
+    found: dict[str, set[str]] = {}
+    for table, sql in rows:
+        event = _EVENT.search(str(sql))
+        if TABLE in str(sql) and event is not None:
+            found.setdefault(str(table), set()).add(event[1].upper())
+    return {table for table, events in found.items() if events == _OPS.keys()}
 
 
 def outdated(session: Session, tables: dict[str, Definition]) -> set[str]:

@@ -155,6 +155,18 @@ def test_triggers_are_made_anew_when_columns_come(tmp_path: Path) -> None:
         assert bench.source(auto_create_triggers=True).preflight(None, None)[-1].level == "ok"
 
 
+def test_triggers_that_are_gone(bench: TriggerBench) -> None:
+    """A look makes them anew where the file says so, and else names the table, also beside a reader."""
+    start = bench.source().ensure_start()
+    bench.execute("DROP TRIGGER _df_cdc_update_orders")
+    strict = bench.source(auto_create_triggers=False)
+    for found in (strict.maintain(start), strict.maintain(None)):
+        assert [(one.subject, one.level) for one in found] == [("triggers", "error")]
+        assert "orders" in found[0].text
+    assert bench.source(auto_create_triggers=True).maintain(start) == []
+    assert strict.maintain(start) == []
+
+
 def test_rows_of_deltaforges_own_triggers(tmp_path: Path) -> None:
     """Rows that `json_object` wrote are read; a column that the trigger does not know is absent."""
     with SqliteBench(tmp_path / "shop.db") as bench:
