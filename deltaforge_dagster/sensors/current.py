@@ -8,6 +8,7 @@ from deltaforge_dagster.assets.checks import source_evaluation
 from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.pipeline.catalog import reread
 from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import report_change
 from deltaforge_dagster.state.store import StateStore
 
@@ -25,5 +26,5 @@ def current(
     if isinstance(found, BrokenPipeline):
         problem = health(store, found).problems[0]
         report_change(instance, source_evaluation(loaded.name, problem))
-        return dg.SkipReason(f"NOT WELL: {problem.subject}: {problem.text}")
+        return dg.SkipReason(f"{NOT_WELL}{problem.subject}: {problem.text}")
     return found

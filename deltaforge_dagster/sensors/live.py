@@ -11,6 +11,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.kept import Kept
+from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.sensors.tick import tick
 
@@ -36,20 +37,23 @@ def build_sensor(
         description=f"Starts runs of {loaded.name} when there is something to do.",
     )
     def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
+        found: list[dg.RunRequest | dg.SkipReason | None]
         try:
             with kept.lend(context) as (instance, opened):
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
-                    return now
-                found = [
-                    tick(instance, opened.store, now, opened.source_builder(now), opened.journal),
-                    look(instance, opened.store, now),
-                ]
+                    found = [now]
+                else:
+                    source = opened.source_builder(now)
+                    found = [
+                        tick(instance, opened.store, now, source, opened.journal),
+                        look(instance, opened.store, now),
+                    ]
         except DeltaforgeError as error:
-            return dg.SkipReason(f"NOT WELL: {error}")
+            found = [dg.SkipReason(f"{NOT_WELL}{error}")]
         asked = [one for one in found if isinstance(one, dg.RunRequest)]
         skipped = [str(one.skip_message) for one in found if isinstance(one, dg.SkipReason)]
-        return asked or dg.SkipReason("; ".join(skipped))
+        return asked or red(loaded.name, dg.SkipReason("; ".join(skipped)))
 
     return work
 
@@ -65,13 +69,17 @@ def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.Schedule
         description=f"Starts a run of {loaded.name} on time, when there is something to do.",
     )
     def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        found: dg.RunRequest | dg.SkipReason
         try:
             with kept.lend(context) as (instance, opened):
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
-                    return now
-                return tick(instance, opened.store, now, opened.source_builder(now), opened.journal)
+                    found = now
+                else:
+                    source = opened.source_builder(now)
+                    found = tick(instance, opened.store, now, source, opened.journal)
         except DeltaforgeError as error:
-            return dg.SkipReason(f"NOT WELL: {error}")
+            found = dg.SkipReason(f"{NOT_WELL}{error}")
+        return found if isinstance(found, dg.RunRequest) else red(loaded.name, found)
 
     return due

@@ -37,6 +37,7 @@ from deltaforge_dagster.pipeline.health import (
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.source_watch import look_at_source
 from deltaforge_dagster.pipeline.work import NoWork, Work, find_work
+from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.records import LeaseRow
@@ -97,7 +98,7 @@ def tick(
 def _skip(store: StateStore, loaded: LoadedPipeline, detail: str) -> dg.SkipReason:
     """Return why no run is started; what is wrong comes first, so that a list of ticks shows it."""
     errors = [
-        f"NOT WELL: {one.subject}: {one.text}" + (f"; run: {one.remedy}" if one.remedy else "")
+        f"{NOT_WELL}{one.subject}: {one.text}" + (f"; run: {one.remedy}" if one.remedy else "")
         for one in health(store, loaded).problems
         if one.severity == "error"
     ]

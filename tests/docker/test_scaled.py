@@ -83,12 +83,12 @@ class Pipeline:
 
 def ended(run: subprocess.Popen[str]) -> dict[str, object]:
     """Wait for a run and return its outcome."""
-    output, _ = run.communicate(timeout=500)
+    output, _ = run.communicate(timeout=1200)
     outcome: dict[str, object] = json.loads(output.splitlines()[-1])
     return outcome
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_spark_standalone_with_its_journal_on_object_storage(
     shop: Shop, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_spark_standalone_with_its_journal_on_object_storage(
     for first in range(10_001, 30_001, 5_000):
         pipeline.insert(first, first + 4_999)
     run = pipeline.begin()
-    eventually(lambda: len(shop.entries("afar.customers")) > 3, seconds=400, what="a task's work")
+    eventually(lambda: len(shop.entries("afar.customers")) > 3, seconds=1200, what="a task's work")
     cluster.workers[0].stop(signal.SIGKILL, 10)
     assert ended(run)["captured"] == 29_997
     for _ in range(5):  # a job may have failed for good with its executor; the next run goes on
