@@ -316,7 +316,7 @@ def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) ->
 def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Problem]:
     subject = f"sink {one.sink}"
     if not one.attached:
-        text = f"detached: {one.last_error or 'it gets nothing'}"
+        text = one.last_error or "detached: it gets nothing"
         yield Problem(subject, "warning", text, go_on_command(pipeline, one.sink, one.state))
     elif one.failures:
         yield Problem(

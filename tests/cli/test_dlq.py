@@ -127,7 +127,9 @@ def test_ack_and_purge(store: StateStore) -> None:
 
 def test_status(store: StateStore) -> None:
     """How many there are is seen at once, with the command that shows them."""
-    assert "dead letters  3, 1 on their way or behind them" in said("status")
-    assert f"deltaforge dlq list {NAME}" in said("status")
+    assert "dead letters: 3 changes could not be delivered, 1 on their way or behind them" in said(
+        "status"
+    )
+    assert f"run: deltaforge dlq list {NAME}" in said("status")
     store.remove_dead_letters(NAME)
     assert "dead letters" not in said("status")

@@ -77,4 +77,4 @@ def test_status_shows_what_was_lost(store: StateStore) -> None:
 
     shown = lines("status")
     assert ["cache", "2 row 0", "2 segments, 5 rows"] in [line[:3] for line in shown]
-    assert ["sink cache: the sink had lost data"] in shown
+    assert ["warning: sink cache: the sink had lost data"] in shown
