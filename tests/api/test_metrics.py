@@ -171,6 +171,7 @@ def test_a_broken_file_is_a_failed_pipeline(api: Api) -> None:
     text = api.client.get("/metrics").text
     assert f"{PREFIX}pipelines_total 2.0" in text
     assert f'{PREFIX}pipeline_status{{pipeline="broken"}} -1.0' in text
+    assert f'{PREFIX}pipeline_problems{{pipeline="broken",severity="error"}} 1.0' in text
 
 
 def test_metrics_need_the_token(serve: Callable[..., Api]) -> None:
