@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deltaforge_dagster.config.load import (
     BrokenPipeline,
@@ -9,6 +10,7 @@ from deltaforge_dagster.config.load import (
     load_pipeline,
     load_pipelines,
 )
+from deltaforge_dagster.config.processor_file import load_processors
 from deltaforge_dagster.config.sinks import FileSink, KafkaSink, NatsSink, RedisSink
 from deltaforge_dagster.config.sources import MysqlSource, PostgresSource
 from deltaforge_dagster.errors import SpecError
@@ -255,7 +257,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SINK}.skipped_operations": ["c", "x"]}, "20: spec.sinks[0].config.skipped_operations: knows c, u, d, r and t, or create, update, delete, read and truncate (`none` for no operation)"),
         ({f"{SINK}.key_updates": "split"}, "20: spec.sinks[0].config.key_updates: must be 'update' or 'delete_insert'"),
         ({f"{SINK}.id": "lines"}, "22: spec.sinks[1].config.id: lines is also the id of spec.sinks[0] (ids must be unique)"),
-        ({"spec.processors": [{"type": "filter"}, {"type": "filter"}]}, "26: spec.processors[1].id: filter is also the id of spec.processors[0] (ids must be unique)"),
+        ({"spec.processors": [{"type": "filter", "id": "a"}, {"type": "flatten", "id": "a"}]}, "28: spec.processors[1].id: a is also the id of spec.processors[0] (ids must be unique)"),
         ({"spec.processors": [{"type": "regexp"}]}, "25: spec.processors[0].type: is regexp, which no installed package has; known are javascript, flatten, outbox, filter, sql, python"),
         ({"spec.processors": [{"type": "outbox"}]}, "25: spec.processors[0]: nothing is captured from an outbox (set spec.source.config.outbox: `tables` of MySQL, `prefixes` of PostgreSQL)"),
         ({"spec.processors": [{"type": "filter", "fields": [{"path": "a", "op": "regex", "value": "("}]}]}, "27: spec.processors[0].fields[0]: is no regular expression: missing ), unterminated subpattern at position 0"),
@@ -459,6 +461,51 @@ def test_missing_ids_are_derived(write: Write) -> None:
         "15: spec.sinks[0].config.id: is missing, redis-0 is used (give one)",
         "19: spec.sinks[1].config.id: is missing, file-1 is used (give one)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        (["filter"], ["filter"]),
+        (["filter", "flatten"], ["filter", "flatten"]),
+        (["outbox", "outbox", "outbox"], ["outbox", "outbox-2", "outbox-3"]),
+        (["filter", "outbox", "filter"], ["filter", "outbox", "filter-2"]),
+        (["javascript", "javascript"], ["javascript-0", "javascript-1"]),
+        (["filter", ("filter", "filter-2"), "filter"], ["filter", "filter-2", "filter-3"]),
+        (["filter", ("flatten", "filter")], ["filter-2", "filter"]),
+        ([("filter", "javascript-1"), "javascript"], ["javascript-1", "javascript-1-2"]),
+    ],
+)  # fmt: skip
+def test_processors_without_ids_never_collide(
+    write: Write, given: list[str | tuple[str, str]], ids: list[str]
+) -> None:
+    """The first of a type keeps its usual id, others get a number, and given ids stay free."""
+    blocks: list[dict[str, Any]] = []
+    for one in given:
+        kind, name = (one, None) if isinstance(one, str) else one
+        inline = {"inline": "event => event"} if kind == "javascript" else {}
+        blocks.append({"type": kind, **inline} | ({} if name is None else {"id": name}))
+    path = write({f"{SOURCE}.outbox": {"prefixes": ["outbox"]}, "spec.processors": blocks})
+
+    loaded = load_pipeline(path)
+    alone = path.with_name("processors.yaml")
+    alone.write_text(yaml.safe_dump({"processors": blocks}))
+
+    assert [one.id for one in loaded.spec.spec.processors] == ids
+    assert [one.id for one in load_processors(alone)] == ids
+    unusual = [
+        one
+        for one, block in zip(ids, blocks, strict=True)
+        if "id" not in block and one != block["type"]
+    ]
+    assert [warning.split(" is missing, ")[1].split()[0] for warning in loaded.warnings] == unusual
+
+
+def test_sinks_without_ids_never_collide(write: Write) -> None:
+    """A sink's derived id gives way to one that the file has given to another sink."""
+    path = write({f"{SINK}.id": "file-1", "spec.sinks.1.config.id": None})
+
+    assert [one.config.id for one in load_pipeline(path).spec.spec.sinks] == ["file-1", "file-1-2"]
 
 
 def test_ignored_keys_of_a_connection_string_warn(write: Write) -> None:
