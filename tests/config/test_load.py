@@ -269,7 +269,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({"spec.commit_policy": {"mode": "quorum", "quorum": 0}}, "26: spec.commit_policy.quorum: must be more than 0"),
         ({"spec.sink_batch_deadline_secs": 0}, "24: spec.sink_batch_deadline_secs: must be more than 0"),
         ({f"{SINK}.start": "begin"}, "20: spec.sinks[0].config.start: must be 'tail', 'journal' or 'snapshot'"),
-        ({"spec.engine.checkpoint": {"store": "mongo"}}, "26: spec.engine.checkpoint.store: must be state: checkpoints are in the state store, which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"),
+        ({"spec.engine.checkpoint": {"store": "mongo"}}, "26: spec.engine.checkpoint.store: must be state: a checkpoint is written in the transaction that compares the run's lease, so it is where the lease is, in the state store, which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"),
         ({"spec.engine.checkpoint": {"after": 0}}, "26: spec.engine.checkpoint.after: must be more than 0"),
         ({"spec.engine.checkpoint": {"instance_id": "a b"}}, "26: spec.engine.checkpoint.instance_id: must be 1 to 100 letters, digits, `-`, `_` or `.`, and start with a letter or digit (it becomes part of asset keys and file names)"),
         ({"spec.engine.checkpoint": {"seed": "accelerator"}}, "26: spec.engine.checkpoint.seed.type: must be 'none', 'chaser' or 'position'"),
