@@ -56,6 +56,18 @@ _escaped_texts = st.binary(max_size=20).map(
 _byteas = _hex_texts | _escaped_texts
 _booleans = st.sampled_from("tf")
 _integers = st.integers(-(2**63), 2**63 - 1).map(str)
+_moments = st.datetimes().map(str) | st.sampled_from(
+    ["infinity", "-infinity", "0044-03-15 12:00:00 BC", "294276-12-31 23:59:59.999999"]
+)
+_zoned = st.datetimes().map("{}+00".format) | st.sampled_from(
+    [
+        "infinity",
+        "-infinity",
+        "0044-03-15 12:00:00.5+00 BC",
+        "1900-01-01 00:00:00+05:45",
+        "1850-01-01 00:00:00-00:01:15",
+    ]
+)
 _numerics = st.decimals(allow_nan=False, allow_infinity=False).map(lambda d: f"{d:f}")
 
 SCALARS = {
@@ -67,7 +79,8 @@ SCALARS = {
     26: st.integers(0, 2**32 - 1).map(str),
     114: _json_texts,
     701: st.floats().map(_float_text),
-    1114: st.datetimes().map(str),
+    1114: _moments,
+    1184: _zoned,
     1700: _numerics,
     2950: st.uuids().map(str),
     3802: _json_texts,
@@ -80,6 +93,8 @@ ARRAYS = {
     1016: _integers,
     1009: _texts,
     1022: SCALARS[701],
+    1115: _moments,
+    1185: _zoned,
     1231: _numerics,
     199: _json_texts,
     3807: _json_texts,

@@ -10,15 +10,26 @@ from collections.abc import Iterator
 from deltaforge_dagster.config.document import DocumentPath, Problem
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks import Sink
+from deltaforge_dagster.config.snapshot import Snapshot
 from deltaforge_dagster.config.templates import compile_template
 
 
 def advice(spec: PipelineSpec) -> Iterator[Problem]:
     """Yield a warning for each such thing."""
+    yield from _snapshot(spec.spec.source.config.snapshot)
     for index, sink in enumerate(spec.spec.sinks):
         path = ("spec", "sinks", index, "config")
         yield from _filter(sink, path)
         yield from _key(sink, path)
+
+
+def _snapshot(block: Snapshot | None) -> Iterator[Problem]:
+    if block is not None and "mode" not in block.model_fields_set:
+        text = (
+            "has no `mode`, so that tables are read only when somebody asks (write mode: initial to have"
+            " them read once, or mode: never)"
+        )
+        yield Problem(("spec", "source", "config", "snapshot"), text)
 
 
 def _filter(sink: Sink, path: DocumentPath) -> Iterator[Problem]:

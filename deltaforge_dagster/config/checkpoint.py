@@ -1,7 +1,8 @@
 """`spec.engine.checkpoint`: how often checkpoints are written, and what a new pipeline's is.
 
 Replicators of event stores have options of this kind: a store for checkpoints, a number of events after
-which they are written, seeds for the first one. Here the state store is the one place for checkpoints.
+which they are written, seeds for the first one. Here the state store is the one place for checkpoints,
+since they are written in the transaction that compares the run's lease.
 """
 
 from __future__ import annotations
@@ -18,15 +19,23 @@ from deltaforge_dagster.positions import parse_position
 
 DEFAULT_INSTANCE = "default"
 
+ONLY_STATE = (
+    "a checkpoint is written in the transaction that compares the run's lease, so it is where the lease is, "
+    "in the state store, which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"
+)
+"""Why there is no other store."""
+
+ONLY_POSTGRES = (
+    "a chaser file holds one number, which is a position of PostgreSQL only (use type position)"
+)
+"""Why other sources have no such seed."""
+
 _Fields = Mapping[str, str | int | None]
 
 
 def _known_store(value: object) -> object:
     if value != "state":
-        raise ValueError(
-            "must be state: checkpoints are in the state store, which DELTAFORGE_STATE_URL names "
-            "(a SQLite file, PostgreSQL or memory)"
-        )
+        raise ValueError(f"must be state: {ONLY_STATE}")
     return value
 
 

@@ -169,6 +169,10 @@ class ValueOptions(Block):
     `{"_unchanged":true}`, the column left out, or the row's value of now
     ([types](types.md#unchanged-large-values)).
     """
+    postgres_timestamp: Literal["text", "iso"] = "text"
+    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in the form of ISO 8601
+    (`"2026-03-01T12:34:56"`, a `timestamptz` with its offset, `"2026-03-01T12:34:56+00:00"`).
+    """
     mysql_enum: Literal["label", "index"] = "label"
     """MySQL: an ENUM as its label, or as the label's number from 1 on."""
     mysql_set: Literal["labels", "bits"] = "labels"

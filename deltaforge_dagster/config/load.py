@@ -36,6 +36,7 @@ from deltaforge_dagster.config.document import (
 )
 from deltaforge_dagster.config.dsn import postgres_dsn
 from deltaforge_dagster.config.env import expand
+from deltaforge_dagster.config.ids import derive_ids
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.rules import rules, unquoted_nulls
 from deltaforge_dagster.config.support import take_unsupported, without_effect
@@ -268,7 +269,7 @@ def _build(file: _File, value: Any) -> None:
     unsupported = take_unsupported(value)
     file.add(unsupported)
     file.name = _name_of_instance(value, file.name)
-    file.warn(_derive_ids(value))
+    file.warn(derive_ids(value, _readable_name(value)))
     file.add(_resolve_paths(value, None if file.path is None else file.path.parent))
     file.warn(_ignored_dsn_keys(value))
     file.warn(without_effect(value))
@@ -307,32 +308,6 @@ def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
         return name
     value["metadata"]["name"] = f"{name}.{instance}"
     return _readable_name(value)
-
-
-def _derive_ids(value: dict[str, Any]) -> Iterator[Problem]:
-    """Give the source and the sinks the ids that the file leaves out."""
-    name = _readable_name(value)
-    spec = value.get("spec")
-    if not isinstance(spec, dict):
-        return
-    source = spec.get("source")
-    sinks = spec.get("sinks")
-    blocks: list[tuple[DocumentPath, object, str | None]] = [(("spec", "source"), source, name)]
-    for index, sink in enumerate(sinks if isinstance(sinks, tuple) else ()):
-        kind = sink.get("type") if isinstance(sink, dict) else None
-        derived = f"{kind}-{index}" if isinstance(kind, str) else None
-        blocks.append((("spec", "sinks", index), sink, derived))
-    processors = spec.get("processors")
-    for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
-        if isinstance(one, dict) and one.get("type") == "javascript" and "id" not in one:
-            one["id"] = f"javascript-{index}"
-            place: DocumentPath = ("spec", "processors", index, "id")
-            yield Problem(place, f"is missing, javascript-{index} is used (give one)")
-    for path, block, derived in blocks:
-        config = block.get("config") if isinstance(block, dict) else None
-        if derived and isinstance(config, dict) and "id" not in config:
-            config["id"] = derived
-            yield Problem((*path, "config", "id"), f"is missing, {derived} is used (give one)")
 
 
 def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:

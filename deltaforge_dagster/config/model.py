@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
+from deltaforge_dagster.config.checkpoint import ONLY_POSTGRES
 from deltaforge_dagster.config.engine import Engine, SegmentLimits
 from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
@@ -148,10 +149,7 @@ class Spec(Block):
     def _check_seed(self) -> Spec:
         seed = self.engine.checkpoint.seed
         if seed.type == "chaser" and not isinstance(self.source, PostgresSource):
-            raise ValueError(
-                "engine.checkpoint.seed: a chaser file holds one number, which is a position of "
-                "PostgreSQL only (use type position)"
-            )
+            raise ValueError(f"engine.checkpoint.seed: {ONLY_POSTGRES}")
         if seed.position is not None and not isinstance(
             parse_position(json.dumps(dict(seed.position))), position_type(self.source)
         ):

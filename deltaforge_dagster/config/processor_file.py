@@ -8,6 +8,7 @@ from pathlib import Path
 from deltaforge_dagster.config.blocks import Block
 from deltaforge_dagster.config.document import Problem, format_path, parse
 from deltaforge_dagster.config.env import expand
+from deltaforge_dagster.config.ids import derive_processor_ids
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.processors import Processor
 from deltaforge_dagster.config.validation import validate
@@ -39,6 +40,9 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
     if not isinstance(value, dict):
         problems = problems or [Problem((), "must be a mapping with `processors`", 1)]
     else:
+        blocks = value.get("processors")
+        if isinstance(blocks, tuple):
+            derive_processor_ids(blocks, ("processors",))
         found, unknown, wrong = validate(_ProcessorFile, value)
         problems = [*problems, *unknown, *wrong]
         if found is not None and not problems:

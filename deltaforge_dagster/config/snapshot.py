@@ -8,9 +8,9 @@ from deltaforge_dagster.config.blocks import Block, Count
 
 
 class Snapshot(Block):
-    """`snapshot` of a source. Without the block `mode` is `never`; a block without `mode` says `initial`."""
+    """`snapshot` of a source. Without the block, and in a block without it, `mode` is `never`."""
 
-    mode: Literal["initial", "always", "never"] = "initial"
+    mode: Literal["initial", "always", "never"] = "never"
     """When the source's tables are read without anybody asking: `initial` once, when the pipeline starts
     for the first time; `always` whenever it starts with a changed file or by `deltaforge start`, too; `never`."""
 

@@ -182,7 +182,7 @@ class MysqlConfig(Block):
     """
     tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...] = ()
     """`shop.orders`; `orders` is that table in any database; a part may end in `*` or `%`. Left
-    out or `[]`: every table of users.
+    out or `[]`: every table of users. Case counts, `_` is an ordinary character.
     """
     on_schema_drift: Literal["adapt", "halt"] = "adapt"
     """What to do when another server took the source's place and its tables differ: go on with

@@ -13,8 +13,17 @@ from typing import Any
 
 from deltaforge_dagster.config import later
 from deltaforge_dagster.config.blocks import Block, bare_type
+from deltaforge_dagster.config.checkpoint import ONLY_POSTGRES, ONLY_STATE
 from deltaforge_dagster.config.document import DocumentPath, Problem
 from deltaforge_dagster.config.validation import validate
+
+_REPLICATOR = (
+    ("checkpoint",),
+    ("replicator", "checkpoint"),
+    ("spec", "checkpoint"),
+    ("spec", "engine", "checkpoint"),
+)
+"""Where somebody may have put the checkpoint options of a replicator of event stores, by its own names."""
 
 
 def take_unsupported(document: Any) -> list[Problem]:
@@ -26,7 +35,9 @@ def take_unsupported(document: Any) -> list[Problem]:
     """
     if not isinstance(document, dict):
         return []
-    return list(_spec_problems(_mapping(document, "spec")))
+    spec = _mapping(document, "spec")
+    checkpoints = (_checkpoint_problems(document, path) for path in _REPLICATOR)
+    return [*_spec_problems(spec), *(problem for found in checkpoints for problem in found)]
 
 
 def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
@@ -65,6 +76,31 @@ def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem
         del config["encoding"]
         yield _not_yet((*here, "encoding"), "avro is", "json is")
         yield from _problems(later.AvroEncoding, encoding, (*here, "encoding"))
+
+
+def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[Problem]:
+    """Return what a block of a replicator's checkpoint options asks for and nothing here does."""
+    parent = document
+    for part in here[:-1]:
+        parent = _mapping(parent, str(part))
+    block = _mapping(parent, str(here[-1]))
+    problems = []
+    store, seed = block.get("type"), bare_type(block.get("seeder"))
+    if store in {"file", "mongo"}:
+        problems.append(Problem(here, f"stores of type {store} are not supported: {ONLY_STATE}"))
+    kind = seed.get("type") if isinstance(seed, dict) else None
+    if kind not in {None, "none"}:
+        source = _mapping(_mapping(document, "spec"), "source").get("type")
+        text = "is not read: write spec.engine.checkpoint.seed, with type and path"
+        if kind == "chaser" and source not in {None, "postgres"}:
+            text = f"is not supported: {ONLY_POSTGRES}"
+        problems.append(Problem((*here, "seeder"), text))
+    if problems:
+        for name in ("type", "path", "database", "seeder"):
+            block.pop(name, None)
+        if not block:
+            del parent[str(here[-1])]
+    return problems
 
 
 def _not_yet(path: DocumentPath, what: str, instead: str) -> Problem:

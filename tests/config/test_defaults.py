@@ -51,7 +51,7 @@ OUTBOX_COLUMNS = {
         (Metadata, {"name": "a", "tenant": "t"}, {"labels": {}, "annotations": {}}),
         (PostgresConfig, POSTGRES, {"start_position": "earliest", "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
         (MysqlConfig, {"id": "a", "dsn": "mysql://u@h/d"}, {"tables": [], "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
-        (Snapshot, {}, {"mode": "initial", "max_parallel_tables": 8, "chunk_size": 10_000, "intra_table_parallel": False, "max_parallel_chunks": 4}),
+        (Snapshot, {}, {"mode": "never", "max_parallel_tables": 8, "chunk_size": 10_000, "intra_table_parallel": False, "max_parallel_chunks": 4}),
         (TursoConfig, {"id": "a", "url": "u", "tables": ("*",)}, {"auth_token": None, "cdc_mode": "auto", "poll_interval_ms": 1000, "native_cdc": {"level": "data"}, "native_cdc_level": "full", "cdc_table_name": "turso_cdc", "tracking_column": "_rowid_", "auto_create_triggers": False, "batch_size": 1000, "on_schema_drift": "adapt", "snapshot": None}),
         (JavascriptProcessor, {"type": "javascript", "id": "a", "inline": "x"}, {"limits": {"cpu_ms": 50, "mem_mb": 128, "timeout_ms": 500}}),
         (FlattenProcessor, {"type": "flatten"}, {"id": "flatten", "separator": "__", "max_depth": None, "on_collision": "last", "empty_object": "preserve", "lists": "preserve", "empty_list": "preserve"}),

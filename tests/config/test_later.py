@@ -9,6 +9,9 @@ from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
 NOT_YET = "not supported yet"
+NO_STORE = (
+    "are not supported: a checkpoint is written in the transaction that compares the run's lease"
+)
 SENSING = "spec.schema_sensing"
 
 HTTP = {"id": "h", "url": "https://h/${source.table}", "headers": {"authorization": "geheim"}}
@@ -185,3 +188,46 @@ def test_what_nobody_reads_changes_nothing(write: Write) -> None:
 
     assert loaded.warnings == ()
     assert loaded.hash == load_pipeline(write()).hash
+
+
+@pytest.mark.parametrize(
+    "place", ["checkpoint", "replicator.checkpoint", "spec.checkpoint", "spec.engine.checkpoint"]
+)
+@pytest.mark.parametrize("store", ["file", "mongo"])
+def test_stores_of_replicators_are_refused_with_the_reason(
+    write: Write, place: str, store: str
+) -> None:
+    """By the names that they have there, wherever the block stands; ours is refused as well."""
+    block = {"type": store, "path": "mongodb://u:geheim@h", "database": "replicator"}
+
+    (problem,) = problems(write, {place: block})
+    (ours,) = problems(write, {"spec.engine.checkpoint": {"store": store}})
+
+    assert problem.startswith(f"{place}: stores of type {store} {NO_STORE}")
+    assert "DELTAFORGE_STATE_URL" in problem
+    assert ours.startswith("spec.engine.checkpoint.store: must be state: a checkpoint is written")
+
+
+MYSQL = {"type": "mysql", "config": {"id": "db", "dsn": "mysql://u:geheim@h/d"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"checkpoint": {"seeder": {"type": "chaser", "path": "a"}}}, "checkpoint.seeder: is not read: write spec.engine.checkpoint.seed, with type and path"),
+        ({"checkpoint": {"seeder": "chaser"}, "spec.source": MYSQL}, "checkpoint.seeder: is not supported: a chaser file holds one number, which is a position of PostgreSQL only (use type position)"),
+        ({"spec.engine.checkpoint": {"seed": {"type": "chaser", "path": "a"}}, "spec.source": MYSQL}, "spec: engine.checkpoint.seed: a chaser file holds one number, which is a position of PostgreSQL only (use type position)"),
+    ],
+)  # fmt: skip
+def test_seeds_that_nothing_reads(write: Write, changes: dict[str, Any], expected: str) -> None:
+    """A chaser's file is no position of MySQL; a replicator's own field says what to write instead."""
+    assert problems(write, changes) == [expected]
+
+
+def test_a_replicator_without_store_and_seed_is_an_unknown_field(write: Write) -> None:
+    """Only what would change where a pipeline goes on is a problem."""
+    (warning,) = load_pipeline(
+        write({"spec.checkpoint": {"type": "none", "seeder": "none"}})
+    ).warnings
+
+    assert "spec.checkpoint: is not a known field, it is ignored" in warning

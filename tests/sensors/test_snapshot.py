@@ -47,7 +47,7 @@ def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstanc
     """What a look says, by the `snapshot` block and the version of the pipeline file."""
 
     def loaded(mode: str | None, version: int, more: str) -> LoadedPipeline:
-        block = "" if mode is None else f", snapshot: {{mode: {mode}}}"
+        block = "" if mode is None else f", snapshot: {{{mode and f'mode: {mode}'}}}"
         text = FILE.format(snapshot=block, version=version, more=more)
         (tmp_path / "orders.yaml").write_text(text)
         return load_pipeline(tmp_path / "orders.yaml")
@@ -80,11 +80,12 @@ def causes(store: StateStore) -> list[str]:
 
 
 def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
-    """Without the block, and with `never`, only a person begins a snapshot."""
-    for mode in (None, "never"):
+    """Without the block, without a mode in it, and with `never`, only a person begins a snapshot."""
+    for mode in (None, "", "never"):
         assert looked(mode) == "nothing"
     begin(sqlite_store)
-    assert looked() == "nothing"
+    for mode in (None, "", "never"):
+        assert looked(mode) == "nothing"
     sqlite_store.want_snapshot(NAME, cause="command")
     assert looked() == "run"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -120,6 +121,67 @@ def test_bad_bytea_is_refused() -> None:
         b"\\18x",
     ):
         assert write(json_text.BYTEA, text) == INVALID
+
+
+@given(st.datetimes())
+def test_timestamps_are_those_of_iso_8601(moment: datetime) -> None:
+    """What PostgreSQL prints becomes what Python's own form is, to the microsecond."""
+    text = moment.isoformat(" ").rstrip("0") if moment.microsecond else moment.isoformat(" ")
+    written = write(json_text.TIMESTAMP, text.encode())
+    zoned = write(json_text.TIMESTAMP, f"{text}+00".encode())
+
+    assert written == json.dumps(text.replace(" ", "T"))
+    assert datetime.fromisoformat(json.loads(str(written))) == moment
+    assert datetime.fromisoformat(json.loads(str(zoned))) == moment.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("2026-03-01 12:34:56.5+05:45", "2026-03-01T12:34:56.5+05:45"),
+        ("1850-01-01 00:00:00-00:01:15", "1850-01-01T00:00:00-00:01:15"),
+        ("2026-03-01 12:34:56-11", "2026-03-01T12:34:56-11:00"),
+        ("0044-03-15 12:00:00 BC", "0044-03-15T12:00:00 BC"),
+        ("4714-11-24 00:00:00.000001+00 BC", "4714-11-24T00:00:00.000001+00:00 BC"),
+        ("294276-12-31 23:59:59.999999", "294276-12-31T23:59:59.999999"),
+        ("10000-01-01 00:00:00+00", "10000-01-01T00:00:00+00:00"),
+        ("infinity", "infinity"),
+        ("-infinity", "-infinity"),
+    ],
+)
+def test_timestamps_beyond_iso_8601(text: str, written: str) -> None:
+    """Other offsets, years, eras and infinities are as the server's `to_json` writes them."""
+    assert write(json_text.TIMESTAMP, text.encode()) == f'"{written}"'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-",
+        "now",
+        "Infinity",
+        "--infinity",
+        "2026-03-01",
+        "2026-03-01T12:34:56",
+        "026-03-01 12:34:56",
+        "2026-3-01 12:34:56",
+        "2026-03-01 12:34",
+        "2026-03-01 12:34:5x",
+        "2026-03-01 12:34:56.",
+        "2026-03-01 12:34:56+",
+        "2026-03-01 12:34:56+1",
+        "2026-03-01 12:34:56+123",
+        "2026-03-01 12:34:56+01:3",
+        "2026-03-01 12:34:56+01x",
+        "2026-03-01 12:34:56 AD",
+        "2026-03-01 12:34:56 BC ",
+        "2026-03-01 12:34:56 BC+00",
+    ],
+)
+def test_what_is_no_timestamp_is_refused(text: str) -> None:
+    """What the server cannot have printed stops the stream, wherever it ends."""
+    assert write(json_text.TIMESTAMP, text.encode()) == INVALID
 
 
 documents = st.recursive(

@@ -80,7 +80,7 @@ from deltaforge_dagster.sources.postgres.scan import (
     scan,
 )
 from deltaforge_dagster.sources.postgres.tuples import MARK
-from deltaforge_dagster.sources.postgres.values import Catalog
+from deltaforge_dagster.sources.postgres.values import BUILT_IN, Catalog, ValueType
 
 MAX_ROWS = 1 << 17
 """Changes, and transactions, per round of the kernels: 4 MiB of the smallest rows fit."""
@@ -124,7 +124,7 @@ class Decoder:
     tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
     do not depend on the choice of tables. `unsent` is what stands for large values that an update did
     not touch. `outboxes` are the prefixes of messages that are events of outboxes.
-    `rules` say what is hidden of columns. Changes of the tables in `held`, and of those that cannot be
+    `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of those that cannot be
     decoded now, come out as they are, to be kept back (`held`).
     """
 
@@ -141,6 +141,7 @@ class Decoder:
         outboxes: Globs = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
+        built_in: Mapping[int, ValueType] = BUILT_IN,
     ) -> None:
         self._versions = TableVersions(
             db=db,
@@ -150,6 +151,7 @@ class Decoder:
             outboxes=outboxes,
             rules=rules,
             held=held or {},
+            built_in=built_in,
         )
         self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS, unsent)
         self._messages = MessageFilter()

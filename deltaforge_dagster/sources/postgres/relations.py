@@ -32,6 +32,7 @@ from deltaforge_dagster.sources.postgres.pgoutput import (
 from deltaforge_dagster.sources.postgres.samples import xlog
 from deltaforge_dagster.sources.postgres.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.values import (
+    BUILT_IN,
     Catalog,
     ValueType,
     modified_name,
@@ -63,6 +64,7 @@ class TableVersions:
         outboxes: Globs,
         rules: ColumnRules,
         held: Mapping[str, str],
+        built_in: Mapping[int, ValueType] = BUILT_IN,
     ) -> None:
         self.held = dict(held)
         self.hiding = Hiding(rules)
@@ -71,6 +73,7 @@ class TableVersions:
         self._catalog = catalog
         self._captures = captures
         self._outboxes = outboxes
+        self._built_in = built_in
         self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
         self._shown: dict[int, TableSchema] = {}
         self._by_relation: dict[int, int] = {}
@@ -233,7 +236,7 @@ class TableVersions:
 
     def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
         try:
-            return value_type(oid, self._catalog, self._sent_types.get(oid))
+            return value_type(oid, self._catalog, self._sent_types.get(oid), self._built_in)
         except UnsupportedEvent as error:
             raise UnsupportedEvent(
                 f"table {relation.full_name}, column {column}, at"

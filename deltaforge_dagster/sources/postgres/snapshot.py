@@ -11,7 +11,7 @@ each value through the same conversion.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -74,6 +74,7 @@ class PostgresSnapshots:
         slot, publication: Names of those that the stream reads.
         patterns: Which tables it captures.
         rules: What is hidden of rows.
+        built_in: The types that need no catalog, in the form that values are to have.
     """
 
     server: Server
@@ -82,6 +83,7 @@ class PostgresSnapshots:
     publication: str
     patterns: TablePatterns
     rules: ColumnRules
+    built_in: Mapping[int, ValueType]
 
     def watermark(self) -> str:
         """Return which transactions are open now, of those that may not know of the publication.
@@ -342,7 +344,8 @@ class PostgresReader:
 
     def _type(self, oid: int) -> ValueType:
         if oid not in self._types:
-            self._types[oid] = value_type(oid, catalog.Catalog(self.snapshots.server.query))
+            found = catalog.Catalog(self.snapshots.server.query)
+            self._types[oid] = value_type(oid, found, built_in=self.snapshots.built_in)
         return self._types[oid]
 
 

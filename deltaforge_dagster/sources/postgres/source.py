@@ -53,6 +53,7 @@ from deltaforge_dagster.sources.postgres.stream import (
     start_command,
 )
 from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
+from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableSchema
 
@@ -94,6 +95,7 @@ class PostgresSource:
         self._rules = NO_RULES if columns is None else ColumnRules(columns)
         self._config = config
         self._values = values
+        self._built_in = ISO_TIMESTAMPS if values.postgres_timestamp == "iso" else BUILT_IN
         self._options = options
         self._server = Server.from_dsn(config.dsn.get_secret_value(), f"deltaforge/{pipeline}")
         self._patterns = TablePatterns(
@@ -286,6 +288,7 @@ class PostgresSource:
             outboxes=self._outboxes,
             held=registry.held(),
             rules=self._rules,
+            built_in=self._built_in,
         )
         seconds = self._options.heartbeat_seconds
         heartbeat = None if seconds is None else Heartbeat(self._server, seconds)
@@ -336,6 +339,7 @@ class PostgresSource:
             captures=lambda _schema, _table: True,
             unsent=unsent,
             rules=self._rules,
+            built_in=self._built_in,
         )
         try:
             yield from decoder.decode_held(events)
@@ -414,6 +418,7 @@ class PostgresSource:
             publication=self._config.publication,
             patterns=self._patterns,
             rules=self._rules,
+            built_in=self._built_in,
         )
 
     def _unsent(self) -> Unsent:

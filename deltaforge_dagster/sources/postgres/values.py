@@ -11,6 +11,8 @@ type                                            JSON
 `bytea`                                         `{"_base64":"..."}`
 array                                           array; elements as above; dimensions nest
 domain                                          as the type it is made of
+`timestamp`, `timestamptz`                      string, as PostgreSQL prints it, or as its
+                                                `to_json` does (`ISO_TIMESTAMPS`)
 everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
 times, text, enums, composites, ranges ...)
 ==============================================  ================================================
@@ -22,11 +24,20 @@ never change); all others are asked from the catalog.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
+from deltaforge_dagster.sources.json_text import (
+    BOOLEAN,
+    BYTEA,
+    FLOAT,
+    INTEGER,
+    JSON,
+    STRING,
+    TIMESTAMP,
+)
 from deltaforge_dagster.sources.postgres.pgoutput import SentType
 
 
@@ -171,8 +182,18 @@ BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.item
 }
 """Types that every PostgreSQL server has under the same OID."""
 
+ISO_TIMESTAMPS = BUILT_IN | {
+    oid: replace(BUILT_IN[oid], kind=TIMESTAMP) for oid in (1114, 1115, 1184, 1185)
+}
+"""The same with timestamps in the form of ISO 8601: `engine.values.postgres_timestamp: iso`."""
 
-def value_type(oid: int, catalog: Catalog, sent: SentType | None = None) -> ValueType:
+
+def value_type(
+    oid: int,
+    catalog: Catalog,
+    sent: SentType | None = None,
+    built_in: Mapping[int, ValueType] = BUILT_IN,
+) -> ValueType:
     """Return how values of the type are written.
 
     A domain's values look like those of the type it is made of, as they do for every client of the
@@ -182,26 +203,28 @@ def value_type(oid: int, catalog: Catalog, sent: SentType | None = None) -> Valu
         oid: The type.
         catalog: What the server says of it now.
         sent: What the log calls it, which is asked if it was dropped since.
+        built_in: The types that need no catalog, in the form that they are to have.
 
     Raises:
         UnsupportedEvent: It was dropped, and its name does not say enough; the caller adds the table.
     """
-    built_in = BUILT_IN.get(oid)
-    if built_in is not None:
-        return built_in
+    if oid in built_in:
+        return built_in[oid]
     found = catalog.type(oid)
     if found is None:
-        return _gone_type(oid, catalog, sent)
+        return _gone_type(oid, catalog, sent, built_in)
     if found.base:
-        return replace(value_type(found.base, catalog), name=found.name)
+        return replace(value_type(found.base, catalog, built_in=built_in), name=found.name)
     if found.element:
-        element = value_type(found.element, catalog)
+        element = value_type(found.element, catalog, built_in=built_in)
         kind = STRING if element.delimiter else element.kind
         return ValueType(found.name, kind, found.delimiter)
     return ValueType(found.name, STRING)
 
 
-def _gone_type(oid: int, catalog: Catalog, sent: SentType | None) -> ValueType:
+def _gone_type(
+    oid: int, catalog: Catalog, sent: SentType | None, built_in: Mapping[int, ValueType]
+) -> ValueType:
     """Return a type that was dropped, by the name that the log has.
 
     Of a domain that is the name of its base type. One of the server's own is known by it. Any other
@@ -211,14 +234,14 @@ def _gone_type(oid: int, catalog: Catalog, sent: SentType | None) -> ValueType:
     if sent is None:
         raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
     if sent.schema == "pg_catalog":
-        built_in = BUILT_IN.get(catalog.system_type(sent.name) or 0)
-        if built_in is not None:
-            return built_in
+        known = built_in.get(catalog.system_type(sent.name) or 0)
+        if known is not None:
+            return known
     name = f"{sent.schema}.{sent.name}"
     if sent.name.startswith("_"):
         remade = catalog.remade_type(sent.schema, sent.name)
         if remade is not None:
-            return value_type(remade, catalog)
+            return value_type(remade, catalog, built_in=built_in)
         raise UnsupportedEvent(
             f"type {name} ({oid}) is no longer in the catalog, and may have been an array; make its"
             " element's type again, and release the table with --catalog"

@@ -10,7 +10,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import conninfo, sql
 
-from deltaforge_dagster.config.engine import PostgresOptions
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.sources import PostgresConfig
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
@@ -62,9 +62,13 @@ class PostgresBench:
         return PostgresConfig(**{**fields, **changed})
 
     def source(self, **changed: Any) -> PostgresSource:
-        """Return a new source, closed when the bench ends; `options` are `engine.postgres`."""
+        """Return a new source, closed when the bench ends.
+
+        `options` are `engine.postgres`, `values` are `engine.values`.
+        """
         options = changed.pop("options", PostgresOptions())
-        source = PostgresSource(self.config(**changed), PIPELINE, options=options)
+        values = changed.pop("values", ValueOptions())
+        source = PostgresSource(self.config(**changed), PIPELINE, values, options)
         self._sources.append(source)
         return source
 

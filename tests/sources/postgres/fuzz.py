@@ -23,7 +23,7 @@ from deltaforge_dagster.sources.postgres.decoder import Decoder
 from deltaforge_dagster.sources.postgres.fills import Answer, Question
 from deltaforge_dagster.sources.postgres.selected import SelectedRows
 from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
-from deltaforge_dagster.sources.postgres.values import BUILT_IN, CatalogType
+from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS, CatalogType
 from tests.sources.postgres.reference import Registry
 
 SPICE = [b"{", b"}", b'"', b"\\", b",", b"[", b"]", b"\\x", b"NULL", b"\0", b"\xff", b"\t", b"\n"]
@@ -154,6 +154,7 @@ def decode(chance: random.Random, recorded: Recorded, content: bytes) -> Deltafo
         catalog=recorded,
         captures=lambda _schema, _table: True,
         unsent=chance.choice([MARK, OMIT, Odd(chance)]),
+        built_in=chance.choice([BUILT_IN, ISO_TIMESTAMPS]),
     )
     tail, at = b"", 0
     for cut in sorted(
@@ -180,8 +181,18 @@ def check(text: str | None) -> None:
 
 def select(chance: random.Random) -> None:
     """Convert mutated COPY text."""
-    types = chance.choices(list(BUILT_IN.values()), k=3)
-    values = [b"1", b"\\N", b"t", b"{1,NULL}", b'{"a": [1]}', b"\\\\\\\\xff", b"{a}", b"a\\tb"]
+    types = chance.choices(list(chance.choice([BUILT_IN, ISO_TIMESTAMPS]).values()), k=3)
+    values = [
+        b"1",
+        b"2026-03-01 12:00:00+00",
+        b"\\N",
+        b"t",
+        b"{1,NULL}",
+        b'{"a": [1]}',
+        b"\\\\\\\\xff",
+        b"{a}",
+        b"a\\tb",
+    ]
     lines = [b"\t".join(chance.choices(values, k=3)) + b"\n" for _ in range(chance.randrange(5))]
     copied = mutated(chance, b"".join(lines), 0.7)
     try:

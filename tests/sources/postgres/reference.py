@@ -25,9 +25,10 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 
 JSON_TYPES, NUMBERS, FLOATS = {114, 3802}, {20, 21, 23, 26, DOMAIN}, {700, 701}
+TIMESTAMPS = {1114, 1184}
 ELEMENTS = {oid: 25 for oid, known in BUILT_IN.items() if known.delimiter} | {
     1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1028: 26, 1021: 700, 1022: 701, 199: 114,
-    3807: 3802, ENUM_ARRAY: ENUM, DOMAIN_ARRAY: DOMAIN, 1020: 603,
+    1115: 1114, 1185: 1184, 3807: 3802, ENUM_ARRAY: ENUM, DOMAIN_ARRAY: DOMAIN, 1020: 603,
 }  # fmt: skip
 """What arrays are made of; elements that are no numbers, booleans, bytes or documents are texts."""
 FORWARD = (1 << 64) - 1
@@ -97,9 +98,10 @@ class BadStreamError(Exception):
 
 @dataclass
 class Reference:
-    """Decodes a stream at once."""
+    """Decodes a stream at once; timestamps in the form of ISO 8601, if asked to."""
 
     source_id: str
+    iso: bool = False
     rows: list[dict[str, Any]] = field(default_factory=list)
     end: int = 0
     failed: bool = False
@@ -329,7 +331,7 @@ class Reference:
                 (size,) = struct.unpack_from(">I", rest)
                 if len(rest) < 4 + size:
                     raise BadStreamError
-                values[name] = to_json(type_oid, rest[4 : 4 + size].decode())
+                values[name] = to_json(type_oid, rest[4 : 4 + size].decode(), iso=self.iso)
                 rest = rest[4 + size :]
             else:
                 raise BadStreamError
@@ -368,10 +370,12 @@ def _object(values: dict[str, str] | None) -> str | None:
     return "{" + ",".join(pairs) + "}"
 
 
-def to_json(type_oid: int, text: str) -> str:
+def to_json(type_oid: int, text: str, *, iso: bool = False) -> str:
     """Return the JSON text of a value."""
     if type_oid in ELEMENTS:
-        return _array(ELEMENTS[type_oid], text)
+        return _array(ELEMENTS[type_oid], text, iso=iso)
+    if type_oid in TIMESTAMPS and iso:
+        return json.dumps(_iso(text))
     if type_oid == 16:
         return {"t": "true", "f": "false"}.get(text) or _refuse()
     if type_oid in NUMBERS:
@@ -398,6 +402,17 @@ def message_json(content: bytes) -> str | None:
         return None
 
 
+def _iso(text: str) -> str:
+    if text in ("infinity", "-infinity"):
+        return text
+    day, clock = r"[0-9]{4,}-[0-9]{2}-[0-9]{2}", r"[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
+    match = re.fullmatch(rf"({day}) ({clock})([+-][0-9]{{2}}(?::[0-9]{{2}})*)?( BC)?", text)
+    if match is None:
+        raise BadStreamError
+    zone, era = match[3] or "", match[4] or ""
+    return f"{match[1]}T{match[2]}{zone}{':00' if len(zone) == 3 else ''}{era}"
+
+
 def _bytea(text: str) -> bytes:
     if re.fullmatch(r"\\x([0-9a-fA-F]{2})*", text):
         return bytes.fromhex(text[2:])
@@ -411,7 +426,7 @@ def _refuse() -> str:
     raise BadStreamError
 
 
-def _array(element: int, text: str) -> str:
+def _array(element: int, text: str, *, iso: bool) -> str:
     """Return a JSON array, reading the array text token by token."""
     text = re.sub(r"^\[[0-9:\[\]-]*\]=", "", text) if text.startswith("[") else text
     d = ";" if element == 603 else ","
@@ -438,7 +453,7 @@ def _array(element: int, text: str) -> str:
                 out.append("null")
             else:
                 plain = re.sub(r"\\(.)", r"\1", part[1:-1], flags=re.DOTALL)
-                out.append(to_json(element, plain if part[0] == '"' else part))
+                out.append(to_json(element, plain if part[0] == '"' else part, iso=iso))
         if not allowed:
             raise BadStreamError
         before = part if part in ("{", "}", d) else "value"

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.json_text import BYTEA, INTEGER, INVALID, JSON, MAX_DEPTH, STRING
+from deltaforge_dagster.sources.json_text import (
+    BYTEA,
+    INTEGER,
+    INVALID,
+    JSON,
+    MAX_DEPTH,
+    STRING,
+    TIMESTAMP,
+)
 from deltaforge_dagster.sources.postgres.array_text import ARRAY_GROWTH, ARRAY_OVERHEAD, write_array
 from tests.strategies import array_element
 
@@ -46,6 +54,11 @@ def test_text_arrays(elements: list[str | None]) -> None:
         (BYTEA, '{"\\\\x00ff"}', [{"_base64": "AP8="}]),
         (BYTEA, "{" + ",".join("a" * 99) + "}", [{"_base64": "YQ=="}] * 99),
         (BYTEA, '{"","\\\\000"}', [{"_base64": ""}, {"_base64": "AA=="}]),
+        (
+            TIMESTAMP,
+            '{{"2026-03-01 12:00:00+00",NULL},{infinity,-infinity}}',
+            [["2026-03-01T12:00:00+00:00", None], ["infinity", "-infinity"]],
+        ),
     ],
 )
 def test_arrays(element: int, text: str, value: object) -> None:

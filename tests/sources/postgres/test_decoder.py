@@ -22,6 +22,7 @@ from deltaforge_dagster.sources.postgres.decoder import Decoder
 from deltaforge_dagster.sources.postgres.messages import HEARTBEAT, MessageFilter
 from deltaforge_dagster.sources.postgres.pgoutput import LogicalMessage
 from deltaforge_dagster.sources.postgres.samples import Cell
+from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS
 from tests.sources.postgres.reference import Catalog, Reference, Registry, message_json
 from tests.strategies import ENUM, streams
 
@@ -88,9 +89,10 @@ def insert(number: int, name: str = "x") -> bytes:
 def test_decodes_like_the_reference(stream: bytes, data: st.DataObject) -> None:
     """Any valid stream, cut anywhere into pieces, gives what the plain Python decoder reads."""
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6))
-    batches, error = decode(stream, tuple(cuts))
+    iso = data.draw(st.booleans())
+    batches, error = decode(stream, tuple(cuts), built_in=ISO_TIMESTAMPS if iso else BUILT_IN)
 
-    reference = Reference("shop-db").decode(stream)
+    reference = Reference("shop-db", iso).decode(stream)
     rows = rows_of(batches)
     compared = list(reference.rows[0]) if reference.rows else []
     assert error is None
@@ -115,13 +117,13 @@ def test_damaged_bytes_give_an_error_or_what_they_say(stream: bytes, data: st.Da
             at = data.draw(st.integers(0, len(damaged) - 1))
             damaged[at] = data.draw(st.integers(0, 255) | st.sampled_from(b'tnuKON{}"\\\0'))
 
-    assert_read_alike(bytes(damaged))
+    assert_read_alike(bytes(damaged), iso=data.draw(st.booleans()))
 
 
-def assert_read_alike(stream: bytes) -> None:
+def assert_read_alike(stream: bytes, *, iso: bool = False) -> None:
     """The decoder gives the reference's rows, and an error where that has one."""
-    batches, error = decode(stream)
-    reference = Reference("shop-db").decode(stream)
+    batches, error = decode(stream, built_in=ISO_TIMESTAMPS if iso else BUILT_IN)
+    reference = Reference("shop-db", iso).decode(stream)
     compared = list(reference.rows[0]) if reference.rows else []
     assert reference.failed == (error is not None)
     assert reference.rows == [{n: row[n] for n in compared} for row in committed(batches)]
@@ -574,7 +576,9 @@ def test_plain_python_decodes_the_same() -> None:
         "import hashlib, json\n"
         "from deltaforge_dagster.sources.postgres import samples\n"
         "from tests.sources.postgres.test_decoder import *\n"
-        "print(json.dumps(rows_of(decode(every_type(), (500, 1000))[0])))\n"
+        "for built_in in (BUILT_IN, ISO_TIMESTAMPS):\n"
+        "    batches, _ = decode(every_type(), (500, 1000), built_in=built_in)\n"
+        "    print(json.dumps(rows_of(batches)))\n"
     )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -584,7 +588,11 @@ def test_plain_python_decodes_the_same() -> None:
         check=True,
     )
 
-    assert json.loads(ran.stdout) == rows_of(decode(every_type())[0])
+    text, iso = map(json.loads, ran.stdout.splitlines())
+    assert text == rows_of(decode(every_type())[0])
+    assert iso == rows_of(decode(every_type(), built_in=ISO_TIMESTAMPS)[0])
+    assert "T12:34:56" in iso[0]["after"]
+    assert "T12:34:56" not in text[0]["after"]
 
 
 def every_type() -> bytes:
@@ -601,6 +609,8 @@ def every_type() -> bytes:
         1001: b'{"\\\\x0102"}',
         3807: b'{"{\\"a\\": [1, 2]}"}',
         1016: b"[0:1]={1,-2}",
+        1114: b"2026-03-01 12:34:56.789",
+        1185: b'{"0044-03-15 12:34:56+00 BC",NULL,infinity,"294276-12-31 12:34:56.5+00"}',
     }
     columns = [(f"c{oid}", oid, -1, oid == 20) for oid in values]
     described = samples.relation(6, "public", "everything", columns)

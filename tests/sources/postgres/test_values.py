@@ -12,10 +12,19 @@ import pytest
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
+from deltaforge_dagster.sources.json_text import (
+    BOOLEAN,
+    BYTEA,
+    FLOAT,
+    INTEGER,
+    JSON,
+    STRING,
+    TIMESTAMP,
+)
 from deltaforge_dagster.sources.postgres.pgoutput import SentType
 from deltaforge_dagster.sources.postgres.values import (
     BUILT_IN,
+    ISO_TIMESTAMPS,
     CatalogType,
     ValueType,
     modified_name,
@@ -77,6 +86,31 @@ def test_domains_are_what_they_are_made_of() -> None:
         5: ValueType("grid[]", STRING, ","),
         6: ValueType("blob", BYTEA),
     }
+
+
+def test_timestamps_have_a_form_of_their_own_where_it_is_asked_for() -> None:
+    """Of both types, through domains and in arrays, also of types that are gone; nothing else has it."""
+    types = {1: CatalogType("moment", "d", 0, base=1184), 2: CatalogType("moment[]", "b", 1)}
+
+    class Types(Catalog):
+        def type(self, oid: int) -> CatalogType | None:
+            return types.get(oid)
+
+        def system_type(self, name: str) -> int | None:
+            return 1114 if name == "timestamp" else None
+
+    def of(oid: int) -> tuple[int, str]:
+        gone = SentType(oid, "pg_catalog", "timestamp")
+        found = value_type(oid, Types(), gone, ISO_TIMESTAMPS)
+        return found.kind, found.delimiter
+
+    for oid in (1114, 1184, 1, 77_777):
+        assert of(oid) == (TIMESTAMP, "")
+    for oid in (1115, 1185, 2):
+        assert of(oid) == (TIMESTAMP, ",")
+    changed = {oid for oid, known in BUILT_IN.items() if ISO_TIMESTAMPS[oid] != known}
+    assert changed == {1114, 1115, 1184, 1185}
+    assert TIMESTAMP not in {known.kind for known in BUILT_IN.values()}
 
 
 @pytest.fixture
