@@ -58,13 +58,21 @@ def test_what_was_seen(api: Api) -> None:
 
     (known,) = api.client.get(f"{ORDERS}/sensing/schemas").json()
     assert (known["table"], known["event_count"]) == ("public.orders:doc", 31)
+    assert known["fingerprint"].startswith("sha256:")
     one = f"{ORDERS}/sensing/schemas/public.orders:doc"
     assert {field["name"] for field in api.client.get(one).json()["fields"]} >= {"state", "items"}
     assert api.client.get(f"{one}/json-schema").json()["type"] == "object"
     for more in SENSED:
-        assert api.client.get(one + more).status_code == 200, more
+        for name in ("orders", "public.orders", "orders:doc", "public.orders:doc"):
+            answer = api.client.get(f"{ORDERS}/sensing/schemas/{name}{more}")
+            assert answer.status_code == 200, (name, more)
         assert api.client.get(f"{ORDERS}/sensing/schemas/none{more}").status_code == 404, more
     assert "hit_rate" in api.client.get(f"{ORDERS}/sensing/stats").json()
+    assert set(api.client.get(f"{one}/classifications").json()["paths"]) == {"", "items[]"}
+    table = f"{ORDERS}/sensing/schemas/orders"
+    assert set(api.client.get(f"{table}/classifications").json()["paths"]) == {
+        "", "doc", "doc.items[]",
+    }  # fmt: skip
     (drift,) = api.client.get(f"{ORDERS}/drift").json()
     assert drift["has_drift"] is True
     assert api.client.get(f"{ORDERS}/drift/public.orders").json() == drift
