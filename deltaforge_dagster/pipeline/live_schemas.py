@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SourceMisconfigured
+from deltaforge_dagster.pipeline import schema_views
 from deltaforge_dagster.pipeline.failover import differences
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.schemas import TableHistory
@@ -89,9 +90,24 @@ def reload(
     return {
         "pipeline": pipeline,
         "tables_reloaded": sum(one.status != "error" for one in found),
-        "tables": [_view(one) for one in found],
+        "tables": [_view(one, source.database()) for one in found],
         "elapsed_ms": round((time.monotonic() - began) * 1000),
     }
+
+
+def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
+    """Return the full name of a table that was captured, or that the patterns match now.
+
+    Raises:
+        NotAllowed: There is no such table, or there are several (`schema_views.named`).
+        DeltaforgeError: The source cannot be asked.
+    """
+    known = schema_views.captured(store, pipeline)
+    try:
+        return schema_views.named(known, pipeline, database, table)
+    except NotAllowed:
+        now = [schema_views.place(source.database(), name) for name in source.tables()]
+        return schema_views.named([*known, *now], pipeline, database, table)
 
 
 class WarmStart:
@@ -167,11 +183,13 @@ def _compared(name: str, source: Source, known: TableHistory | None, *, exists: 
     return LiveTable(name, "altered" if found else "same", table, tuple(found))
 
 
-def _view(one: LiveTable) -> dict[str, Any]:
-    database, _, bare = one.name.partition(".")
+def _view(one: LiveTable, database: str | None) -> dict[str, Any]:
+    db, schema, table = schema_views.place(database, one.name)
     return {
-        "database": database,
-        "table": bare,
+        "database": db,
+        "schema": schema,
+        "table": table,
+        "name": one.name,
         "status": one.status,
         "changed": one.status in {"altered", "dropped", "new"},
         "differences": list(one.differences),
