@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from deltaforge_dagster.api.context import Context, Pipeline
+from deltaforge_dagster.api.context import Caller, Context, Pipeline
 from deltaforge_dagster.api.errors import found
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import mask
@@ -37,13 +37,16 @@ def tables(loaded: Pipeline, context: Context) -> list[View]:
 
 
 @router.post("/reload")
-def reload(loaded: Pipeline, context: Context) -> View:
+def reload(loaded: Pipeline, context: Context, caller: Caller) -> View:
     """Look at every table in the database: what has changed since its rows were captured last.
 
-    Nothing is registered: a row is decoded with the version of its time, which its log says.
+    Nothing is registered: a row is decoded with the version of its time, which its log says. When the client
+    is gone, no further table is looked at.
     """
     with _source(loaded) as source:
-        return live_schemas.reload(context.store, loaded.name, source)
+        return live_schemas.reload(
+            context.store, loaded.name, source, proceed=caller.check_still_there
+        )
 
 
 @router.get("/{db}/{table}")

@@ -77,16 +77,31 @@ def compare(
 
 
 def reload(
-    store: StateStore, pipeline: str, source: Source, only: str | None = None
+    store: StateStore,
+    pipeline: str,
+    source: Source,
+    only: str | None = None,
+    *,
+    proceed: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return the same, JSON-ready: what is in the database now, and whether that is new.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        source: Its source.
+        only: Just this table.
+        proceed: Called after each table; what it raises ends the comparison.
 
     Raises:
         NotAllowed: `only` is no such table.
         DeltaforgeError: The source cannot be asked.
     """
     began = time.monotonic()
-    found = list(compare(store, pipeline, source, only))
+    found = []
+    for one in compare(store, pipeline, source, only):
+        found.append(one)
+        proceed()
     return {
         "pipeline": pipeline,
         "tables_reloaded": sum(one.status != "error" for one in found),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from deltaforge_dagster.api import schemas
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.tables import ColumnDetails, TableDetails, TableSchema
 from tests.api.conftest import Api
-from tests.pipeline.changes import PlayedSource
+from tests.pipeline.changes import PlayedSource, eventually
 from tests.pipeline.sensed import documents, pipeline, sense
 from tests.state.make import position
 from tests.state.make import table as orders
@@ -145,6 +146,21 @@ def test_a_table_by_database_or_schema(api: Api) -> None:
     several = api.client.get(f"{ORDERS}/schemas/shop/orders")
     assert several.status_code == 404
     assert "may be public.orders or sales.orders" in several.json()["error"]
+
+
+def test_a_client_that_is_gone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further table is looked at for it."""
+    api.create("orders")
+    asked = Asked(None, [f"public.t{number}" for number in range(100_000)])
+    monkeypatch.setattr(schemas, "build_source", lambda _spec: asked)
+    url = api.client.base_url
+    with socket.create_connection((url.host, url.port or 80)) as client:
+        client.sendall(f"POST {ORDERS}/schemas/reload HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        eventually(lambda: asked.looked_at > 2)
+        assert not asked.closed.is_set()
+    assert asked.closed.wait(120)
+    assert asked.looked_at < 100_000
+    assert api.client.get("/healthz").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["schemas/reload", "schemas/public/orders/reload"])

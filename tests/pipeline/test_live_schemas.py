@@ -129,6 +129,20 @@ def test_places() -> None:
         assert schema_views.named(places, NAME, "shop", bare) == "shop.orders"
 
 
+def test_nobody_waits_any_more(store: StateStore) -> None:
+    """What is raised between two tables ends the comparison."""
+    looked: list[str] = []
+
+    def proceed() -> None:
+        looked.append("one")
+        if len(looked) == 2:
+            raise SourceUnavailable("enough")
+
+    with pytest.raises(SourceUnavailable, match="enough"):
+        reload(store, NAME, CATALOG, proceed=proceed)
+    assert len(looked) == 2
+
+
 def test_a_run_that_begins_warns(store: StateStore) -> None:
     """Of what was altered or dropped while nothing ran; a server that is down is no warning."""
     warnings: list[str] = []
