@@ -7,7 +7,7 @@ them numbers, and rows carry the stamp of the version they were decoded with.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -49,6 +49,38 @@ class TableSchema:
         columns = tuple(Column(**one) for one in fields["columns"])
         key = tuple(fields["primary_key"])
         return cls(fields["db"], fields["schema"], fields["table"], columns, key)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDetails:
+    """What a catalog says of a column now, and the log does not.
+
+    Attributes:
+        nullable: Whether the database takes NULL.
+        default: The default as the catalog writes it; None without one, and for a column whose values are hidden.
+        extra: How the database makes its values, such as `auto_increment`; empty where it does not.
+    """
+
+    nullable: bool
+    default: str | None
+    extra: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableDetails:
+    """What a catalog says of a table now, and the log does not.
+
+    Attributes:
+        columns: Its columns by name.
+        engine: MySQL's storage engine; None elsewhere, as are the next two.
+        charset: The character set of new text columns.
+        collation: Their collation.
+    """
+
+    columns: Mapping[str, ColumnDetails]
+    engine: str | None = None
+    charset: str | None = None
+    collation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import threading
 from typing import Annotated
 
 import dagster as dg
+from anyio import from_thread
 from fastapi import Depends, Request
 
-from deltaforge_dagster.api.errors import PipelineBroken, PipelineNotFound
+from deltaforge_dagster.api.errors import ClientGone, PipelineBroken, PipelineNotFound
 from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
@@ -80,6 +81,26 @@ def _context(request: Request) -> ApiContext:
 
 Context = Annotated[ApiContext, Depends(_context)]
 """The type of a route's parameter that is to be the installation."""
+
+
+class Client:
+    """Who waits for the answer to a request. Routes that run in a thread ask it between two steps."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def check_still_there(self) -> None:
+        """Do nothing while somebody waits.
+
+        Raises:
+            ClientGone: The connection is closed.
+        """
+        if from_thread.run(self._request.is_disconnected):
+            raise ClientGone("the client has closed its connection")
+
+
+Caller = Annotated[Client, Depends(Client)]
+"""The type of a route's parameter that is to be the client."""
 
 
 def _pipeline(name: str, request: Request, context: Context) -> LoadedPipeline:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class RequestRefused(Terminal):
     """A request cannot be done; subclasses say with which status and code that is answered."""
 
-    status = HTTPStatus.CONFLICT
+    status: int = HTTPStatus.CONFLICT
     code = "CONFLICT"
 
 
@@ -96,6 +96,13 @@ class BuildFailed(RequestRefused):
     code = "BUILD_FAILED"
 
 
+class ClientGone(RequestRefused):
+    """Nobody waits for the answer any more; the status is for metrics, in nginx's sense."""
+
+    status = 499
+    code = "CLIENT_GONE"
+
+
 class FeatureOff(RequestRefused):
     """The pipeline does not use what is asked about."""
 
@@ -128,7 +135,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _defect)
 
 
-def _answer(status: HTTPStatus, code: str, message: str) -> JSONResponse:
+def _answer(status: int, code: str, message: str) -> JSONResponse:
     return JSONResponse(body(code, mask(message)), status_code=status)
 
 

@@ -1,5 +1,7 @@
 """What a request has to pass before any route sees it: rate, origin, token, size.
 
+Probes have no rate: an orchestrator that gets 429 from them would end a server that is well.
+
 Without a token the server listens to this machine alone. A browser on it is still steered by every page
 that is open there: so a request must be addressed to this machine by a loopback name (a page can let its
 own name point here), and if it says which page it comes from, that must be one of ours.
@@ -30,6 +32,9 @@ _BURST_SECONDS = 4.0
 
 ALIVE_PATH = "/healthz"
 """Needs no token: it says nothing but that the process is alive."""
+
+READY_PATHS = frozenset({"/readyz", "/ready"})
+"""Probes as well, with the token. Wrong tokens are counted here, too, so that nobody tries many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +70,24 @@ class Rate:
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def would_allow(self, address: str) -> bool:
+        """Say what `allows` would, and count nothing."""
+        return self._tokens(address, self._clock()) >= 1.0
+
     def allows(self, address: str) -> bool:
         """Count a request; False when the address has sent too many."""
         now = self._clock()
-        tokens, before = self._buckets.pop(address, (self._most, now))
-        tokens = min(self._most, tokens + (now - before) * self._per_second)
+        tokens = self._tokens(address, now)
+        self._buckets.pop(address, None)
         allowed = tokens >= 1.0
         self._buckets[address] = (tokens - allowed, now)
         if len(self._buckets) > _CLIENTS:
             self._buckets.popitem(last=False)
         return allowed
+
+    def _tokens(self, address: str, now: float) -> float:
+        tokens, before = self._buckets.get(address, (self._most, now))
+        return min(self._most, tokens + (now - before) * self._per_second)
 
 
 class Guard:
@@ -91,6 +104,7 @@ class Guard:
         self._token = None if token is None else token.encode()
         self._limits = limits
         self._rate = Rate(limits.requests_per_second)
+        self._guesses = Rate(limits.requests_per_second)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -113,8 +127,8 @@ class Guard:
     def _refused(self, scope: Scope) -> JSONResponse | None:
         """Return the answer to a request that may not pass."""
         headers = Headers(scope=scope)
-        client = scope["client"]
-        if not self._rate.allows("" if client is None else client[0]):
+        address = "" if scope["client"] is None else scope["client"][0]
+        if not self._in_time(scope["path"], headers, address):
             answer = _answer(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "TOO_MANY_REQUESTS",
@@ -133,6 +147,18 @@ class Guard:
         )
         answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
+
+    def _in_time(self, path: str, headers: Headers, address: str) -> bool:
+        """Count a request, and say whether its address has not sent too many."""
+        if path == ALIVE_PATH:
+            return True
+        if path not in READY_PATHS:
+            return self._rate.allows(address)
+        if self._token is None:
+            return True
+        if self._knows_token(headers):
+            return self._guesses.would_allow(address)
+        return self._guesses.allows(address)
 
     def _knows_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -1,24 +1,33 @@
 """Routes about the tables of a pipeline: their versions as captured, and the catalog's today.
 
-A table is `{db}/{table}`: the schema and the table in PostgreSQL, the database and the table elsewhere.
+A table is `{db}/{table}`, database and name. Where databases have schemas, `schema.table` is its name as well,
+and a schema may stand in place of the database, as far as only one table is meant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from deltaforge_dagster.api.context import ApiContext, Context, Pipeline
+from deltaforge_dagster.api.context import Caller, Context, Pipeline
 from deltaforge_dagster.api.errors import found
 from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline import live_schemas, schema_views
+from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.tables import TableDetails
 
 router = APIRouter(prefix="/pipelines/{name}/schemas", tags=["Schemas"])
 
 View = dict[str, Any]
 Number = Annotated[int | None, Query(ge=1, lt=2**63)]
+Database = Annotated[str, Path()]
+Table = Annotated[str, Path()]
 
 
 @router.get("")
@@ -28,12 +37,16 @@ def tables(loaded: Pipeline, context: Context) -> list[View]:
 
 
 @router.post("/reload")
-def reload(loaded: Pipeline, context: Context) -> View:
+def reload(loaded: Pipeline, context: Context, caller: Caller) -> View:
     """Look at every table in the database: what has changed since its rows were captured last.
 
-    Nothing is registered: a row is decoded with the version of its time, which its log says.
+    Nothing is registered: a row is decoded with the version of its time, which its log says. When the client
+    is gone, no further table is looked at.
     """
-    return _live(context, loaded, None)
+    with _source(loaded) as source:
+        return live_schemas.reload(
+            context.store, loaded.name, source, proceed=caller.check_still_there
+        )
 
 
 @router.get("/{db}/{table}")
@@ -41,47 +54,73 @@ def table(
     loaded: Pipeline,
     context: Context,
     *,
-    db: Annotated[str, Path()],
-    table: Annotated[str, Path()],
+    db: Database,
+    table: Table,
     version: Number = None,
     sequence: Number = None,
 ) -> View:
-    """One table with its columns: as it is now, or as of a version or a sequence number."""
-    return found(
-        lambda: schema_views.table(
-            context.store, loaded.name, f"{db}.{table}", version=version, sequence=sequence
+    """One table with its columns: as it is now, or as of a version or a sequence number.
+
+    As it is now, the catalog is asked for what the log does not say (`default`, `extra`, `nullable`); `catalog`
+    says why it could not be.
+    """
+
+    def ask() -> View:
+        known = schema_views.captured(context.store, loaded.name)
+        name = schema_views.named(known, loaded.name, db, table)
+        return schema_views.table(
+            context.store, loaded.name, name, version=version, sequence=sequence
         )
-    )
+
+    view = found(ask)
+    if version is not None or sequence is not None:
+        return schema_views.detailed(view, None) | {"catalog": None}
+
+    def details() -> TableDetails:
+        with _source(loaded) as source:
+            return source.details(view["name"])
+
+    return _with_catalog(view, details)
 
 
 @router.post("/{db}/{table}/reload")
-def reload_table(
-    loaded: Pipeline,
-    context: Context,
-    db: Annotated[str, Path()],
-    table: Annotated[str, Path()],
-) -> View:
+def reload_table(loaded: Pipeline, context: Context, db: Database, table: Table) -> View:
     """Look at one table in the database: how it was captured last, and what has changed since."""
-    name = f"{db}.{table}"
-    live: View = found(lambda: _live(context, loaded, name))["tables"][0]
-    captured = any(one.name == name for one in context.store.table_histories(loaded.name))
-    return (schema_views.table(context.store, loaded.name, name) if captured else {}) | live
+    with _source(loaded) as source:
+        name = found(lambda: live_schemas.named(context.store, loaded.name, source, db, table))
+        live: View = found(lambda: live_schemas.reload(context.store, loaded.name, source, name))[
+            "tables"
+        ][0]
+        if all(one.name != name for one in context.store.table_histories(loaded.name)):
+            return live
+        view = schema_views.table(context.store, loaded.name, name)
+        return _with_catalog(view, lambda: source.details(name)) | live
 
 
 @router.get("/{db}/{table}/versions")
-def versions(
-    loaded: Pipeline,
-    context: Context,
-    db: Annotated[str, Path()],
-    table: Annotated[str, Path()],
-) -> list[View]:
+def versions(loaded: Pipeline, context: Context, db: Database, table: Table) -> list[View]:
     """Every version of a table, the oldest first."""
-    return found(lambda: schema_views.versions(context.store, loaded.name, f"{db}.{table}"))
+
+    def ask() -> list[View]:
+        known = schema_views.captured(context.store, loaded.name)
+        name = schema_views.named(known, loaded.name, db, table)
+        return schema_views.versions(context.store, loaded.name, name)
+
+    return found(ask)
 
 
-def _live(context: ApiContext, loaded: LoadedPipeline, only: str | None) -> View:
+@contextmanager
+def _source(loaded: LoadedPipeline) -> Iterator[Source]:
     source = build_source(loaded.spec)
     try:
-        return live_schemas.reload(context.store, loaded.name, source, only)
+        yield source
     finally:
         source.close()
+
+
+def _with_catalog(view: View, details: Callable[[], TableDetails]) -> View:
+    """Return a table with what the source's catalog says of it now, or why it could not be asked."""
+    try:
+        return schema_views.detailed(view, details()) | {"catalog": {"error": None}}
+    except DeltaforgeError as error:
+        return schema_views.detailed(view, None) | {"catalog": {"error": mask(str(error))}}

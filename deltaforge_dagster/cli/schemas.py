@@ -176,7 +176,7 @@ def reload(
         return
     rows = [
         (
-            f"{one['database']}.{one['table']}",
+            one["name"],
             one["status"],
             one["error"] or "; ".join(one["differences"]),
         )

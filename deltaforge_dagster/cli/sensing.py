@@ -51,7 +51,7 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         (
             one["table"],
             f"{one['sequence']}" + (" (stable)" if one["stabilized"] else ""),
-            one["fingerprint"],
+            one["fingerprint"].removeprefix("sha256:")[:12],
             f"{one['sampled_count']:,} of {one['event_count']:,}",
             one["last_seen"],
         )
@@ -92,7 +92,9 @@ def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption =
     show_grid(("field", "type", "", "values"), rows, nothing="It has no fields.")
     for path, one in classes.items():
         if one["has_dynamic_fields"]:
-            typer.echo(f"{path}: names are values, about {one['unique_keys']:,} of them")
+            typer.echo(
+                f"{path or 'document'}: names are values, about {one['unique_keys']:,} of them"
+            )
     typer.echo(f"Changed {counted(len(changes), 'time')} since it was first seen.")
 
 
@@ -105,7 +107,7 @@ def schema(
         Path | None, typer.Option(help="Write to this file instead of standard output.")
     ] = None,
 ) -> None:
-    """Print a schema as JSON Schema (draft 2020-12)."""
+    """Print a schema as JSON Schema."""
     with _opened(pipeline) as (store, loaded):
         text = json.dumps(views.json_schema(store, loaded, table), indent=2) + "\n"
     if output is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Annotated
 
@@ -27,6 +27,8 @@ from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
 
 TOKEN = "DELTAFORGE_API_TOKEN"  # noqa: S105 - the name of the variable
+_TOKEN_CHARACTERS = 16
+"""Shorter ones can be guessed."""
 _CONNECTIONS = 200
 _NOWHERE = "none"
 
@@ -65,9 +67,10 @@ def serve(
     setup_logs()
     token = os.environ.get(TOKEN, "").strip() or None
     metrics_at = None if metrics_addr == _NOWHERE else _address(metrics_addr)
-    _may_listen(f"--host {host}", host, token)
+    addresses = {f"--host {host}": host}
     if metrics_at is not None:
-        _may_listen(f"--metrics-addr {metrics_addr}", metrics_at[0], token)
+        addresses[f"--metrics-addr {metrics_addr}"] = metrics_at[0]
+    _may_listen(addresses, token)
     settings = Settings.from_env()
     if settings.state_url == "memory":
         raise NotAllowed("DELTAFORGE_STATE_URL is memory: only the run itself can see that state")
@@ -111,9 +114,17 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _may_listen(option: str, host: str, token: str | None) -> None:
-    if token is None and not is_loopback(host):
-        raise SettingsError(f"{option}: other machines may ask only with a token, set {TOKEN}")
+def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
+    """Refuse addresses, by option, that other machines reach, without a token; warn of a short one."""
+    reached = [option for option, host in addresses.items() if not is_loopback(host)]
+    if reached and token is None:
+        raise SettingsError(f"{reached[0]}: other machines may ask only with a token, set {TOKEN}")
+    if reached and token is not None and len(token) < _TOKEN_CHARACTERS:
+        text = (
+            f"warning: {reached[0]}: {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; a later "
+            "release refuses that (make one with: openssl rand -hex 32)"
+        )
+        typer.secho(text, fg=typer.colors.YELLOW, err=True)
 
 
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:

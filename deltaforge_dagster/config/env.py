@@ -69,6 +69,12 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
     return _REFERENCE.sub(replace, text), notes
 
 
+def unexpanded(text: str) -> list[str]:
+    """Return the variables that `text` names as `${NAME}`, and that are no fields of events."""
+    names = (match[2].partition(":-")[0] for match in _REFERENCE.finditer(text) if match[2])
+    return [name for name in names if _NAME.fullmatch(name) and name not in EVENT_FIELDS]
+
+
 def _is_text(value: str) -> bool:
     """Whether a variable is text; Python stands in for other bytes with halves of surrogate pairs."""
     try:

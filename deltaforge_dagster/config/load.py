@@ -35,7 +35,7 @@ from deltaforge_dagster.config.document import (
     plain,
 )
 from deltaforge_dagster.config.dsn import postgres_dsn
-from deltaforge_dagster.config.env import expand
+from deltaforge_dagster.config.env import expand, unexpanded
 from deltaforge_dagster.config.ids import derive_ids
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.rules import rules, unquoted_nulls
@@ -129,7 +129,8 @@ def load_document(
 ) -> LoadedPipeline | BrokenPipeline:
     """Return the pipeline of a document that is no file: plain JSON values.
 
-    Environment variables are not expanded: who writes such documents need not know this machine's.
+    Environment variables are not expanded: who writes such documents need not know this machine's. One
+    that is named where a value is needed is a problem that says so, elsewhere a warning.
 
     Args:
         name: What a broken pipeline is called when the document does not tell.
@@ -266,6 +267,7 @@ def _build(file: _File, value: Any) -> None:
             file.add([Problem((), "must be a mapping with `metadata` and `spec`", 1)])
         return
     file.name = _readable_name(value)
+    variables = {} if file.path is not None else {one.path: one for one in _unexpanded(value)}
     unsupported = take_unsupported(value)
     file.add(unsupported)
     file.name = _name_of_instance(value, file.name)
@@ -279,11 +281,31 @@ def _build(file: _File, value: Any) -> None:
         file.add(unknown)
     else:
         file.warn(replace(one, text=_ignored(one.text)) for one in unknown)
+    waiting = {p.path for p in problems if "environment variable" in p.text} & variables.keys()
+    problems = [variables[p.path] if p.path in waiting else p for p in problems]
+    file.warn(one for path, one in variables.items() if path not in waiting)
     file.add(p for p in problems if not any(p.path[: len(c)] == c for c in covered))
     file.add(rules(value))
     if spec is not None:
         file.warn(advice(spec))
     file.spec = spec
+
+
+def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
+    """Yield what a document without a file says of environment variables, which only files may."""
+    if isinstance(value, str):
+        for name in unexpanded(value)[:1]:
+            text = (
+                f"holds ${{{name}}}, which stays as it is: environment variables are expanded in pipeline"
+                " files only, not in what is sent to the API (write the value out)"
+            )
+            yield Problem(path, text)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _unexpanded(one, (*path, key))
+    elif isinstance(value, tuple):
+        for index, one in enumerate(value):
+            yield from _unexpanded(one, (*path, index))
 
 
 def _ignored(text: str) -> str:

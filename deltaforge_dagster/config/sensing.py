@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from deltaforge_dagster.config.blocks import Block, Count, Text
 
 Number = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+JsonSchemaFormat = Literal["draft-07", "draft-2020-12"]
 
 
 class Selection(Block):
@@ -82,9 +83,9 @@ class Tracking(Block):
     enum_max_cardinality: Number = 50
     """How many are few."""
     detect_drift: bool = False
-    """Accepted; DeltaForge does not read it either."""
+    """Has no effect: drift is always looked for."""
     drift_threshold: Share = 0.1
-    """Accepted; DeltaForge does not read it either."""
+    """Has no effect: every row that differs is counted."""
 
 
 class Output(Block):
@@ -97,9 +98,9 @@ class Output(Block):
     export_json_schema: bool = True
     """As JSON Schema."""
     emit_schemas: bool = False
-    """Accepted; DeltaForge does not read it either."""
-    json_schema_format: Text = "draft-07"
-    """Accepted; DeltaForge does not read it either."""
+    """Has no effect: API, commands and Dagster show every schema."""
+    json_schema_format: JsonSchemaFormat = "draft-2020-12"
+    """Which draft of JSON Schema."""
 
 
 class SchemaSensing(Block):

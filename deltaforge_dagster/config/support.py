@@ -24,6 +24,11 @@ _REPLICATOR = (
     ("spec", "engine", "checkpoint"),
 )
 """Where somebody may have put the checkpoint options of a replicator of event stores, by its own names."""
+_SENSING_WITHOUT_EFFECT = (
+    ("tracking", "detect_drift", "drift is always looked for; tables.exclude leaves tables out"),
+    ("tracking", "drift_threshold", "every row that differs is counted"),
+    ("output", "emit_schemas", "API, commands and Dagster show every schema"),
+)
 
 
 def take_unsupported(document: Any) -> list[Problem]:
@@ -48,6 +53,12 @@ def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
         yield Problem(("storage",), text)
+    sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
+    if sensing.get("enabled") is True:
+        for block, field, instead in _SENSING_WITHOUT_EFFECT:
+            if field in _mapping(sensing, block):
+                where = ("spec", "schema_sensing", block, field)
+                yield Problem(where, f"has no effect ({instead})")
 
 
 def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SourceMisconfigured
+from deltaforge_dagster.pipeline import schema_views
 from deltaforge_dagster.pipeline.failover import differences
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.schemas import TableHistory
@@ -76,22 +77,52 @@ def compare(
 
 
 def reload(
-    store: StateStore, pipeline: str, source: Source, only: str | None = None
+    store: StateStore,
+    pipeline: str,
+    source: Source,
+    only: str | None = None,
+    *,
+    proceed: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return the same, JSON-ready: what is in the database now, and whether that is new.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        source: Its source.
+        only: Just this table.
+        proceed: Called after each table; what it raises ends the comparison.
 
     Raises:
         NotAllowed: `only` is no such table.
         DeltaforgeError: The source cannot be asked.
     """
     began = time.monotonic()
-    found = list(compare(store, pipeline, source, only))
+    found = []
+    for one in compare(store, pipeline, source, only):
+        found.append(one)
+        proceed()
     return {
         "pipeline": pipeline,
         "tables_reloaded": sum(one.status != "error" for one in found),
-        "tables": [_view(one) for one in found],
+        "tables": [_view(one, source.database()) for one in found],
         "elapsed_ms": round((time.monotonic() - began) * 1000),
     }
+
+
+def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
+    """Return the full name of a table that was captured, or that the patterns match now.
+
+    Raises:
+        NotAllowed: There is no such table, or there are several (`schema_views.named`).
+        DeltaforgeError: The source cannot be asked.
+    """
+    known = schema_views.captured(store, pipeline)
+    try:
+        return schema_views.named(known, pipeline, database, table)
+    except NotAllowed:
+        now = [schema_views.place(source.database(), name) for name in source.tables()]
+        return schema_views.named([*known, *now], pipeline, database, table)
 
 
 class WarmStart:
@@ -167,11 +198,13 @@ def _compared(name: str, source: Source, known: TableHistory | None, *, exists: 
     return LiveTable(name, "altered" if found else "same", table, tuple(found))
 
 
-def _view(one: LiveTable) -> dict[str, Any]:
-    database, _, bare = one.name.partition(".")
+def _view(one: LiveTable, database: str | None) -> dict[str, Any]:
+    db, schema, table = schema_views.place(database, one.name)
     return {
-        "database": database,
-        "table": bare,
+        "database": db,
+        "schema": schema,
+        "table": table,
+        "name": one.name,
         "status": one.status,
         "changed": one.status in {"altered", "dropped", "new"},
         "differences": list(one.differences),

@@ -15,9 +15,11 @@ from deltaforge_dagster.pipeline.schema_diff import Difference, changes_of, diff
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore
-from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.tables import Column, TableDetails, TableSchema
 
 View = dict[str, Any]
+Place = tuple[str, str | None, str]
+"""Database, schema (None where the source has none) and name of a table."""
 
 
 def tables(store: StateStore, pipeline: str) -> list[View]:
@@ -63,6 +65,75 @@ def table(
         "columns": columns(found.table),
         "changes": [str(one) for one in made],
     }
+
+
+def detailed(view: View, details: TableDetails | None) -> View:
+    """Return a version of a table with what the catalog says of it now; null where that is not known.
+
+    `nullable` is then what the version says. A column that the catalog no longer has stays as it was.
+    """
+    of = {} if details is None else details.columns
+    columns = []
+    for column in view["columns"]:
+        known = of.get(column["name"])
+        columns.append(
+            column
+            | {
+                "nullable": column["nullable"] if known is None else known.nullable,
+                # DeltaForge's releases have called it both.
+                **dict.fromkeys(("default", "default_value"), known and known.default),
+                "extra": known and known.extra,
+            }
+        )
+    return view | {
+        "columns": columns,
+        "engine": details and details.engine,
+        "charset": details and details.charset,
+        "collation": details and details.collation,
+    }
+
+
+def place(database: str | None, name: str) -> Place:
+    """Return where a table is, by its full name.
+
+    Args:
+        database: That of every table of the source; None where names begin with it.
+        name: Full name of the table.
+    """
+    first, _, rest = name.partition(".")
+    return (first, None, rest) if database is None else (database, first, rest)
+
+
+def captured(store: StateStore, pipeline: str) -> list[Place]:
+    """Return every table that was captured."""
+    found = (history.current.table for history in store.table_histories(pipeline))
+    return [(one.db, one.schema, one.table) for one in found]
+
+
+def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> str:
+    """Return the full name of the table that a database and a name mean.
+
+    Beside the table's name its full name does, and in place of the database its schema, as far as only one
+    of the tables is meant.
+
+    Raises:
+        NotAllowed: There is no such table, or there are several.
+    """
+    found = sorted(
+        {
+            f"{schema or db}.{name}"
+            for db, schema, name in places
+            if (db == database and table in {name, f"{schema or db}.{name}"})
+            or (schema == database and name == table)
+        }
+    )
+    if not found:
+        raise NotAllowed(f"pipeline {pipeline!r} captures no table {table!r} of {database!r}")
+    if len(found) > 1:
+        raise NotAllowed(
+            f"{table!r} of {database!r} may be {' or '.join(found)}: say which, schema.table"
+        )
+    return found[0]
 
 
 def versions(store: StateStore, pipeline: str, name: str) -> list[View]:

@@ -1,12 +1,14 @@
 """What sensing knows, as others see it: commands, the API and Dagster read the same JSON-ready shapes.
 
 A schema is named by its table in full, `schema.table` or `db.table`, with `:column` behind it when it is that of a
-column's documents. The bare name of a table is enough where it is the only one.
+column's documents. Without a column it is that of all columns of the table that hold documents, as the fields of one
+object. The bare name of a table is enough where it is the only one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,15 +19,32 @@ from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.errors import NotAllowed, SensingDisabled
 from deltaforge_dagster.sensing import json_schema as exported
 from deltaforge_dagster.sensing.drift import ColumnDrift
-from deltaforge_dagster.sensing.fields import children, displayed, name_of, optional
+from deltaforge_dagster.sensing.fields import children, dotted, name_of, optional
 from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
 from deltaforge_dagster.sensing.scan import NULL, OBJECT
-from deltaforge_dagster.sensing.schema import DocumentSchema
+from deltaforge_dagster.sensing.schema import DocumentSchema, combined
 from deltaforge_dagster.sensing.table import TableSense
 from deltaforge_dagster.sensing.tables import named_schemas, restored
 from deltaforge_dagster.state.store import StateStore
 
 View = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A schema that was asked for.
+
+    Attributes:
+        name: Its full name.
+        table: What is known of its table.
+        schema: The schema.
+        parts: The names of the schemas that it is made of: its own, or those of columns.
+    """
+
+    name: str
+    table: TableSense
+    schema: DocumentSchema
+    parts: tuple[str, ...]
 
 
 def options_of(loaded: LoadedPipeline) -> SchemaSensing:
@@ -63,11 +82,11 @@ def schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     Raises:
         NotAllowed: There is no such schema.
     """
-    name, sense, found = _found(store, loaded, table)
+    found = _found(store, loaded, table)
     null_rates = options_of(loaded).tracking.null_rates
-    inside = [one for one in children(found.fields, ()) if one[-1] != ELEMENT]
-    fields = [_field(found, one, null_rates=null_rates) for one in inside]
-    return _head(name, sense, found) | {"fields": fields}
+    inside = [one for one in children(found.schema.fields, ()) if one[-1] != ELEMENT]
+    fields = [_field(found.schema, one, null_rates=null_rates) for one in inside]
+    return _head(found.name, found.table, found.schema) | {"fields": fields}
 
 
 def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
@@ -76,12 +95,13 @@ def json_schema(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
     Raises:
         NotAllowed: There is no such schema, or none is exported.
     """
-    if not options_of(loaded).output.export_json_schema:
+    output = options_of(loaded).output
+    if not output.export_json_schema:
         raise SensingDisabled(
             f"{loaded.name}: spec.schema_sensing.output.export_json_schema is false"
         )
-    name, _, found = _found(store, loaded, table)
-    return exported.json_schema(name, found)
+    found = _found(store, loaded, table)
+    return exported.json_schema(found.name, found.schema, output.json_schema_format)
 
 
 def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> View:
@@ -90,9 +110,10 @@ def classifications(store: StateStore, loaded: LoadedPipeline, table: str) -> Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    name, _, found = _found(store, loaded, table)
-    objects = [path for path, field in found.fields.items() if field.counts[OBJECT]]
-    return {"table": name, "paths": {displayed(path): _names(found, path) for path in objects}}
+    found = _found(store, loaded, table)
+    schema = found.schema
+    objects = [path for path, field in schema.fields.items() if field.counts[OBJECT]]
+    return {"table": found.name, "paths": {dotted(path): _names(schema, path) for path in objects}}
 
 
 def stats(store: StateStore, loaded: LoadedPipeline) -> View:
@@ -157,10 +178,11 @@ def evolutions(store: StateStore, loaded: LoadedPipeline, table: str) -> list[Vi
     Raises:
         NotAllowed: There is no such schema.
     """
-    name, _, _ = _found(store, loaded, table)
+    parts = _found(store, loaded, table).parts
+    entries = [entry for one in parts for entry in store.evolutions(loaded.name, one)]
     return [
-        orjson.loads(entry.value) | {"noted_at": _moment(entry.ts * 1e6)}
-        for entry in store.evolutions(loaded.name, name)
+        orjson.loads(entry.value) | {"table": entry.key, "noted_at": _moment(entry.ts * 1e6)}
+        for entry in sorted(entries, key=lambda entry: entry.seq)
     ]
 
 
@@ -178,10 +200,15 @@ def _schemas(
             yield key, table, one
 
 
-def _found(
-    store: StateStore, loaded: LoadedPipeline, table: str
-) -> tuple[str, TableSense, DocumentSchema]:
-    known = {name: (name, sense, one) for name, sense, one in _schemas(store, loaded)}
+def _found(store: StateStore, loaded: LoadedPipeline, table: str) -> _Found:
+    options = options_of(loaded)
+    known: dict[str, _Found] = {}
+    for name, sense in _tables(store, loaded).items():
+        named = named_schemas(name, sense)
+        if named and name not in named:
+            rows = combined(options, sense.columns, sense.drift.analyzed)
+            known[name] = _Found(name, sense, rows, tuple(named))
+        known |= {key: _Found(key, sense, one, (key,)) for key, one in named.items()}
     return known[_chosen(loaded, table, list(known))]
 
 

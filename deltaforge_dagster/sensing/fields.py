@@ -70,6 +70,11 @@ def displayed(path: Path) -> str:
     return "$" + "".join(f".{step}" if step[0] == "<" else step for step in path)
 
 
+def dotted(path: Path) -> str:
+    """Return a path as API clients know it, such as `items[].price`; empty for the document itself."""
+    return displayed(path).removeprefix("$").removeprefix(".")
+
+
 def name_of(path: Path) -> str:
     """Return the last step of a path as the name of a field."""
     step = path[-1]

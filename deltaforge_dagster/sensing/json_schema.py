@@ -1,28 +1,32 @@
-"""A schema that was learned, as JSON Schema (draft 2020-12)."""
+"""A schema that was learned, as JSON Schema: draft 2020-12, or draft-07, which has all keywords that are used."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from deltaforge_dagster.config.sensing import JsonSchemaFormat
 from deltaforge_dagster.sensing.fields import children, name_of, optional
 from deltaforge_dagster.sensing.paths import ANY, ELEMENT, Path
 from deltaforge_dagster.sensing.scan import ARRAY, INTEGER, NULL, NUMBER, OBJECT, STRING, TYPES
 from deltaforge_dagster.sensing.schema import DocumentSchema
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECTS: dict[JsonSchemaFormat, str] = {
+    "draft-07": "http://json-schema.org/draft-07/schema#",
+    "draft-2020-12": "https://json-schema.org/draft/2020-12/schema",
+}
 DEPTH_LIMIT = "(depth limit reached)"
 
 _SAME_LENGTH = 10
 """So many strings of one length have a fixed length."""
 
 
-def json_schema(title: str, schema: DocumentSchema) -> dict[str, Any]:
+def json_schema(title: str, schema: DocumentSchema, form: JsonSchemaFormat) -> dict[str, Any]:
     """Return the JSON Schema that every document fits from which the schema was learned.
 
     A field is required when it never was missing and never null. What has several types is one of them; whole
     numbers are numbers where both were seen.
     """
-    return {"$schema": DIALECT, "title": title, **_node(schema, ())}
+    return {"$schema": DIALECTS[form], "title": title, **_node(schema, ())}
 
 
 def _node(schema: DocumentSchema, path: Path) -> dict[str, Any]:

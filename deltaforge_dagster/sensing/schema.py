@@ -42,6 +42,7 @@ class DocumentSchema:
 
     Args:
         options: The pipeline's `schema_sensing`.
+        around: How many levels stand around the documents: 1 for those of a row's columns.
 
     Attributes:
         fields: What documents have, by path; see `Fields`.
@@ -56,8 +57,9 @@ class DocumentSchema:
         last_us: Of the last one.
     """
 
-    def __init__(self, options: SchemaSensing) -> None:
+    def __init__(self, options: SchemaSensing, around: int = 0) -> None:
         self._options = options
+        self._around = around
         self.fields: Fields = {}
         self.maps: dict[Path, MapNames] = {}
         self.sampled = 0
@@ -71,15 +73,15 @@ class DocumentSchema:
 
     @property
     def fingerprint(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of every path and its types, in order."""
+        """`sha256:` and the hexadecimal SHA-256 of every path and its types, in order."""
         known = sorted([*path, *field.types] for path, field in self.fields.items())
-        return hashlib.sha256(orjson.dumps(known)).hexdigest()[:16]
+        return "sha256:" + hashlib.sha256(orjson.dumps(known)).hexdigest()
 
     @property
     def depth(self) -> int:
         """Values inside so many others are not looked into."""
         inspection = self._options.deep_inspect
-        return inspection.max_depth if inspection.enabled else 1
+        return self._around + (inspection.max_depth if inspection.enabled else 1)
 
     @property
     def structures(self) -> int:
@@ -350,3 +352,29 @@ class DocumentSchema:
             schema.maps[tuple(path)] = MapNames.restored(options.high_cardinality, names)
         schema._index()
         return schema
+
+
+def combined(
+    options: SchemaSensing, columns: Mapping[str, DocumentSchema], rows: int
+) -> DocumentSchema:
+    """Return the schema of rows of which some columns hold documents: each such column is a field.
+
+    A column that had no document in some of the rows is optional. The schema is only to be shown.
+
+    Args:
+        options: The pipeline's `schema_sensing`.
+        columns: The schemas of the columns, one at least.
+        rows: How many rows were looked at.
+    """
+    whole = DocumentSchema(options, around=1)
+    whole.sampled = rows
+    whole.fields[()] = Field(Values(options.tracking))
+    whole.fields[()].counts[OBJECT] = rows
+    for name, one in columns.items():
+        whole.fields |= {("." + name, *path): field for path, field in one.fields.items()}
+        whole.maps |= {("." + name, *path): names for path, names in one.maps.items()}
+    whole.sequence = sum(one.sequence for one in columns.values())
+    whole.stabilized = all(one.stabilized for one in columns.values())
+    whole.first_us = min(one.first_us for one in columns.values())
+    whole.last_us = max(one.last_us for one in columns.values())
+    return whole

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.tables import SchemaStamp, TableSchema
+from deltaforge_dagster.tables import SchemaStamp, TableDetails, TableSchema
 
 
 class SchemaRegistry(Protocol):
@@ -257,6 +257,19 @@ class Source(Protocol):
 
     def tables(self) -> list[str]:
         """Return the full name of every table that the patterns match now."""
+        ...
+
+    def database(self) -> str | None:
+        """Return the database of every table, without asking; None where full names of tables begin with it."""
+        ...
+
+    def details(self, table: str) -> TableDetails:
+        """Return what the catalog says of a table, by its full name, and the log does not; within 5 seconds.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+            DeltaforgeError: The catalog cannot be asked.
+        """
         ...
 
     def schema(self, table: str) -> TableSchema:

@@ -26,7 +26,7 @@ from deltaforge_dagster.config.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.findings import Finding, listed
 from deltaforge_dagster.sources.tables import NamePattern, TablePatterns
-from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.tables import Column, TableDetails, TableSchema
 
 KEEP, EXCLUDE, MASK, HASH, TRUNCATE = range(5)
 _NAMES = {EXCLUDE: "exclude", MASK: "mask", HASH: "hash", TRUNCATE: "truncate"}
@@ -139,6 +139,18 @@ class ColumnRules:
         """
         rules = self.of(table)
         return table if rules is None else visible(table, rules)
+
+    def details(self, table: TableSchema, details: TableDetails) -> TableDetails:
+        """Return what may be told of a table's columns: no default of one whose values are hidden.
+
+        Raises:
+            SourceMisconfigured: As `of` does.
+        """
+        columns = {
+            name: replace(one, default=None) if self.hides(table, [name]) else one
+            for name, one in details.columns.items()
+        }
+        return replace(details, columns=columns)
 
     def findings(
         self, tables: Iterable[str], schema: Callable[[str], TableSchema]

@@ -89,6 +89,24 @@ def test_too_many_requests_are_refused(serve: Callable[..., Api]) -> None:
     assert answer.headers["retry-after"] == "1"
 
 
+def test_probes_have_no_rate(serve: Callable[..., Api]) -> None:
+    """An orchestrator asks as often as it likes; a wrong token counts there, too."""
+    slow = Limits(requests_per_second=0.001)
+    for token in (None, "token"):
+        api = serve(token, slow)
+        headers = bearer("token") if token else None
+        for _ in range(3):
+            for path in ("/healthz", "/readyz", "/ready"):
+                assert api.client.get(path, headers=headers).status_code == 200, path
+        assert api.client.get("/pipelines", headers=headers).status_code == 200
+        assert api.client.get("/pipelines", headers=headers).status_code == 429
+        assert api.client.get("/readyz", headers=headers).status_code == 200
+    statuses = [api.client.get("/readyz", headers=bearer("guess")).status_code for _ in range(2)]
+    assert statuses == [401, 429]
+    assert api.client.get("/readyz", headers=bearer("token")).status_code == 429  # or it would tell
+    assert api.client.get("/healthz").status_code == 200
+
+
 def test_a_rate_is_one_of_time() -> None:
     """An address may send some at once, then as many as time allows; others are not touched."""
     now = 0.0

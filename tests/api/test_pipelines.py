@@ -334,3 +334,36 @@ def test_without_the_directory_of_files(api: Api, tmp_path: Path) -> None:
     (tmp_path / "pipelines").rmdir()
     assert refused(api, "GET", "/pipelines") == (500, "INTERNAL_ERROR")
     assert "DELTAFORGE_PIPELINES" in api.client.get("/readyz").json()["error"]
+
+
+def test_environment_variables_are_not_expanded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is said where a value is needed, where a template names one, and elsewhere as a warning."""
+    monkeypatch.setenv("SHOP", "geheim")
+    said = "holds ${SHOP}, which stays as it is: environment variables are expanded in pipeline files only"
+    for place, change in (
+        ("spec.source.config.dsn", {"dsn": "postgres://app@${SHOP}/app"}),
+        ("spec.source.config.publication", {"publication": "${SHOP:-api}"}),
+    ):
+        wrong = document("orders")
+        wrong["spec"]["source"]["config"] |= change
+        answer = api.client.post("/pipelines", json=wrong)
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith(f"{place}: {said}")
+        assert "which is not set" not in answer.json()["error"]
+    wrong = document("orders")
+    wrong["spec"]["sinks"][0]["config"]["key"] = "${SHOP}"
+    assert said in api.client.post("/validate", json=wrong).json()["error"]
+
+    api.create("orders")
+    patched = api.client.patch(
+        "/pipelines/orders", json={"metadata": {"labels": {"team": "${SHOP}"}}}
+    )
+    assert patched.status_code == 200, patched.text
+    (warning,) = patched.json()["warnings"]
+    assert warning.startswith(f"metadata.labels.team: {said}")
+    assert "geheim" not in warning
+    patched = api.client.patch(
+        "/pipelines/orders",
+        json={"metadata": {"labels": None}, "spec": {"sinks": [{"config": {"key": "${key.id}"}}]}},
+    )
+    assert patched.json()["warnings"] == []

@@ -76,7 +76,7 @@ def test_refusals(tmp_path: Path) -> None:
     """Unknown schemas, and pipelines without sensing, are one line."""
     unknown = CliRunner().invoke(app, ["sensing", "show", "orders", "nothing"])
     assert unknown.exit_code == 2
-    assert f"nothing is known of 'nothing' (there is: {DOC})" in unknown.stderr
+    assert f"nothing is known of 'nothing' (there is: public.orders, {DOC})" in unknown.stderr
     pipeline(tmp_path / "pipelines", "enabled: false")
     off = CliRunner().invoke(app, ["sensing", "list", "orders"])
     assert off.exit_code == 2

@@ -41,6 +41,19 @@ def test_other_machines_need_a_token(
     assert "set DELTAFORGE_API_TOKEN" in refusal("--host", host)
 
 
+@pytest.mark.parametrize("option", [("--host", "0.0.0.0"), ("--metrics-addr", "0.0.0.0:0")])
+def test_a_short_token_warns(monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]) -> None:
+    """On an address that other machines reach; the next thing that is wrong is said as well."""
+    monkeypatch.setenv("DELTAFORGE_API_TOKEN", "fifteen letters")
+    said = refusal("--port", 0, *option)
+    assert f"warning: {option[0]} {option[1]}: DELTAFORGE_API_TOKEN has fewer than 16" in said
+    assert "a later release refuses that" in said
+    assert "fifteen" not in said
+    assert "warning" not in refusal("--port", 0, "--metrics-addr", "127.0.0.1:0")
+    monkeypatch.setenv("DELTAFORGE_API_TOKEN", "sixteen letters!")
+    assert "warning" not in refusal("--port", 0, *option)
+
+
 def test_a_port_that_is_taken() -> None:
     """It is said, with the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -78,7 +78,7 @@ OUTBOX_COLUMNS = {
             "sampling": {"warmup_events": 1000, "sample_rate": 10, "structure_cache": True, "structure_cache_size": 100},
             "high_cardinality": {"enabled": True, "min_events": 100, "stable_threshold": 0.5, "min_dynamic_fields": 5, "confidence_threshold": 0.7, "reevaluate_interval": 10_000, "hll_precision": 12, "heavy_hitter_capacity": 50, "sample_size": 50},
             "tracking": {"field_statistics": False, "null_rates": True, "enum_detection": True, "enum_max_cardinality": 50, "detect_drift": False, "drift_threshold": 0.1},
-            "output": {"expose_api": True, "emit_events": False, "export_json_schema": True, "emit_schemas": False, "json_schema_format": "draft-07"},
+            "output": {"expose_api": True, "emit_events": False, "export_json_schema": True, "emit_schemas": False, "json_schema_format": "draft-2020-12"},
         }),
     ],
     ids=lambda one: one.__name__ if isinstance(one, type) else "",

@@ -93,7 +93,7 @@ def test_its_own_mistakes_are_named_too(
         ({"high_cardinality": {"hll_precision": 17}}, "high_cardinality.hll_precision: must be at most 16"),
         ({"high_cardinality": {"stable_threshold": 2}}, "high_cardinality.stable_threshold: must be at most 1"),
         ({"tracking": {"null_rates": 1}}, "tracking.null_rates: must be true or false"),
-        ({"output": {"json_schema_format": 7}}, "output.json_schema_format: must be text (put it in quotes if it looks like a number)"),
+        ({"output": {"json_schema_format": "draft-04"}}, "output.json_schema_format: must be 'draft-07' or 'draft-2020-12'"),
         ({"tables": {"include": "a"}}, "tables.include: must be a list"),
     ],
 )  # fmt: skip
@@ -146,6 +146,23 @@ def test_sensing_as_in_the_samples(write: Write) -> None:
 
     assert loaded.warnings == ()
     assert loaded.hash == load_pipeline(write()).hash
+
+
+def test_sensing_without_effect_warns(write: Write) -> None:
+    """What an enabled block sets and nothing reads, each at its line; what has an effect does not."""
+    fields = {
+        "tracking": {"detect_drift": False, "drift_threshold": 0.2, "null_rates": False},
+        "output": {"emit_schemas": True, "json_schema_format": "draft-07"},
+    }
+    warnings = load_pipeline(write({SENSING: {"enabled": True, **fields}})).warnings
+    assert [one.split(": ", 1)[1] for one in warnings] == [
+        (
+            f"{SENSING}.tracking.detect_drift: has no effect (drift is always looked for; tables.exclude"
+            " leaves tables out)"
+        ),
+        f"{SENSING}.tracking.drift_threshold: has no effect (every row that differs is counted)",
+        f"{SENSING}.output.emit_schemas: has no effect (API, commands and Dagster show every schema)",
+    ]
 
 
 @pytest.mark.parametrize(

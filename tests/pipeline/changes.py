@@ -18,7 +18,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import LsnPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.tables import TableDetails, TableSchema
 from tests.e2e import deployment
 
 
@@ -122,6 +122,14 @@ class PlayedSource:
         return []
 
     def schema(self, table: str) -> TableSchema:
+        """Know no catalog."""
+        raise SourceMisconfigured(table)
+
+    def database(self) -> str | None:
+        """Return always the same."""
+        return "shop"
+
+    def details(self, table: str) -> TableDetails:
         """Know no catalog."""
         raise SourceMisconfigured(table)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SourceMisconfigured, SourceUnavailable
-from deltaforge_dagster.pipeline.live_schemas import WarmStart, compare, reload
+from deltaforge_dagster.pipeline import schema_views
+from deltaforge_dagster.pipeline.live_schemas import WarmStart, compare, named, reload
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
 from tests.pipeline.changes import PlayedSource, eventually
@@ -90,9 +91,56 @@ def test_reload_is_for_programs(store: StateStore) -> None:
     changed = {one["table"] for one in found["tables"] if one["changed"]}
     assert changed == {"orders", "fresh", "old"}
     (only,) = reload(store, NAME, CATALOG, "public.items")["tables"]
-    assert (only["database"], only["status"], only["error"]) == ("public", "same", None)
+    assert (only["status"], only["error"]) == ("same", None)
+    place = ("shop", "public", "items", "public.items")
+    assert tuple(only[one] for one in ("database", "schema", "table", "name")) == place
     with pytest.raises(NotAllowed, match="captures no table"):
         reload(store, NAME, CATALOG, "public.none")
+
+
+def test_a_table_by_database_and_name(store: StateStore) -> None:
+    """The database, or the schema in its place, as far as only one table is meant; then its full name."""
+    catalog = Catalog(
+        {f"{one}.orders": None for one in ("public", "sales", "shop")} | {"shop.x": None}
+    )
+
+    def name(database: str, bare: str) -> str:
+        return named(store, NAME, catalog, database, bare)
+
+    assert name("shop", "items") == name("shop", "public.items") == name("public", "items")
+    assert name("sales", "orders") == name("shop", "sales.orders") == "sales.orders"
+    assert name("shop", "x") == name("shop", "shop.x") == "shop.x"  # both mean this one
+    assert name("shop", "public.orders") == name("public", "orders") == "public.orders"
+    assert name("shop", "orders") == "public.orders"  # what was captured comes first
+    for database, bare in (("shop", "none"), ("app", "public.items"), ("public", "public.items")):
+        with pytest.raises(NotAllowed, match="captures no table"):
+            name(database, bare)
+    places = [("shop", "public", "orders"), ("shop", "sales", "orders")]
+    with pytest.raises(NotAllowed, match=r"may be public\.orders or sales\.orders: say which"):
+        schema_views.named(places, NAME, "shop", "orders")
+
+
+def test_places() -> None:
+    """A full name begins with the schema where every table is in one database, with the database elsewhere."""
+    assert schema_views.place("shop", "public.a.b") == ("shop", "public", "a.b")
+    assert schema_views.place(None, "shop.orders") == ("shop", None, "orders")
+    places = [schema_views.place(None, "shop.orders")]
+    for bare in ("orders", "shop.orders"):
+        assert schema_views.named(places, NAME, "shop", bare) == "shop.orders"
+
+
+def test_nobody_waits_any_more(store: StateStore) -> None:
+    """What is raised between two tables ends the comparison."""
+    looked: list[str] = []
+
+    def proceed() -> None:
+        looked.append("one")
+        if len(looked) == 2:
+            raise SourceUnavailable("enough")
+
+    with pytest.raises(SourceUnavailable, match="enough"):
+        reload(store, NAME, CATALOG, proceed=proceed)
+    assert len(looked) == 2
 
 
 def test_a_run_that_begins_warns(store: StateStore) -> None:

@@ -112,7 +112,7 @@ def compares(stage: Stage, orders: str) -> None:
     finally:
         source.close()
 
-    by_name = {f"{one['database']}.{one['table']}": one for one in found["tables"]}
+    by_name = {one["name"]: one for one in found["tables"]}
     assert by_name[orders]["status"] == "altered"
     assert by_name[orders]["differences"] == ["column_dropped m"]
     others = {one["status"] for name, one in by_name.items() if name != orders}

@@ -13,7 +13,7 @@ from deltaforge_dagster.pipeline import sensing_views as views
 from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.sensed import documents, pipeline, sense
-from tests.processors.rows import row
+from tests.processors.rows import dumps, row
 from tests.state.make import NAME, capture
 
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -39,7 +39,7 @@ def test_schemas(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     }  # fmt: skip
     assert (doc["sequence"], doc["event_count"], doc["sampled_count"]) == (1, 31, 31)
     assert doc["stabilized"] is False
-    assert re.fullmatch(r"[0-9a-f]{16}", doc["fingerprint"])
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", doc["fingerprint"])
     assert MOMENT.fullmatch(doc["first_seen"])
 
 
@@ -82,14 +82,79 @@ def test_json_schema(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     }
 
 
+def test_a_table_without_a_column(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """Its columns that hold documents are the fields of one object, by the bare name as well."""
+    found = views.schema(sqlite_store, loaded, "orders")
+    assert (found["table"], found["sequence"], found["sampled_count"]) == ("public.orders", 1, 31)
+    assert found["fingerprint"] != views.schema(sqlite_store, loaded, DOC)["fingerprint"]
+    assert found["fields"] == [
+        {"name": "doc", "types": ["object"], "nullable": False, "optional": False,
+         "nested_field_count": 5, "null_rate": 0.0},
+    ]  # fmt: skip
+    of_column = views.json_schema(sqlite_store, loaded, DOC)
+    assert views.json_schema(sqlite_store, loaded, "public.orders") == {
+        "$schema": of_column.pop("$schema"),
+        "title": "public.orders",
+        "type": "object",
+        "properties": {"doc": {key: one for key, one in of_column.items() if key != "title"}},
+        "required": ["doc"],
+    }
+    classified = views.classifications(sqlite_store, loaded, "orders")
+    assert list(classified["paths"]) == ["", "doc", "doc.items[]"]
+    assert classified["paths"][""] == {
+        "stable_fields": ["doc"], "has_dynamic_fields": False, "unique_keys": 1,
+    }  # fmt: skip
+
+
+def test_a_column_that_is_not_always_a_document(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """It is optional in its table; how far documents are looked into does not change with it."""
+    loaded = pipeline(tmp_path, "enabled: true, deep_inspect: {max_depth: 1}")
+    sense(sqlite_store, loaded, [*documents(31), row(after='{"id":31,"doc":null}')])
+    (field,) = views.schema(sqlite_store, loaded, "orders")["fields"]
+    assert field["optional"] is True
+    schema = views.json_schema(sqlite_store, loaded, "orders")
+    assert schema["required"] == []
+    of_column = views.json_schema(sqlite_store, loaded, DOC)
+    assert schema["properties"]["doc"]["properties"] == of_column["properties"]
+    assert of_column["properties"]["items"] == {
+        "type": "array", "description": "(depth limit reached)",
+    }  # fmt: skip
+
+
+def test_evolutions_of_a_table(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """Those of each column, in order, with old and new fingerprint."""
+    loaded = pipeline(tmp_path)
+    rows = [row(after=dumps({"id": n, "doc": {f"a{n}": 1}})) for n in range(3)]
+    sense(sqlite_store, loaded, rows)
+    found = views.evolutions(sqlite_store, loaded, "orders")
+    assert found == views.evolutions(sqlite_store, loaded, DOC)
+    assert [(one["table"], one["sequence"], one["added"]) for one in found] == [
+        (DOC, 2, ["$.a1: integer"]), (DOC, 3, ["$.a2: integer"]),
+    ]  # fmt: skip
+    assert found[0]["new"] == found[1]["old"]
+    assert found[1]["new"] == views.schema(sqlite_store, loaded, DOC)["fingerprint"]
+
+
+def test_the_draft_of_json_schema(sqlite_store: StateStore, tmp_path: Path) -> None:
+    """The one that the file names; everything else is the same in both."""
+    newer = pipeline(tmp_path)
+    sense(sqlite_store, newer, documents(31))
+    older = pipeline(tmp_path, "enabled: true, output: {json_schema_format: draft-07}")
+    of_newer = views.json_schema(sqlite_store, newer, DOC)
+    of_older = views.json_schema(sqlite_store, older, DOC)
+    assert of_newer.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
+    assert of_older.pop("$schema") == "http://json-schema.org/draft-07/schema#"
+    assert of_older == of_newer
+
+
 def test_classifications_and_stats(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
     """Objects by their paths, and how often a known structure was met."""
     assert views.classifications(sqlite_store, loaded, DOC) == {
         "table": DOC,
         "paths": {
-            "$": {"stable_fields": ["at", "items", "state"], "has_dynamic_fields": False,
+            "": {"stable_fields": ["at", "items", "state"], "has_dynamic_fields": False,
                   "unique_keys": 3},
-            "$.items[]": {"stable_fields": ["n"], "has_dynamic_fields": False, "unique_keys": 1},
+            "items[]": {"stable_fields": ["n"], "has_dynamic_fields": False, "unique_keys": 1},
         },
     }  # fmt: skip
     assert views.stats(sqlite_store, loaded) == {

@@ -98,7 +98,7 @@ class Reference:
             [*path, *(one for one in order if (path, one) in self.known)] for path in paths
         )
         text = json.dumps(lines, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def _remember(self, structure: frozenset[Pair], *, evolved: bool) -> None:
         if not self.options.sampling.structure_cache:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.sensing.json_schema import json_schema
+from deltaforge_dagster.sensing.json_schema import DIALECTS, json_schema
 from deltaforge_dagster.sensing.scan import TYPES
 from deltaforge_dagster.sensing.schema import DocumentSchema
 from deltaforge_dagster.sensing.values import ENUM_REPEATS
@@ -146,14 +146,16 @@ def test_values_equal_the_reference(stream: list[Any], most: int, cut: int) -> N
 @settings(max_examples=examples(40))
 @given(streams)
 def test_documents_fit_their_json_schema(stream: list[Any]) -> None:
-    """What was learned from every document is a JSON Schema that every document fits."""
+    """What was learned from every document is a JSON Schema, of each draft, that every document fits."""
     options = options_with(high_cardinality={"min_events": 10, "min_dynamic_fields": 2})
 
     schema, _ = observed(options, [json.dumps(one) for one in stream], [])
 
-    exported = json_schema("stream", schema)
-    for one in stream:
-        jsonschema_rs.validate(exported, one)
+    for draft in DIALECTS:
+        exported = json_schema("stream", schema, draft)
+        jsonschema_rs.meta.validate(exported)
+        for one in stream:
+            jsonschema_rs.validate(exported, one)
 
 
 def test_names_that_are_values() -> None:
@@ -176,7 +178,7 @@ def test_names_that_are_values() -> None:
     assert not any(strange)
     assert schema.sequence == 101  # each of the first 100 had new names; then they were one
     assert schema.hits == 1_900 - 1
-    assert json_schema("t", schema)["properties"]["sizes"] == {
+    assert json_schema("t", schema, "draft-2020-12")["properties"]["sizes"] == {
         "type": "object",
         "properties": {"unit": {"type": "string", "enum": ["cm"]}},
         "required": ["unit"],
@@ -202,5 +204,5 @@ def test_depth_is_limited() -> None:
 
     schema, _ = observed(options, ['{"a":{"b":{"c":1}}}'], [])
 
-    inner = json_schema("t", schema)["properties"]["a"]["properties"]["b"]
+    inner = json_schema("t", schema, "draft-2020-12")["properties"]["a"]["properties"]["b"]
     assert inner == {"type": "object", "description": "(depth limit reached)"}

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql import binlog, server_log
@@ -37,6 +38,7 @@ from deltaforge_dagster.sources.mysql.definitions import (
 )
 from deltaforge_dagster.sources.mysql.log_scan import LogScan
 from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable, Unknown
+from deltaforge_dagster.tables import ColumnDetails, TableDetails
 
 SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
 """Never captured."""
@@ -51,6 +53,14 @@ _KEYS = """
     SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col
     FROM information_schema.STATISTICS WHERE INDEX_NAME = 'PRIMARY' AND {which}
     ORDER BY SEQ_IN_INDEX
+"""
+_DETAILS = """
+    SELECT COLUMN_NAME AS name, IS_NULLABLE AS nullable, COLUMN_DEFAULT AS value, EXTRA AS extra
+    FROM information_schema.COLUMNS WHERE {which}
+"""
+_TABLE_DETAILS = """
+    SELECT ENGINE AS engine, TABLE_COLLATION AS collation
+    FROM information_schema.TABLES WHERE {which}
 """
 _OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
 _ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
@@ -264,6 +274,35 @@ def read_tables(server: Server, seconds: float, only: Name | None = None) -> dic
         if (row["db"], row["name"]) in found:
             found[row["db"], row["name"]].primary_key.append(row["col"])
     return found
+
+
+def table_details(session: Session, where: str, table: str) -> TableDetails:
+    """Return what the log does not say of `database.table`.
+
+    Raises:
+        SourceMisconfigured: There is no such table.
+    """
+    name = table.split(".", 1)
+    columns = session.rows(_DETAILS.format(which=_ONE), *name)
+    of_table = session.rows(_TABLE_DETAILS.format(which=_ONE), *name)
+    if not columns or not of_table:
+        raise SourceMisconfigured(f"{where}: there is no table {table}")
+    # MariaDB writes defaults as expressions, also the one of a column without any.
+    none = "NULL" if session.is_mariadb else None
+    collation = of_table[0]["collation"]
+    return TableDetails(
+        {
+            row["name"]: ColumnDetails(
+                row["nullable"] == "YES",
+                None if row["value"] == none else row["value"],
+                row["extra"],
+            )
+            for row in columns
+        },
+        engine=of_table[0]["engine"],
+        charset=collation and collation.partition("_")[0],  # collations are named so
+        collation=collation,
+    )
 
 
 def captured_tables(session: Session, captures: Callable[[str, str], bool]) -> list[str]:

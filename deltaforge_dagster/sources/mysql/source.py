@@ -28,6 +28,7 @@ from deltaforge_dagster.sources.mysql.catalog import (
     Catalog,
     captured_tables,
     definitions_now,
+    table_details,
     tables_now,
 )
 from deltaforge_dagster.sources.mysql.connection import Server
@@ -64,7 +65,7 @@ from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.stream_socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
-from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.tables import TableDetails, TableSchema
 
 _HEAD_SECONDS = 2.0
 _START_SECONDS = 5.0
@@ -404,6 +405,19 @@ class MysqlSource:
         with self._server.query(_OPEN_SECONDS) as session:
             sent = identity.sent_schema(session, self._server.where, table)
         return self._rules.visible(sent)
+
+    def database(self) -> None:
+        """Return nothing: full names of tables begin with their database."""
+
+    def details(self, table: str) -> TableDetails:
+        """Return what the catalog says of a table (`database.table`) and the log does not.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        with self._server.query(_START_SECONDS) as session:
+            sent = identity.sent_schema(session, self._server.where, table)
+            return self._rules.details(sent, table_details(session, self._server.where, table))
 
     def tables(self) -> list[str]:
         """Return `database.table` of every table that the patterns match now."""

@@ -55,7 +55,7 @@ from deltaforge_dagster.sources.postgres.stream import (
 from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
 from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS
 from deltaforge_dagster.sources.tables import TablePatterns
-from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.tables import TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
@@ -400,14 +400,32 @@ class PostgresSource:
             SourceMisconfigured: There is no such table.
         """
         with self._server.query(_OPEN_SECONDS) as connection:
-            version = catalog.facts(connection).version
-            for found in catalog.tables(connection):
-                if found.full_name == table:
-                    sent = identity.sent_schema(
-                        connection, found, self._config.publication, version
-                    )
-                    return self._rules.visible(sent)
+            return self._rules.visible(self._sent(connection, self._found(connection, table)))
+
+    def database(self) -> str:
+        """Return the database that the DSN names."""
+        return self._server.database
+
+    def details(self, table: str) -> TableDetails:
+        """Return what the catalog says of a table (`schema.table`) and the log does not.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        with self._server.query(_START_SECONDS) as connection:
+            found = self._found(connection, table)
+            details = TableDetails(catalog.column_details(connection, found.oid))
+            return self._rules.details(self._sent(connection, found), details)
+
+    def _found(self, connection: psycopg.Connection, table: str) -> catalog.Table:
+        for found in catalog.tables(connection):
+            if found.full_name == table:
+                return found
         raise SourceMisconfigured(f"{self._server.where}: there is no table {table}")
+
+    def _sent(self, connection: psycopg.Connection, table: catalog.Table) -> TableSchema:
+        version = catalog.facts(connection).version
+        return identity.sent_schema(connection, table, self._config.publication, version)
 
     def snapshots(self) -> PostgresSnapshots:
         """Return what reads the tables themselves."""

@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.sources.tables import NamePattern, TablePatterns
 from deltaforge_dagster.sources.turso.files import FEATURES
 from deltaforge_dagster.sources.turso.sessions import Session, Value, identifier
-from deltaforge_dagster.tables import Column, TableSchema
+from deltaforge_dagster.tables import Column, ColumnDetails, TableDetails, TableSchema
 
 DB = "main"
 """What every event says its database is."""
@@ -42,6 +42,7 @@ class Definition:
         has_rowid: Whether rows have one at all.
         nullable_key: Whether a row's key may have NULL in it.
         computed: Whether columns are made from others (`GENERATED ALWAYS`).
+        details: What else it says of the columns.
     """
 
     sql: str
@@ -51,6 +52,7 @@ class Definition:
     has_rowid: bool
     nullable_key: bool
     computed: bool
+    details: TableDetails
 
     @property
     def name(self) -> str:
@@ -109,6 +111,10 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
     key = tuple(
         one[1] for one in sorted((one for one in visible if one[5]), key=lambda one: one[5])
     )
+    # SQLite makes this table with the first one that has AUTOINCREMENT.
+    counts = bool(
+        memory.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'").fetchall()
+    )
     indexes = memory.execute(f"PRAGMA index_list({quoted})").fetchall()
     is_rowid = len(key) == 1 and not without_rowid and not any(one[3] == "pk" for one in indexes)
     columns = tuple(
@@ -124,6 +130,14 @@ def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition
         has_rowid=not without_rowid,
         nullable_key=not without_rowid and not nullable.isdisjoint(key),
         computed=len(visible) < len(found),
+        details=TableDetails(
+            {
+                column.name: ColumnDetails(
+                    column.nullable, one[4], "auto_increment" if one[5] and counts else ""
+                )
+                for column, one in zip(columns, visible, strict=True)
+            }
+        ),
     )
 
 

@@ -32,7 +32,13 @@ from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.turso import native, polling, triggers
 from deltaforge_dagster.sources.turso.changes import Batches, Change
-from deltaforge_dagster.sources.turso.definitions import DB, captured, definition, statements
+from deltaforge_dagster.sources.turso.definitions import (
+    DB,
+    Definition,
+    captured,
+    definition,
+    statements,
+)
 from deltaforge_dagster.sources.turso.hrana import ResponseTooLarge
 from deltaforge_dagster.sources.turso.modes import Way, Ways
 from deltaforge_dagster.sources.turso.native import NativeLog
@@ -40,7 +46,7 @@ from deltaforge_dagster.sources.turso.preflight import preflight
 from deltaforge_dagster.sources.turso.readings import Part, Reading, Step
 from deltaforge_dagster.sources.turso.sessions import Session
 from deltaforge_dagster.sources.turso.snapshot import TursoSnapshots
-from deltaforge_dagster.tables import TableSchema
+from deltaforge_dagster.tables import TableDetails, TableSchema
 
 logger = logging.getLogger(__name__)
 
@@ -248,11 +254,26 @@ class TursoSource:
         Raises:
             SourceMisconfigured: There is no such table.
         """
-        way = self._ways.chosen(_OPEN_SECONDS)
-        found = self._ask(way, statements, _OPEN_SECONDS).get(table.removeprefix(f"{DB}."))
-        if found is not None:
-            return self._rules.visible(definition(found).table)
-        raise SourceMisconfigured(f"{self._ways.where}: there is no table {table}")
+        return self._rules.visible(self._definition(table, _OPEN_SECONDS).table)
+
+    def database(self) -> None:
+        """Return nothing: full names of tables begin with `main`."""
+
+    def details(self, table: str) -> TableDetails:
+        """Return what a table's statement (`main.table`) says and rows do not.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+        """
+        found = self._definition(table, _START_SECONDS)
+        return self._rules.details(found.table, found.details)
+
+    def _definition(self, table: str, seconds: float) -> Definition:
+        way = self._ways.chosen(seconds)
+        found = self._ask(way, statements, seconds).get(table.removeprefix(f"{DB}."))
+        if found is None:
+            raise SourceMisconfigured(f"{self._ways.where}: there is no table {table}")
+        return definition(found)
 
     def snapshots(self) -> TursoSnapshots:
         """Return what reads the tables themselves."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.mysql.catalog import Catalog
 from deltaforge_dagster.sources.mysql.column_types import labels
 from deltaforge_dagster.sources.mysql.connection import Server
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable, Unknown
+from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import Versions, insert, take, whole
 from tests.sources.mysql.bench import MysqlBench
 
@@ -144,3 +146,32 @@ def test_every_type_agrees_with_the_log(bench: MysqlBench) -> None:
 
     taken = take(bench, start, whole(1), source=reader)
     assert str(taken.rows[0]["after"]).startswith('{"id":1,"c0":null,')
+
+
+def test_details_come_from_the_catalog(bench: MysqlBench) -> None:
+    """What the log does not say: defaults as the server writes them, how values are made, and the table's text."""
+    bench.run(
+        "CREATE TABLE many (id int AUTO_INCREMENT PRIMARY KEY,"
+        " at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,"
+        " word varchar(9) NOT NULL DEFAULT 'NULL', blank varchar(9) DEFAULT '', n int,"
+        " g int AS (n + 1) STORED) ENGINE InnoDB CHARACTER SET latin1"
+    )
+    source = bench.source(tables=(f"{bench.database}.many",))
+
+    details = source.details(f"{bench.database}.many")
+
+    assert details.columns == {
+        "id": ColumnDetails(False, None, "auto_increment"),
+        "at": ColumnDetails(
+            False, "CURRENT_TIMESTAMP", "DEFAULT_GENERATED on update CURRENT_TIMESTAMP"
+        ),
+        "word": ColumnDetails(False, "NULL", ""),
+        "blank": ColumnDetails(True, "", ""),
+        "n": ColumnDetails(True, None, ""),
+        "g": ColumnDetails(True, None, "STORED GENERATED"),
+    }
+    assert (details.engine, details.charset, details.collation) == (
+        "InnoDB", "latin1", "latin1_swedish_ci",
+    )  # fmt: skip
+    with pytest.raises(SourceMisconfigured, match="there is no table"):
+        source.details(f"{bench.database}.nothing")

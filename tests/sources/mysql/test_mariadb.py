@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.errors import CorruptLog, PositionLost, UnsupportedEvent
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    PositionLost,
+    SourceMisconfigured,
+    UnsupportedEvent,
+)
 from deltaforge_dagster.positions import BinlogPosition, Position, covers
 from deltaforge_dagster.sources.mysql import binlog
 from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
+from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import Taken, insert, inserts, take, whole
 from tests.fix_mysql import MysqlVersion
 from tests.sources.mysql.bench import MysqlBench
@@ -258,3 +264,30 @@ def test_a_table_that_is_gone_is_held_when_only_the_catalog_knew_its_types(
     held = [event.table for batch in taken.batches for event in batch.held]
     assert f"{bench.database}.items" in held
     assert all(row["table"] != "items" for row in taken.rows)
+
+
+def test_details_come_from_the_catalog(bench: MysqlBench) -> None:
+    """What the log does not say: defaults as the server writes them, how values are made, and the table's text."""
+    bench.run(
+        "CREATE TABLE many (id int AUTO_INCREMENT PRIMARY KEY,"
+        " at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,"
+        " word varchar(9) NOT NULL DEFAULT 'NULL', blank varchar(9) DEFAULT '', n int,"
+        " g int AS (n + 1) STORED) ENGINE InnoDB CHARACTER SET latin1"
+    )
+    source = bench.source(tables=(f"{bench.database}.many",))
+
+    details = source.details(f"{bench.database}.many")
+
+    assert details.columns == {
+        "id": ColumnDetails(False, None, "auto_increment"),
+        "at": ColumnDetails(False, "current_timestamp()", "on update current_timestamp()"),
+        "word": ColumnDetails(False, "'NULL'", ""),
+        "blank": ColumnDetails(True, "''", ""),
+        "n": ColumnDetails(True, None, ""),
+        "g": ColumnDetails(True, None, "STORED GENERATED"),
+    }
+    assert (details.engine, details.charset, details.collation) == (
+        "InnoDB", "latin1", "latin1_swedish_ci",
+    )  # fmt: skip
+    with pytest.raises(SourceMisconfigured, match="there is no table"):
+        source.details(f"{bench.database}.nothing")

@@ -11,6 +11,7 @@ from deltaforge_dagster.errors import NotAllowed, SourceMisconfigured, SourceUna
 from deltaforge_dagster.positions import TursoPosition, parse_position
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import LIMITS, Versions, insert, inserts, take, whole
 from tests.sources.turso.bench import NativeBench, PollingBench, TriggerBench
 
@@ -144,6 +145,25 @@ def test_internal_tables_and_views_are_not_captured(bench: PollingBench) -> None
     assert bench.source(tables=("o%",)).tables() == ["main.orders", "main.other"]
     with pytest.raises(SourceMisconfigured, match="there is no table"):
         bench.source().schema("main.nothing")
+
+
+def test_details_come_from_the_statement(bench: PollingBench) -> None:
+    """What rows do not say: NOT NULL, defaults as written, and which column counts."""
+    bench.run(
+        "CREATE TABLE counted (id INTEGER PRIMARY KEY AUTOINCREMENT, a TEXT NOT NULL DEFAULT 'x',"
+        " b INT, c INT DEFAULT (1 + 1), d INT AS (b + 1))"
+    )
+    source = bench.source(tables=("*",))
+
+    assert source.details("main.counted").columns == {
+        "id": ColumnDetails(False, None, "auto_increment"),
+        "a": ColumnDetails(False, "'x'", ""),
+        "b": ColumnDetails(True, None, ""),
+        "c": ColumnDetails(True, "1 + 1", ""),
+    }
+    assert source.details("main.orders").columns["id"] == ColumnDetails(False, None, "")
+    with pytest.raises(SourceMisconfigured, match="there is no table"):
+        source.details("main.nothing")
 
 
 def test_computed_columns_are_left_out(bench: PollingBench) -> None:
