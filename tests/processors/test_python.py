@@ -249,6 +249,8 @@ def f(t):
     assert found["topic"].to_pylist() == ["3"]
     ((_, text),) = make_chain("import nosuch", limits=LIMITED).problems()
     assert "there is no module nosuch" in text
+    ((_, text),) = make_chain("import os; os._exit(3)", limits=LIMITED).problems()
+    assert "the function's process ended with exit code 3" in text
 
 
 HANGS = """
