@@ -51,7 +51,7 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     )
     row = run.execute()
     shown.publish()
-    context.log.info("snapshot %s is %s", row.snapshot, row.state)
+    context.log.info("snapshot %s is %s", row.snapshot, row.state_text)
 
 
 def _chosen(

@@ -4,12 +4,13 @@ The op behind them does one of two things. With the tag `deltaforge/run: live` i
 pipeline's run, which captures and delivers and publishes ranges as it goes. Every other run is a
 Materialize of the chosen ranges from the UI: `changes` is verified; a sink gets what it has once
 more, as a replay, and catches up in order with what it does not have yet.
-The op yields nothing, since in a backfill a yielded result would overwrite the true metadata of
-every partition; it writes events itself (`publish`).
+The op yields nothing for its assets, since in a backfill a yielded result would overwrite the true metadata of
+every partition; it writes events itself (`publish`), and those of checks, too. Outputs of checks are not
+optional for Dagster, as those of assets are: of each it would write into the run's log that it was not yielded, and
+then make an empty one. So the op yields these empty outputs; they say nothing about the check.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -51,7 +52,7 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
     )
     def pipeline(
         context: dg.AssetExecutionContext, platform: dg.ResourceParam[Platform]
-    ) -> Iterator[dg.MaterializeResult[Any]]:
+    ) -> Iterator[dg.Output[None]]:
         try:
             with platform.open() as opened:
                 from deltaforge_dagster.assets import execution  # noqa: PLC0415 - takes seconds
@@ -59,7 +60,7 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
                 execution.execute(context, loaded, opened)
         except DeltaforgeError as error:
             raise dg.Failure(str(error), allow_retries=False) from None
-        yield from ()
+        yield from (dg.Output(None, name) for name in context.assets_def.check_specs_by_output_name)
 
     return pipeline.with_attributes(
         asset_key_replacements={of_names: key for key, of_names in plain.items()}

@@ -29,8 +29,8 @@ _KINDS = {"added": "green", "removed": "red", "renamed": "yellow", "changed": "y
 def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
     """Show a file's effective content, what it makes, and what it changes about the known pipeline.
 
-    Compared is what the pipeline last ran with, or was seen with by its sensor. No server but the state
-    store is asked, and nothing is changed. Secrets are `***`, scripts are their hashes.
+    Compared is what a run works with now, else what the pipeline last ran with, or was seen with by its
+    sensor. No server but the state store is asked, and nothing is changed. Secrets are `***`, scripts are their hashes.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with existing_store(settings) as store:
@@ -55,22 +55,52 @@ def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None
 
 
 def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any]:
-    """Return what is known of the pipeline, the changes, and the assets that become stale."""
+    """Return what is known of the pipeline, the changes, what they wait for, and the assets that become stale."""
+    nothing: dict[str, Any] = {"changes": [], "waits": None, "stale": []}
     row = None if store is None else store.pipeline(loaded.name)
     if store is None or row is None:
-        return {"known": "new", "changes": [], "stale": []}
-    if row.spec_hash == loaded.hash:
-        return {"known": "the same", "changes": [], "stale": []}
-    noted = noted_spec(store, loaded.name, row.spec_hash)
+        return {"known": "new", **nothing}
+    working = _working(store, loaded.name)
+    before = row.spec_hash if working is None else working.spec_hash
+    if before == loaded.hash:
+        return {"known": "the same", **nothing}
+    noted = noted_spec(store, loaded.name, before)
     if noted is None:
-        return {"known": "another, of a version that kept no specs", "changes": [], "stale": []}
+        return {"known": "another, of a version that kept no specs", **nothing}
     standing = Standing(row, store.checkpoints(loaded.name))
     found = spec_changes(noted.content, kept_form(loaded.spec), standing)
     return {
         "known": "another",
         "changes": [dataclasses.asdict(one) for one in found],
+        "waits": None if working is None else working.text,
         "stale": _stale(noted.parts, code_parts(loaded.spec)) if row.next_range > 1 else [],
     }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Working:
+    """A run at work, and the file that it works with."""
+
+    run_id: str
+    spec_hash: str
+
+    @property
+    def text(self) -> str:
+        """What changes of the file wait for."""
+        return (
+            f"run {self.run_id} is at work with the file as it was; within seconds of a change it closes its "
+            "range and ends, and the next run has the file as it is"
+        )
+
+
+def _working(store: StateStore, pipeline: str) -> _Working | None:
+    """Return the run that holds the pipeline and has begun a range, if there is one."""
+    lease = store.lease(pipeline)
+    opened = store.ranges(pipeline, state="open", newest_first=True, limit=1)
+    if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
+        return None
+    # A range that a dead run left open has that run's epoch.
+    return _Working(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
 
 
 def _stale(before: CodeParts, after: CodeParts) -> list[str]:
@@ -112,6 +142,8 @@ def _print(planned: dict[str, Any]) -> None:
             Text.assemble("  ", (one["kind"], _KINDS[one["kind"]]), f" {one['path']}{values}")
         )
         console.print(Text(f"      {one['consequence']}", "dim"))
+    if planned["waits"] is not None:
+        console.print(f"  Waits: {planned['waits']}.")
     if planned["snapshot"] is not None:
         console.print(f"  By itself: {planned['snapshot']}.")
     if planned["stale"]:

@@ -15,6 +15,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline import live_schemas, schema_views
 from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.sources.findings import listed
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -182,7 +183,9 @@ def reload(
         )
         for one in found["tables"]
     ]
-    show_grid(("table", "is", ""), rows, nothing="The patterns match no table.")
+    patterns = listed(loaded.spec.spec.source.config.tables) or "*"
+    nothing = f"No table matches source.config.tables ({patterns})."
+    show_grid(("table", "is", ""), rows, nothing=nothing)
 
 
 def _short(fingerprint: str) -> str:

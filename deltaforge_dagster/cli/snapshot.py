@@ -217,7 +217,9 @@ def _print(
     console = Console(highlight=False)
     since = f", asked for {duration(now - row.created_at)} ago" if now is not None else ""
     sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
-    console.print(f"Snapshot {row.snapshot} of {pipeline}{sinks}: {row.state} ({row.cause}{since})")
+    console.print(
+        f"Snapshot {row.snapshot} of {pipeline}{sinks}: {row.state_text} ({row.cause}{since})"
+    )
     if row.problem:
         console.print(row.problem)
     if not progress:

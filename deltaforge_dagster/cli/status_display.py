@@ -107,7 +107,7 @@ def _snapshot(one: Overview) -> Text:
     done = sum(table.spliced for table in progress.values())
     read = done + sum(table.read for table in progress.values())
     rows = sum(table.rows for table in progress.values())
-    text = f"{row.snapshot} {row.state}"
+    text = f"{row.snapshot} {row.state_text}"
     if chunks:
         text += f": {read:,} of {counted(chunks, 'chunk')} read, {done:,} in the journal"
         text += f", {counted(rows, 'row')}"

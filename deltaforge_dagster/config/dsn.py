@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 import psycopg
 from psycopg import conninfo, pq
 
+from deltaforge_dagster.config.urls import NOT_ENCODED, check_encoded
 from deltaforge_dagster.errors import SpecError
 
 _DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
@@ -37,6 +38,8 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     ignored: tuple[str, ...] = ()
     if not text.startswith(("postgres://", "postgresql://")):
         text, ignored = _from_pairs(text)
+    else:
+        check_encoded(text)
     try:
         conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError:
@@ -109,6 +112,8 @@ def mysql_dsn(text: str) -> MysqlDsn:
         SpecError: The text is no such URL, or has an option that is not known. The message repeats
             nothing of the text but an option's name.
     """
+    if text.startswith("mysql://"):
+        check_encoded(text)
     parts = _mysql_url(text)
     if parts is None:
         raise SpecError(_WRONG_MYSQL)
@@ -144,6 +149,8 @@ def _mysql_url(text: str) -> SplitResult | None:
 def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
     known: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
     for name, value in options:
+        if "@" in value and name not in known:
+            raise SpecError(NOT_ENCODED)  # the name may be a part of the password
         if name not in known:
             raise SpecError(
                 f"has the option {name[:40]!r}, which is not known (known are {', '.join(known)})"

@@ -244,6 +244,15 @@ def _function(text: str) -> str:
     return text
 
 
+class FunctionLimits(Block):
+    """What one call of a Python function may take."""
+
+    timeout_ms: Count | None = None
+    """Milliseconds on the clock; no limit without it. With it the function runs in a process of its own, which
+    is ended at the limit, also amid C code ([what that costs](processors.md#a-time-limit)).
+    """
+
+
 class PythonProcessor(Block):
     """A Python function over batches of events, as Arrow tables or pandas frames."""
 
@@ -258,6 +267,8 @@ class PythonProcessor(Block):
     """Directory that the module is looked for in first, relative to the pipeline file; else, where Python
     looks for modules, in every Spark worker.
     """
+    limits: FunctionLimits = FunctionLimits()
+    """What one call may take."""
 
 
 def _installed(text: str) -> str:

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.errors import SettingsError, SpecError
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,10 @@ def _state_url(url: str) -> str:
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
         return f"sqlite:///{_absolute(rest[1:])}"
     if separator and re.fullmatch(r"postgres(ql)?(\+psycopg)?", scheme):
+        try:
+            check_encoded(url)
+        except SpecError as error:
+            raise SettingsError(f"DELTAFORGE_STATE_URL {error}") from None
         return f"postgresql+psycopg://{rest}"
     raise SettingsError(
         "DELTAFORGE_STATE_URL must be sqlite:///FILE, postgresql://user:password@host/database "

@@ -29,6 +29,8 @@ from deltaforge_dagster.config.blocks import (
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sink_config import SinkConfig
 from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.errors import SpecError
 
 _BROKER = re.compile(
     r"(?:[A-Za-z_]+://)?(?:\[[0-9A-Fa-f:.]+\]|[^\s:/@,\[\]]+)(?::(?P<port>\d{1,9}))?"
@@ -63,6 +65,13 @@ def _client_value(value: object) -> object:
     if isinstance(value, int | float):
         return str(value)
     return environment_filled(value) if isinstance(value, str) else value
+
+
+def _check_encoded(url: str) -> None:
+    try:
+        check_encoded(url)
+    except SpecError as error:
+        raise ValueError(str(error)) from None
 
 
 _REDIS_SCHEMES = frozenset(
@@ -109,6 +118,7 @@ class RedisConfig(SinkConfig):
     @classmethod
     def _check_uri(cls, uri: SecretStr) -> SecretStr:
         text = resolved(uri.get_secret_value())
+        _check_encoded(text)
         try:
             parts = urlsplit(text)
             valid = parts.scheme in _REDIS_SCHEMES or (
@@ -255,6 +265,7 @@ class NatsConfig(SinkConfig):
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
         for one in resolved(url.get_secret_value()).split(","):
+            _check_encoded(one)
             try:
                 parts = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
                 rest = parts.path.strip("/") or parts.query or parts.fragment

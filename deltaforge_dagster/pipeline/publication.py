@@ -118,25 +118,30 @@ def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, 
 
 
 def facts(row: RangeRow) -> dict[str, Value]:
-    """Return what never changes about a closed range; the same for each of its assets."""
+    """Return what never changes about a closed range; the same for each of its assets.
+
+    Only what is worth a plot is a number: Dagster plots every number, and sorts the plots by name.
+    """
     known: dict[str, Value] = {
-        "dagster/row_count": row.rows,
         "events": row.rows,
         "bytes": row.bytes,
         "segments": row.last_segment - row.first_segment + 1,
-        "first_segment": row.first_segment,
-        "last_segment": row.last_segment,
-        "epoch": row.epoch,
+        "dagster/row_count": row.rows,
+    }
+    for op, count in sorted(_per_op(row.counts).items()):
+        known[f"events/{op}"] = count
+    for table, ops in sorted(row.counts.items()):
+        known[f"events/{table}"] = sum(ops.values())
+    known |= {
+        "first_segment": str(row.first_segment),
+        "last_segment": str(row.last_segment),
+        "epoch": str(row.epoch),
         "start_position": row.start_position,
         "end_position": row.end_position,
         "content_hash": row.content_hash or "",
         "close_reason": row.close_reason or "",
         "spec_hash": row.spec_hash,
     }
-    for op, count in sorted(_per_op(row.counts).items()):
-        known[f"events/{op}"] = count
-    for table, ops in sorted(row.counts.items()):
-        known[f"events/{table}"] = sum(ops.values())
     for table, versions in sorted(row.schema_versions.items()):
         known[f"schema/{table}"] = ", ".join(fingerprints(versions))
     return known
@@ -163,7 +168,7 @@ def _metadata(
 ) -> dict[str, Value]:
     """Return what is told of a range: first how it went, which differs by asset, then its facts.
 
-    The lag counts from the range's last change to when that was captured, or when the sink had it.
+    Lag, rates and counts come first: Dagster plots the first hundred numbers alone. The lag counts from the range's last change to when that was captured, or when the sink had it.
     """
     ended_at = arrived_at = row.closed_at or row.opened_at
     if asset == CHANGES:
@@ -175,8 +180,8 @@ def _metadata(
         ended_at = arrived_at = checkpoint.updated_at
         own = {
             "checkpoint_age_seconds": ages[asset],
-            "checkpoint_segment": checkpoint.segment,
-            "checkpoint_ordinal": checkpoint.ordinal,
+            "checkpoint_segment": str(checkpoint.segment),
+            "checkpoint_ordinal": str(checkpoint.ordinal),
             "checkpoint_position": checkpoint.source_position or "",
         }
     seconds = max(ended_at - row.opened_at, 0.001)
@@ -184,6 +189,8 @@ def _metadata(
         "lag_seconds": round(max(0.0, arrived_at - row.last_ts_us / 1e6), 3),
         "events_per_second": round(row.rows / seconds, 1),
         "bytes_per_second": round(row.bytes / seconds),
+        "events": row.rows,
+        "bytes": row.bytes,
         **own,
         **facts(row),
     }

@@ -18,6 +18,12 @@ _Spec = Mapping[str, Any]
 _Block = Mapping[str, Any]
 
 _STARTED = "means nothing any more: the pipeline has its position"
+_NEXT_RUN = "holds from the next run on; a run at work notices the changed file and ends"
+_RELOADED = (
+    "waits until Dagster has loaded the file again: by itself under `deltaforge dev` and where "
+    "DELTAFORGE_DAGSTER_URL names the webserver, else by Reload in its UI"
+)
+_ASSET = "Dagster shows that once it has loaded the file again"
 
 _CONSEQUENCES = (
     ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or begin anew with `deltaforge checkpoint reset PIPELINE --all`"),
@@ -34,12 +40,14 @@ _CONSEQUENCES = (
     ("spec.engine.values", "holds for what is captured from then on; the journal and the sinks keep the old form"),
     ("spec.engine.columns", "holds for what is captured from then on; the journal and the sinks keep what they have"),
     ("spec.engine.schemas", "holds for forms that tables get from then on; with `continue` what waits for approval is delivered"),
-    ("spec.engine.dagster", "holds once Dagster has loaded the file again"),
+    ("spec.engine.dagster.freshness", "holds from the sensor's next look at the sinks on"),
+    ("spec.engine.dagster", _RELOADED),
+    ("spec.engine.alerts", f"holds from the sensor's next look at the checks on; where no pipeline had a hook before, it {_RELOADED}"),
     ("spec.commit_policy", "decides from the next run on what the source may forget"),
     ("spec.journal", "holds for what cannot be delivered from then on"),
     ("metadata.tenant", "is part of the idempotency keys of later events: consumers that drop repeated ones see new ones"),
-    ("metadata", "is only shown"),
-    ("", "holds from the next run on"),
+    ("metadata", f"is only shown; in Dagster it {_RELOADED}"),
+    ("", _NEXT_RUN),
 )  # fmt: skip
 """Beginnings of paths, the first that fits counts."""
 
@@ -215,16 +223,18 @@ def _of_sinks(
         begins = standing.beginning(new[name]["config"].get("start"))
         former = gone.pop(_but_id(new[name]), None)
         if former is None:
-            yield Change(f"spec.sinks[{name}]", "added", None, new[name]["type"], begins)
+            text = f"{begins}; {_ASSET}"
+            yield Change(f"spec.sinks[{name}]", "added", None, new[name]["type"], text)
         else:
             text = (
                 f"a renamed sink is a new one: the checkpoint of {former} is dropped, {name} "
-                f"{begins}, and what lies after that arrives there again"
+                f"{begins}, and what lies after that arrives there again; {_ASSET}"
             )
             yield Change(f"spec.sinks[{name}]", "renamed", former, name, text)
     for name in gone.values():
         text = (
-            "gets nothing any more; its checkpoint is dropped, and the journal keeps nothing for it"
+            "gets nothing any more; its checkpoint is dropped, and the journal keeps nothing for it; "
+            f"{_ASSET}"
         )
         yield Change(f"spec.sinks[{name}]", "removed", old[name]["type"], None, text)
 
@@ -237,7 +247,7 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
         return
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
-        text = _OF_SINKS.get(field, "holds from the next run on")
+        text = _OF_SINKS.get(field, _NEXT_RUN)
         yield Change(f"{path}.config.{place}", "changed", one, other, text)
 
 

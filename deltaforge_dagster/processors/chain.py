@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.config import processors as config
-from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.code import chain_hash
 from deltaforge_dagster.processors.envelope import Origin
@@ -104,7 +104,7 @@ class ChainSpec:
         for number, one in enumerate(self.processors):
             try:
                 _made(one, self).close()
-            except SpecError as error:
+            except (SpecError, ProcessorFailed) as error:
                 yield number, str(error)
 
 

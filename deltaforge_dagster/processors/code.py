@@ -29,6 +29,7 @@ def chain_hash(processors: Iterable[config.Processor], code: Mapping[str, str]) 
     blocks = [one.model_dump(mode="json") for one in processors]
     for block in blocks:
         if "path" in block:
-            del block["path"]  # where the code lies says nothing about what it does
+            # Where the code lies, and how long it may take, say nothing about what it does.
+            del block["path"], block["limits"]
     text = orjson.dumps([*blocks, code] if code else blocks)
     return hashlib.sha256(text).hexdigest()

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sources.findings import listed
 
 _WILDCARDS = ("*", "%")
 
@@ -64,10 +65,15 @@ class TablePatterns:
     """
 
     def __init__(self, patterns: Iterable[str], *, unqualified: str, system: Iterable[str]) -> None:
+        self._texts = tuple(patterns)
         self._system = tuple(NamePattern.parse(name, name) for name in system)
-        self._patterns = tuple(_split(pattern, unqualified) for pattern in patterns) or (
+        self._patterns = tuple(_split(pattern, unqualified) for pattern in self._texts) or (
             _split("*.*", unqualified),
         )
+
+    def __str__(self) -> str:
+        """Return the patterns as the pipeline file has them, the first ten; `*` when there is none."""
+        return listed(self._texts) or "*"
 
     def matches(self, schema: str, table: str) -> bool:
         """Say whether `schema.table` is captured (`schema` is MySQL's database)."""

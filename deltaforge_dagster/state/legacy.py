@@ -25,7 +25,8 @@ import psycopg
 from sqlalchemy import Connection, delete, or_
 
 from deltaforge_dagster.config.secrets import mask
-from deltaforge_dagster.errors import SettingsError, StoreUnavailable
+from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.errors import SettingsError, SpecError, StoreUnavailable
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.tables import kv
 
@@ -75,7 +76,7 @@ def read(storage: str) -> dict[str, bytes]:
         storage: Path of the SQLite or JSON file, or `postgresql://user:password@host/db`.
 
     Raises:
-        SettingsError: There is no such file, or it holds no storage of DeltaForge.
+        SettingsError: There is no such file, it holds no storage of DeltaForge, or the address is not one.
         StoreUnavailable: It cannot be read now.
     """
     if storage.startswith(("postgres://", "postgresql://")):
@@ -105,6 +106,10 @@ def _sqlite(path: Path) -> dict[str, bytes]:
 
 
 def _postgres(url: str) -> dict[str, bytes]:
+    try:
+        check_encoded(url)
+    except SpecError as error:
+        raise SettingsError(f"the address of DeltaForge's storage {error}") from None
     where = mask(url)
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:

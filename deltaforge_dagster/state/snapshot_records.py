@@ -58,6 +58,19 @@ class SnapshotRow:
     sinks: Sequence[str]
     since_segment: int
 
+    @property
+    def state_text(self) -> str:
+        """The state in a person's words."""
+        return _STATE_TEXTS[self.state]
+
+
+_STATE_TEXTS: dict[SnapshotState, str] = {
+    "wanted": "asked for",
+    "reading": "being read",
+    "spliced": "complete",
+    "cancelled": "cancelled",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:

@@ -199,7 +199,9 @@ def splice(
         .values(state="spliced", segment=segment, spliced_rows=rows)
     )
     if done.rowcount == 0 and not _is_spliced(connection, pipeline, chunk, segment):
-        raise NotAllowed(f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be spliced now")
+        raise NotAllowed(
+            f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be taken over now"
+        )
     _address(connection, pipeline, chunk.snapshot, segment)
     finish(connection, pipeline, chunk.snapshot)
 

@@ -94,7 +94,7 @@ def test_the_dashboard_and_the_alerts_ask_for_what_there_is() -> None:
     assert len(found) > 60
     for match in found:
         family = FAMILIES[match[1]]
-        selected = set(_SELECTED.findall(match[2] or "")) - {"le"}
+        selected = set(_SELECTED.findall(match[2] or "")) - {"le", "instance"}  # Prometheus' own
         assert selected <= set(family.labels), match[0]
 
 
@@ -243,6 +243,24 @@ def dashboard() -> dict[str, Any]:
         (ROOT / "docker/grafana/dashboards/deltaforge.json").read_text()
     )
     return read
+
+
+def test_every_panel_follows_instance_and_source() -> None:
+    """What is chosen above holds for each metric of each panel that has such a label."""
+    asked = [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])
+    ]
+    for text in asked:
+        metrics = re.findall(r"\b(deltaforge|process)_(\w+)(?:\{([^}]*)\})?", text)
+        assert metrics, text
+        for prefix, name, given in metrics:
+            family = FAMILIES.get(re.sub("_bucket$", "", name)) if prefix == "deltaforge" else None
+            assert 'instance=~"$instance"' in given, text
+            has_source = family is not None and "source" in family.labels
+            assert ('source=~"$source"' in given) == has_source, text
+
+    variables = {one["name"]: one["query"] for one in dashboard()["templating"]["list"]}
+    assert list(variables) == ["instance", "tenant", "pipeline", "source", "sink", "processor"]
 
 
 def test_panels_do_not_overlap() -> None:

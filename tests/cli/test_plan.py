@@ -15,6 +15,7 @@ from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.state.store import StateStore
 from tests.config.conftest import Write, write
+from tests.state.make import expire, position
 
 __all__ = ["write"]
 
@@ -110,6 +111,29 @@ def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
     assert "changed spec.engine.range.max_seconds: 60.0 -> 7.0" in text
     assert "later messages go there" in text
     assert planned(path) == plan  # looking changes nothing
+
+
+def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> None:
+    """The sensor has seen the file, but a run still works with the one before: that is compared, and said."""
+    before = load_pipeline(write())
+    register(store, before)
+    store.set_start("orders", position(0))
+    lease = store.acquire_lease("orders", "run-7", 60)
+    assert lease is not None
+    with store.fenced(lease) as writer:
+        writer.open_range(position(0), before.hash, 1)
+    changed = {"spec.engine.range.max_seconds": 7}
+    path = write(changed)
+    register(store, load_pipeline(path))
+
+    assert [one["path"] for one in planned(path)["changes"]] == ["spec.engine.range.max_seconds"]
+    assert "Waits: run run-7 is at work with the file as it was; within seconds" in shown(path)
+    assert planned(write())["known"] == "the same"
+
+    expire(store)
+
+    after = planned(write(changed))
+    assert (after["known"], after["waits"]) == ("the same", None)
 
 
 def test_a_snapshot_that_starts_by_itself(store: StateStore, write: Write) -> None:

@@ -59,7 +59,7 @@ def test_some_sinks_alone() -> None:
 
     assert (wrong.exit_code, "has no sink 'kafka' (there is: redis)" in wrong.output) == (2, True)
     first, second = asked.output.splitlines()[-2:]
-    assert first.startswith("Snapshot 1 of shop, for redis: wanted")
+    assert first.startswith("Snapshot 1 of shop, for redis: asked for")
     assert second.startswith("It is read from the sensor's next tick on (every 5 s, ")
     assert second.endswith("deltaforge snapshot run shop")
 
@@ -77,10 +77,22 @@ def test_how_far_it_is(home: Path) -> None:
     store.close()
 
     shown = snapshot("status", "shop").output
-    assert f"Snapshot {number} of shop: reading (initial" in shown
+    assert f"Snapshot {number} of shop: being read (initial" in shown
     assert shown.splitlines()[-1].split() == ["public.a", "3", "2", "1", "0", "1,234"]
     found = json.loads(snapshot("status", "shop", "--json").output.splitlines()[-1])
     assert found["progress"]["public.a"]["read"] == 1
+
+
+def test_a_finished_one_is_complete(home: Path) -> None:
+    """People read a plain word, here and in `status`; programs read what the store has."""
+    snapshot("start", "shop")
+    store = StateStore.open(f"sqlite:///{home}/state.db")
+    store.plan_snapshot("shop", 1, [])
+    store.close()
+
+    assert "Snapshot 1 of shop: complete (command" in snapshot("status", "shop").output
+    assert "1 complete" in CliRunner().invoke(app, ["status", "shop"]).output
+    assert json.loads(snapshot("status", "shop", "--json").output)["state"] == "spliced"
 
 
 def test_cancelling() -> None:

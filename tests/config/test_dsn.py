@@ -93,7 +93,7 @@ def test_a_mysql_url_takes_the_options_of_mysql_for_tls() -> None:
         ("mysql://h/geheim", "is not a MySQL connection string"),
         ("mysql://u:geheim@h:0/db", "is not a MySQL connection string"),
         ("mysql://u@h:geheim/db", "is not a MySQL connection string"),
-        ("mysql://u:x#geheim@h/db", "is not a MySQL connection string"),
+        ("mysql://u:x#geheim@h/db", "percent-encode them"),
         ("mysql://u@h/db?sslmode=geheim", "has the option 'sslmode'"),
         ("mysql://u@h/db?ssl-mode=geheim", "has an ssl-mode that is not known"),
         ("mysql://u@h/db?ssl-mode=VERIFY_IDENTITY", "without ssl-ca"),

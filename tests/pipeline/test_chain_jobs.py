@@ -286,6 +286,32 @@ def test_python_and_packages_in_workers(spark_server: SparkAddress, tmp_path: Pa
     assert [(one["op"], one["topic"], one["tags"]) for one in found] == [("u", "t", '["u"]')]
 
 
+def test_a_function_that_hangs_in_a_worker(bench: Bench, tmp_path: Path) -> None:
+    """Its process is ended at the limit, though it is in C code; the task fails, and the worker goes on."""
+    tries = tmp_path / "tries"
+    tmp_path.joinpath("hanging_module.py").write_text(
+        "import ctypes, os, pathlib\n"
+        f"tries = pathlib.Path({str(tries)!r})\n"
+        "def f(table):\n"
+        "    if not tries.exists():\n"
+        "        tries.write_text(str(os.getpid()))\n"
+        "        ctypes.PyDLL(None).sleep(3600)\n"
+        "    return table\n"
+    )
+
+    def limited(milliseconds: int) -> ChainSpec:
+        block = {"type": "python", "function": "hanging_module:f", "path": str(tmp_path)}
+        return chain_of({**block, "limits": {"timeout_ms": milliseconds}})
+
+    said = r"processor python: hanging_module:f: a call took more than 500 ms \(limits.timeout_ms\)"
+    with pytest.raises(ProcessorFailed, match=said):
+        bench.made(limited(500), [row()])
+    assert not Path(f"/proc/{tries.read_text()}").exists()
+
+    (found,) = bench.events(limited(60_000), row(op="u"))
+    assert found["op"] == "u"
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Write a module beside the pipeline file."""

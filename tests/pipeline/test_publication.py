@@ -56,3 +56,19 @@ def test_pipelines_without_processors_say_nothing_of_them(sqlite_store: StateSto
         writer.leave_as_captured(1)
 
     assert numbers(sqlite_store, "cache") == {}
+
+
+def test_plots_are_of_what_somebody_watches(sqlite_store: StateStore) -> None:
+    """Lag, rates and counts come first, since Dagster plots a hundred numbers; what identifies is text."""
+    lease = held(sqlite_store, "cache")
+    capture(sqlite_store, lease, 1, 2)
+    deliver(sqlite_store, lease, "cache", 2)
+
+    for due in pending(sqlite_store, NAME):
+        plotted = [name for name, one in due.metadata.items() if not isinstance(one, str)]
+        assert plotted[:5] == [
+            "lag_seconds", "events_per_second", "bytes_per_second", "events", "bytes"
+        ]  # fmt: skip
+        known = ("checkpoint_age_seconds", "segments", "dagster/row_count", "events/")
+        assert all(name.startswith(known) for name in plotted[5:])
+        assert (due.metadata["first_segment"], due.metadata["last_segment"]) == ("1", "2")

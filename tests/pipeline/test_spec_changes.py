@@ -18,6 +18,7 @@ __all__ = ["write"]
 
 SOURCE = "spec.source.config"
 CACHE, LINES = GOOD["spec"]["sinks"]
+HOOK = {"type": "webhook", "url": "https://ops.example/hooks"}
 FLATTEN = {"type": "flatten", "max_depth": 2}
 FILTER = {"type": "filter", "ops": ["create"]}
 
@@ -66,6 +67,11 @@ def without(sink: dict[str, Any], **config: Any) -> dict[str, Any]:
         ({f"{SOURCE}.start_position": "latest"}, ("changed", "spec.source.config.start_position", "means nothing any more")),
         ({"spec.engine.values.toast": "omit"}, ("changed", "spec.engine.values.toast", "keep the old form")),
         ({"spec.engine.range.max_seconds": 5}, ("changed", "spec.engine.range.max_seconds", "holds from the next run on")),
+        ({"spec.engine.run.idle_seconds": 5}, ("changed", "spec.engine.run.idle_seconds", "a run at work notices the changed file and ends")),
+        ({"spec.engine.dagster.sensor_interval_seconds": 60}, ("changed", "spec.engine.dagster.sensor_interval_seconds", "waits until Dagster has loaded the file again")),
+        ({"spec.engine.dagster.freshness.warn_seconds": 5}, ("changed", "spec.engine.dagster.freshness.warn_seconds", "holds from the sensor's next look at the sinks on")),
+        ({"spec.engine.alerts": [HOOK]}, ("changed", "spec.engine.alerts", "where no pipeline had a hook before, it waits until Dagster has loaded")),
+        ({"metadata.labels": {"team": "shop"}}, ("changed", "metadata.labels.team", "is only shown; in Dagster it waits")),
         ({"metadata.tenant": "other"}, ("changed", "metadata.tenant", "idempotency keys")),
         ({"spec.commit_policy": {"mode": "all"}}, ("changed", "spec.commit_policy.mode", "what the source may forget")),
         ({"spec.processors": [FLATTEN]}, ("added", "spec.processors[flatten]", "go through the new chain")),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ from deltaforge_dagster.processors import modules
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
 from deltaforge_dagster.processors.code import code_of
 from deltaforge_dagster.processors.envelope import Origin
+from tests.e2e.deployment import eventually
 from tests.processors.rows import Row, batch, row
 
 MakeChain = Callable[..., ChainSpec]
@@ -35,18 +40,22 @@ def make_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(modules, "_first", [])
 
-    def make(source: str, **options: str) -> ChainSpec:
+    def make(source: str, **options: Any) -> ChainSpec:
         tmp_path.joinpath("user_code.py").write_text(HEAD + source)
         block = PythonProcessor(
             type="python",
             function="user_code:f",
             path=str(tmp_path),
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         return ChainSpec((block,), Origin("mysql", "db", "acme"), code=code_of([block]))
 
     yield make
     sys.modules.pop("user_code", None)
+
+
+LIMITED = {"timeout_ms": 60_000}
+"""A limit that nothing meets: what matters is the process."""
 
 
 def made(chain: ChainSpec, rows: list[Row]) -> list[dict[str, Any]]:
@@ -194,3 +203,125 @@ def test_problems_are_found_without_an_event(make_chain: MakeChain) -> None:
     ((number, text),) = make_chain("import nosuch").problems()
 
     assert (number, "there is no module nosuch" in text) == (0, True)
+
+
+def test_a_limited_function_does_the_same(make_chain: MakeChain) -> None:
+    """In its own process it sees and gives back the same columns, under the same hash, with its memory."""
+    source = """
+calls = []
+def f(t):
+    print("not an answer")
+    calls.append(1)
+    return t
+"""
+    rows = [
+        row(after='{"n":12345678901234567890123456789012345678901,"d":1.10}', tx_end=False),
+        row(event_id="0192f0c1-0000-7000-8000-000000000002", schema=None, key=None, after=None,
+            ordinal=1, tx_end=True),
+    ]  # fmt: skip
+    chain = make_chain(source, format="pandas", limits=LIMITED)
+
+    assert made(chain, rows) == rows
+    assert chain.hash == make_chain(source, format="pandas").hash
+
+
+def test_what_goes_wrong_in_the_process_is_told_as_without_it(make_chain: MakeChain) -> None:
+    """An exception, a wrong result, a module that cannot be loaded; and the module keeps its memory."""
+    source = """
+calls = []
+def f(t):
+    calls.append(1)
+    if len(calls) == 1:
+        raise KeyError("secret")
+    if len(calls) == 2:
+        return None
+    return column(t, "topic", pa.array([str(len(calls))] * t.num_rows))
+"""
+    with Chain(make_chain(source, limits=LIMITED)) as chain:
+        with pytest.raises(
+            ProcessorFailed, match=r"python: user_code:f: KeyError in line 12 of its module$"
+        ):
+            list(chain.run([batch([row()])]))
+        with pytest.raises(ProcessorFailed, match="gave back NoneType, not a pyarrow Table"):
+            list(chain.run([batch([row()])]))
+        (found,) = chain.run([batch([row()])])
+
+    assert found["topic"].to_pylist() == ["3"]
+    ((_, text),) = make_chain("import nosuch", limits=LIMITED).problems()
+    assert "there is no module nosuch" in text
+    ((_, text),) = make_chain("import os; os._exit(3)", limits=LIMITED).problems()
+    assert "the function's process ended with exit code 3" in text
+
+
+HANGS = """
+import ctypes, os, pathlib, signal
+tries = pathlib.Path(__file__).with_name("tries")
+count = [0]
+def f(t):
+    count[0] += 1
+    if not tries.exists():
+        tries.write_text(str(os.getpid()))
+        {hang}
+    return column(t, "topic", pa.array([str(count[0])] * t.num_rows))
+"""
+
+
+@pytest.mark.parametrize(
+    ("hang", "limit", "said"),
+    [
+        # PyDLL keeps the interpreter's lock: no thread and no signal handler of Python runs meanwhile.
+        ("ctypes.PyDLL(None).sleep(3600)", 200, r"a call took more than 200 ms \(limits.timeout_ms\)$"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 60_000, "the function's process ended by signal 11$"),
+    ],
+)  # fmt: skip
+def test_a_function_that_hangs_or_dies(
+    make_chain: MakeChain, tmp_path: Path, hang: str, limit: int, said: str
+) -> None:
+    """Its process ends, the error says so with the processor's id; the next call has a new process."""
+    with Chain(make_chain(HANGS.format(hang=hang), limits={"timeout_ms": limit})) as chain:
+        with pytest.raises(ProcessorFailed, match=f"^processor python: user_code:f: {said}"):
+            list(chain.run([batch([row()])]))
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "tries").read_text()), 0)
+        chain_again = next(iter(_patient(chain)))
+
+    assert chain_again["topic"].to_pylist() == ["1"]
+
+
+def _patient(chain: Chain) -> Iterator[Any]:
+    """Try a batch until it is made: on a busy machine a short limit is met by chance."""
+    while True:
+        with contextlib.suppress(ProcessorFailed):
+            yield from chain.run([batch([row()])])
+            return
+
+
+def test_a_call_that_outlives_its_parent_ends(make_chain: MakeChain, tmp_path: Path) -> None:
+    """A worker that is killed amid a call leaves no process behind, whatever the function does."""
+    source = HANGS.format(hang="ctypes.PyDLL(None).sleep(3600)")
+    chain = make_chain(source, limits={"timeout_ms": 1})
+    program = f"""
+import os, pickle, signal, sys
+from deltaforge_dagster.processors import python_child
+from deltaforge_dagster.processors.chain import Chain
+from tests.e2e.deployment import eventually
+from tests.processors.rows import batch, row
+python_child.Cutter = lambda *_: __import__("contextlib").nullcontext()
+list(Chain(pickle.loads({pickle.dumps(chain)!r})).run([batch([row()])]))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    tries = tmp_path / "tries"
+    eventually(lambda: tries.exists() and tries.read_text())
+    parent.kill()
+    parent.wait()
+
+    child = int(tries.read_text())
+    eventually(lambda: not _lives(child))
+
+
+def _lives(process: int) -> bool:
+    """Say whether a process is there; one that has ended and whose parent does not care is not."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False

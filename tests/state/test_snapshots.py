@@ -96,7 +96,7 @@ def test_a_reading_is_spliced_once(store: StateStore) -> None:
         writer.plan_chunk_again(old)
     assert store.chunks(NAME, number, state="planned")[0].attempts == 1
     store.stage_chunk(NAME, number, FIRST, staged("two"))
-    with pytest.raises(NotAllowed, match=r"public.orders/000001 is not to be spliced now"):
+    with pytest.raises(NotAllowed, match=r"public.orders/000001 is not to be taken over now"):
         splice(store, lease, old)
     (new,) = read(store, number)
     splice(store, lease, new, segment=7)

@@ -76,6 +76,8 @@ class Drain:
         shape: Shape of its table.
         exactly_once: Whether the sink kept its own position.
         sensing: Whether schema sensing was enabled, at its default settings.
+        writers: How many connections filled the backlog.
+        max_bytes: The limit of a batch, None for the default, the segment.
         seconds: From the run's beginning to the last acknowledgement.
         first_seconds: From the run's beginning to the first acknowledgement.
         events_per_second: `rows / seconds`.
@@ -93,6 +95,8 @@ class Drain:
     shape: str
     exactly_once: bool
     sensing: bool
+    writers: int
+    max_bytes: int | None
     seconds: float
     first_seconds: float
     events_per_second: int
@@ -116,6 +120,19 @@ def drain_command(pair: str) -> Callable[..., None]:
         sensing: Annotated[
             bool, typer.Option("--sensing", help="With schema sensing, at its default settings.")
         ] = False,
+        writers: Annotated[
+            int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
+        ] = 1,
+        max_bytes: Annotated[
+            int | None,
+            typer.Option(
+                "--max-bytes", min=1, help="`batch.max_bytes`: the limit of one acknowledgement."
+            ),
+        ] = None,
+        timeout: Annotated[
+            float | None,
+            typer.Option(min=0.001, help="Seconds that the drain may take; no limit without it."),
+        ] = None,
         shape: Annotated[
             Literal["orders6", "wide10", "documents3"],
             typer.Option(help="What the table looks like."),
@@ -126,7 +143,15 @@ def drain_command(pair: str) -> Callable[..., None]:
     ) -> None:
         with progress(quiet=as_json) as say:
             result = measure(
-                pair, rows, SHAPES[shape], exactly_once=exactly_once, sensing=sensing, say=say
+                pair,
+                rows,
+                SHAPES[shape],
+                exactly_once=exactly_once,
+                sensing=sensing,
+                writers=writers,
+                max_bytes=max_bytes,
+                timeout=timeout,
+                say=say,
             )
         if as_json:
             typer.echo(json.dumps(asdict(result)))
@@ -146,12 +171,22 @@ def drain_command(pair: str) -> Callable[..., None]:
 
 
 def measure(
-    pair: str, rows: int, shape: Shape, *, exactly_once: bool, sensing: bool = False, say: Say
+    pair: str,
+    rows: int,
+    shape: Shape,
+    *,
+    exactly_once: bool,
+    sensing: bool = False,
+    writers: int = 1,
+    max_bytes: int | None = None,
+    timeout: float | None = None,
+    say: Say,
 ) -> Drain:
     """Start everything, drain a backlog of `rows` events, and measure the limits.
 
     Raises:
-        DeltaforgeError: A server does not start, or the sink does not hold every event.
+        DeltaforgeError: A server does not start, or the sink does not hold every event after `timeout`
+            seconds, or, without one, at the run's end.
     """
     source_kind, sink_kind = PAIRS[pair]
     with ExitStack() as owned:
@@ -160,7 +195,14 @@ def measure(
         sink = owned.enter_context(closing(SINKS[sink_kind]()))
         source.create(shape)
         installation = owned.enter_context(
-            installed(source, sink, exactly_once=exactly_once, sensing=sensing, say=say)
+            installed(
+                source,
+                sink,
+                exactly_once=exactly_once,
+                sensing=sensing,
+                max_bytes=max_bytes,
+                say=say,
+            )
         )
         warm = min(WARM_ROWS, rows)
         for ready in range(0, warm, WARM_BACKLOG):
@@ -168,7 +210,7 @@ def measure(
             _fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
             installation.catch_up()
         source.begin_backlog()
-        for written in source.write(1 + warm, rows):
+        for written in source.write(1 + warm, rows, writers):
             say(f"filling the backlog: {written:,} of {rows:,} rows")
         source.end_backlog()
         say(f"draining {rows:,} events")
@@ -181,9 +223,11 @@ def measure(
         }
         began = time.monotonic()
         with Sampler(groups, alone="run", together=("run", "spark")) as sampler:
-            outcome = installation.catch_up()
+            outcome = installation.catch_up(timeout)
         done = installation.acknowledged
         problem = outcome.capture_error or outcome.sink_errors.get("sink")
+        if problem is None and outcome.reason == "asked" and done.rows < rows:
+            problem = f"the time was up after {timeout:g} s (--timeout)"
         if problem or done.rows != rows or sink.count() != warm + rows:
             raise DeltaforgeError(
                 f"{done.rows:,} of {rows:,} events were delivered; {problem or 'no error'}"
@@ -205,6 +249,8 @@ def measure(
             shape=shape.name,
             exactly_once=exactly_once,
             sensing=sensing,
+            writers=writers,
+            max_bytes=max_bytes,
             seconds=round(seconds, 3),
             first_seconds=round(first_seconds, 3),
             events_per_second=round(rate),

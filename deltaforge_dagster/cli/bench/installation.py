@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -68,9 +69,16 @@ class Installation:
         run_id = str(uuid.uuid4())
         return LiveRun(self._loaded, self.tools, run_id, observer, until_caught_up=until_caught_up)
 
-    def catch_up(self) -> RunOutcome:
-        """Execute a run that ends when everything is captured and delivered."""
-        return self.run(until_caught_up=True).execute()
+    def catch_up(self, timeout: float | None = None) -> RunOutcome:
+        """Execute a run that ends when everything is captured and delivered, or is asked to after a time."""
+        run = self.run(until_caught_up=True)
+        clock = threading.Timer(timeout or 0, run.request_end, ["asked"])
+        if timeout is not None:
+            clock.start()
+        try:
+            return run.execute()
+        finally:
+            clock.cancel()
 
 
 class Acknowledged:
@@ -130,9 +138,18 @@ class _Publisher:
 
 @contextmanager
 def installed(
-    source: BenchSource, sink: BenchSink, *, exactly_once: bool, sensing: bool = False, say: Say
+    source: BenchSource,
+    sink: BenchSink,
+    *,
+    exactly_once: bool,
+    sensing: bool = False,
+    max_bytes: int | None = None,
+    say: Say,
 ) -> Iterator[Installation]:
-    """Lend an installation in a temporary directory; Spark runs, the start position is fixed."""
+    """Lend an installation in a temporary directory; Spark runs, the start position is fixed.
+
+    `max_bytes` is that of `spec.batch`.
+    """
     with ExitStack() as owned:
         home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-bench-")))
         say("starting Spark")
@@ -145,6 +162,7 @@ def installed(
             f"spec:\n  source: {source.block}\n"
             f"  sinks: [{sink.block(exactly_once=exactly_once)}]\n"
             f"  schema_sensing: {{enabled: {str(sensing).lower()}}}\n"
+            + (f"  batch: {{max_bytes: {max_bytes}}}\n" if max_bytes is not None else "")
         )
         settings = Settings.from_env({"DELTAFORGE_HOME": str(home)})
         opened = owned.enter_context(Platform(settings, single_process=True).open())

@@ -15,6 +15,9 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from queue import SimpleQueue
 from typing import Any, Literal, cast
 
 import psycopg
@@ -37,6 +40,7 @@ _BUFFER = 4 << 20
 _PATIENCE = 60.0
 _END_BYTES = 16
 _EOF = b"\x05\x00\x00"
+_UTC = "SET time_zone = '+00:00'"
 _CHECKSUMS = "SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'"
 
 
@@ -60,9 +64,42 @@ class BenchSource(ABC):
     def create(self, shape: Shape) -> None:
         """Make the table."""
 
+    def write(self, first: int, rows: int, writers: int = 1) -> Iterator[int]:
+        """Write rows from number `first` on, 1,000 to a transaction; yield rows written so far.
+
+        Several writers each have a connection; they share the transactions, which commit in any order.
+        """
+        shares = [
+            (first + done, min(TRANSACTION_ROWS, rows - done))
+            for done in range(0, rows, TRANSACTION_ROWS)
+        ]
+        idle: SimpleQueue[Callable[[str], object]] = SimpleQueue()
+
+        def insert(number: int, count: int) -> int:
+            execute = idle.get()
+            try:
+                execute(self._insert(number, count))
+            finally:
+                idle.put(execute)
+            return count
+
+        with ExitStack() as owned:
+            for _ in range(writers):
+                idle.put(owned.enter_context(self._writer()))
+            pool = owned.enter_context(ThreadPoolExecutor(writers))
+            owned.callback(pool.shutdown, cancel_futures=True)
+            written = 0
+            for done in as_completed([pool.submit(insert, *share) for share in shares]):
+                written += done.result()
+                yield written
+
     @abstractmethod
-    def write(self, first: int, rows: int) -> Iterator[int]:
-        """Write rows from number `first` on, 1,000 to a transaction; yield rows written so far."""
+    def _writer(self) -> AbstractContextManager[Callable[[str], object]]:
+        """Lend what executes a statement over a connection of its own, as a transaction."""
+
+    @abstractmethod
+    def _insert(self, first: int, rows: int) -> str:
+        """Return the statement that writes these rows."""
 
     @abstractmethod
     def add(self, first: int, rows: int) -> float:
@@ -111,12 +148,13 @@ class PostgresBench(BenchSource):
         self._shape = shape
         self._connection.execute(shape.create_table("postgres"))
 
-    def write(self, first: int, rows: int) -> Iterator[int]:
-        """Write rows."""
-        for done in range(0, rows, TRANSACTION_ROWS):
-            share = min(TRANSACTION_ROWS, rows - done)
-            self._connection.execute(self._shape.insert("postgres", first + done, share))
-            yield done + share
+    @contextmanager
+    def _writer(self) -> Iterator[Callable[[str], object]]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            yield connection.execute
+
+    def _insert(self, first: int, rows: int) -> str:
+        return self._shape.insert("postgres", first, rows)
 
     def add(self, first: int, rows: int) -> float:
         """Write rows in one transaction."""
@@ -186,7 +224,7 @@ class MysqlBench(BenchSource):
         self.server = MysqlServer.start()
         self.dsn = self.server.create_database("shop")
         self._connection = connect(self.dsn)
-        self._execute("SET time_zone = '+00:00'")
+        self._execute(_UTC)
         self._execute("CREATE TABLE numbers (i INT PRIMARY KEY)")
         numbers = ", ".join(f"({i})" for i in range(TRANSACTION_ROWS))
         self._execute(f"INSERT INTO numbers VALUES {numbers}")  # noqa: S608 - our numbers
@@ -204,12 +242,14 @@ class MysqlBench(BenchSource):
         self._shape = shape
         self._execute(shape.create_table("mysql"))
 
-    def write(self, first: int, rows: int) -> Iterator[int]:
-        """Write rows."""
-        for done in range(0, rows, TRANSACTION_ROWS):
-            share = min(TRANSACTION_ROWS, rows - done)
-            self._execute(self._shape.insert("mysql", first + done, share))
-            yield done + share
+    @contextmanager
+    def _writer(self) -> Iterator[Callable[[str], object]]:
+        with closing(connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(_UTC)
+            yield cursor.execute
+
+    def _insert(self, first: int, rows: int) -> str:
+        return self._shape.insert("mysql", first, rows)
 
     def add(self, first: int, rows: int) -> float:
         """Write rows in one transaction."""

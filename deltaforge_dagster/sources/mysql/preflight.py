@@ -158,8 +158,12 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
         if patterns.matches(row["db"], row["name"])
     }
     found = coverage(session, server, patterns)
-    count = Finding("tables", "ok", f"{len(captured)} match source.config.tables")
-    found.append(count if captured else Finding("tables", "warning", "none is captured"))
+    if captured:
+        count = Finding("tables", "ok", f"{len(captured)} match source.config.tables")
+    else:
+        text = f"no table matches source.config.tables ({patterns})"
+        count = Finding("tables", "warning", text)
+    found.append(count)
     unreadable = [name for name in captured if not _readable(session, *name)]
     if unreadable:
         found.append(

@@ -25,7 +25,7 @@ _DUMP_ENDED = 1236
 _REFUSALS: dict[int, tuple[type[DeltaforgeError], str]] = {
     1040: (SourceUnavailable, "all connections are taken; raise max_connections"),
     1044: (PermissionMissing, "user {user!r} may not use the database of the DSN; grant it: {text}"),
-    1045: (AuthFailed, "wrong password for user {user!r}, or none for connections from here"),
+    1045: (AuthFailed, "wrong password for user {user!r}, or there is no such user for connections from here (the server does not say which)"),
     1049: (SourceMisconfigured, "the database of the DSN does not exist"),
     1130: (AuthFailed, "{text}"),
     1142: (PermissionMissing, "{text}"),

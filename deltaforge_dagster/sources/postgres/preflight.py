@@ -198,7 +198,7 @@ def _tables(
 ) -> list[Finding]:
     chosen = catalog.captured(catalog.tables(connection), patterns)
     if not chosen:
-        return [Finding("tables", "error", "no table matches source.config.tables")]
+        return [Finding("tables", "error", f"no table matches source.config.tables ({patterns})")]
     found = [Finding("tables", "ok", f"{len(chosen)} match source.config.tables")]
     rows = connection.execute(
         """

@@ -97,8 +97,8 @@ def create(
     tables = catalog.captured(_existing(connection, server, patterns), patterns)
     if not tables:
         raise SourceMisconfigured(
-            f"{server.where}: no table matches source.config.tables; views, temporary, unlogged "
-            "and system tables are never captured"
+            f"{server.where}: no table matches source.config.tables ({patterns}); views, "
+            "temporary, unlogged and system tables are never captured"
         )
     bare = set(catalog.without_identity(connection, tables))
     if len(bare) == len(tables):

@@ -16,7 +16,10 @@ from deltaforge_dagster.errors import (
 )
 
 _EXACT: dict[str, tuple[type[DeltaforgeError], str]] = {
-    "28P01": (AuthFailed, "wrong password for role {user!r}"),
+    "28P01": (
+        AuthFailed,
+        "wrong password for role {user!r}, or there is no such role (the server does not say which)",
+    ),
     "3D000": (SourceMisconfigured, "the database does not exist"),
     "53300": (
         SourceUnavailable,

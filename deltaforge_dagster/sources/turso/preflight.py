@@ -84,7 +84,7 @@ def _of_mode(
 
 def _tables(tables: dict[str, Definition], config: TursoConfig) -> Finding:
     if not tables:
-        patterns = ", ".join(config.tables) or "*"
+        patterns = listed(config.tables) or "*"
         return Finding("tables", "warning", f"no table matches source.config.tables ({patterns})")
     return Finding("tables", "ok", f"{len(tables)} captured: {listed(sorted(tables))}")
 

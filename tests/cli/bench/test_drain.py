@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.bench import drain
 from deltaforge_dagster.cli.bench.drain import PAIRS
 from deltaforge_dagster.cli.bench.installation import Acknowledged, Installation
+from deltaforge_dagster.cli.bench.sources import BenchSource
 from deltaforge_dagster.cli.main import app
 
 SERVERS = {"pg": pytest.mark.postgres, "mysql": pytest.mark.mysql}
@@ -22,7 +26,17 @@ SHORT = {"pg-nats"}
 """The others are only measured by `make soak`; the gate captures from MySQL (`test_capture.py`)."""
 
 
-@pytest.mark.parametrize("options", [["--rows", "10"], ["--shape", "round"], ["--rows", "many"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rows", "10"],
+        ["--shape", "round"],
+        ["--rows", "many"],
+        ["--writers", "0"],
+        ["--max-bytes", "0"],
+        ["--timeout", "0"],
+    ],
+)
 def test_wrong_options_start_nothing(options: list[str]) -> None:
     """What cannot be measured is refused before a server is started."""
     assert CliRunner().invoke(app, ["bench", "pg-redis", *options]).exit_code == 2
@@ -41,6 +55,72 @@ def test_acknowledgements_are_counted_with_their_times() -> None:
     assert done.rows == 0
 
 
+class Endless:
+    """A run that goes on until it is asked to end."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self.reason = ""
+
+    def request_end(self, reason: str) -> None:
+        """Be asked."""
+        self.reason = reason
+        self._asked.set()
+
+    def execute(self) -> Endless:
+        """Wait."""
+        assert self._asked.wait(300)
+        return self
+
+
+def test_a_drain_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is asked to end when its time is up; what is missing is said by who counts."""
+    endless = Endless()
+    monkeypatch.setattr(Installation, "run", lambda *_, **__: endless)
+
+    Installation.__new__(Installation).catch_up(0.001)
+
+    assert endless.reason == "asked"
+
+
+class Written(BenchSource):
+    """A source that remembers who wrote what."""
+
+    def __init__(self) -> None:
+        self.statements: list[tuple[int, str]] = []
+        self.writers = 0
+        self._all = threading.Barrier(3)
+
+    @contextmanager
+    def _writer(self) -> Iterator[Callable[[str], object]]:
+        self.writers += 1
+        number = self.writers
+
+        def execute(statement: str) -> None:
+            self._all.wait(300)
+            self.statements.append((number, statement))
+
+        yield execute
+
+    def _insert(self, first: int, rows: int) -> str:
+        return f"{first}+{rows}"
+
+
+def test_writers_share_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a connection, they write at the same time, and every transaction is written once."""
+    monkeypatch.setattr(Written, "__abstractmethods__", frozenset())
+    source = Written()  # type: ignore[abstract]
+
+    seen = list(source.write(5, 5_500, 3))
+
+    assert sorted(seen) == seen
+    assert (seen[-1], source.writers) == (5_500, 3)
+    assert {writer for writer, _ in source.statements} == {1, 2, 3}
+    assert sorted(statement for _, statement in source.statements) == [
+        "1005+1000", "2005+1000", "3005+1000", "4005+1000", "5+1000", "5005+500"
+    ]  # fmt: skip
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -50,7 +130,7 @@ def test_acknowledgements_are_counted_with_their_times() -> None:
             pair,
             ["--exactly-once", "--shape", "wide10"]
             if pair in {"mysql-kafka", "mysql-redis"}
-            else [],
+            else ["--writers", "3", "--max-bytes", "100000", "--timeout", "500"],
             marks=[
                 SERVERS[source],
                 SINKS[sink],
@@ -82,6 +162,8 @@ def test_every_pair_is_measured(
     found = json.loads(outcome.stdout.splitlines()[-1])
     assert (found["pair"], found["rows"]) == (pair, 3000)
     assert found["exactly_once"] == ("--exactly-once" in options)
+    given = (3, 100_000) if "--writers" in options else (1, None)
+    assert (found["writers"], found["max_bytes"]) == given
     assert 0 < found["first_seconds"] <= found["seconds"] < LATER
     assert found["events_per_second"] == pytest.approx(3000 / found["seconds"], rel=0.01)
     assert set(found["cpu_seconds_per_million"]) == {"run", "spark", "source", "sink"}

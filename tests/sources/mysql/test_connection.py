@@ -82,6 +82,8 @@ def test_a_password_of_any_characters(mysql_server: MysqlServer) -> None:
     assert cipher(f"mysql://odd:p%40%3A%2F%C3%9F%E2%82%AC@{where}/")
     with pytest.raises(AuthFailed, match="wrong password for user 'odd'"):
         cipher(f"mysql://odd:geheim@{where}/")
+    with pytest.raises(AuthFailed, match="or there is no such user for connections from here"):
+        cipher(f"mysql://nobody_here:geheim@{where}/")
 
 
 class TestLogins:

@@ -56,6 +56,14 @@ def test_a_server_that_is_as_needed(bench: MysqlBench) -> None:
     assert bench.source().head() == start
 
 
+def test_patterns_that_match_nothing_are_named(bench: MysqlBench) -> None:
+    """A person sees what was looked for."""
+    found = look(bench, tables=("nowhere.%", "none.order_*"))["tables"]
+
+    assert found.level == "warning"
+    assert found.text == "no table matches source.config.tables (nowhere.%, none.order_*)"
+
+
 def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> None:
     """All are named, each with a statement."""
     bench.run("CREATE TABLE keyless (a INT)", "CREATE TABLE another (a INT)")

@@ -24,6 +24,8 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.postgres.connection import SETTINGS, Server
+from tests.e2e.deployment import eventually
+from tests.fix_postgres import StartPostgres
 
 pytestmark = pytest.mark.postgres
 
@@ -111,7 +113,7 @@ def test_a_wrong_password_is_a_failed_login(postgres_dsn: str) -> None:
     error = refused(with_parameters(postgres_dsn, password=PASSWORD))
 
     assert isinstance(error, AuthFailed)
-    assert "wrong password for role 'postgres'" in str(error)
+    assert "wrong password for role 'postgres', or there is no such role" in str(error)
 
 
 def test_a_missing_password_is_a_failed_login(postgres_dsn: str) -> None:
@@ -120,11 +122,40 @@ def test_a_missing_password_is_a_failed_login(postgres_dsn: str) -> None:
 
 
 def test_an_unknown_role_is_a_failed_login(postgres_dsn: str) -> None:
-    """With password authentication PostgreSQL does not say that a role is unknown."""
+    """With password authentication PostgreSQL does not say that a role is unknown, and neither do we."""
     error = refused(with_parameters(postgres_dsn, user="nobody_here", password=PASSWORD))
 
     assert isinstance(error, AuthFailed)
-    assert "'nobody_here'" in str(error)
+    assert "wrong password for role 'nobody_here', or there is no such role" in str(error)
+
+
+def test_a_role_that_the_server_calls_unknown(start_postgres: StartPostgres) -> None:
+    """Where no password is asked for the server says what is wrong with the role; so do we."""
+    dsn = start_postgres(None).dsn
+    rules = [
+        "host all ghost,sleeper 127.0.0.1/32 trust",
+        "host all unwanted 127.0.0.1/32 reject",
+        "host all all 127.0.0.1/32 scram-sha-256",
+    ]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE sleeper")
+        row = connection.execute("SHOW hba_file").fetchone()
+        assert row is not None
+        written = sql.SQL("COPY (SELECT unnest({}::text[])) TO {}").format(rules, str(row[0]))
+        connection.execute(written)
+        connection.execute("SELECT pg_reload_conf()")
+
+    def said(user: str) -> str:
+        error = refused(with_parameters(dsn, user=user, password=PASSWORD))
+        assert isinstance(error, AuthFailed)
+        return str(error)
+
+    eventually(lambda: "28000" in said("ghost"), what="the reload")
+
+    assert "login of role 'ghost' refused: role \"ghost\" does not exist" in said("ghost")
+    assert 'role "sleeper" is not permitted to log in (SQLSTATE 28000)' in said("sleeper")
+    assert "pg_hba.conf rejects connection" in said("unwanted")
+    assert "wrong password for role 'stranger', or there is no such role" in said("stranger")
 
 
 def test_an_unknown_database_needs_a_person(postgres_dsn: str) -> None:

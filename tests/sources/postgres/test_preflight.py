@@ -56,6 +56,14 @@ def test_a_server_that_is_as_needed(bench: PostgresBench) -> None:
     assert "publication 'p' sends the tables" in after["publication"].text
 
 
+def test_patterns_that_match_nothing_are_named(bench: PostgresBench) -> None:
+    """A person sees what was looked for."""
+    found = look(bench, tables=("nowhere.%", "public.order_*"))["tables"]
+
+    assert found.level == "error"
+    assert found.text == "no table matches source.config.tables (nowhere.%, public.order_*)"
+
+
 def test_replica_identities_and_keys(bench: PostgresBench) -> None:
     """No identity stops the writers of a table, which is an error; keys only are a note."""
     bench.execute("CREATE TABLE keyless (a int)", "CREATE TABLE whole (a int)")

@@ -166,6 +166,14 @@ def test_details_come_from_the_statement(bench: PollingBench) -> None:
         source.details("main.nothing")
 
 
+def test_patterns_that_match_nothing_are_named(bench: PollingBench) -> None:
+    """A person sees what was looked for."""
+    findings = bench.source(tables=("nothing", "order_*")).preflight(None, None)
+
+    texts = [one.text for one in findings if one.subject == "tables"]
+    assert "no table matches source.config.tables (nothing, order_*)" in texts
+
+
 def test_computed_columns_are_left_out(bench: PollingBench) -> None:
     """Events show what is stored, in every mode that selects rows."""
     bench.run("CREATE TABLE made (id INTEGER PRIMARY KEY, a, b AS (a * 2), c AS (a) STORED)")

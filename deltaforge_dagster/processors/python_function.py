@@ -1,0 +1,130 @@
+"""The user's function behind a `python` processor: loaded, called, and its result checked.
+
+A function gets a table or a pandas frame with the columns of `GIVEN` and returns one with the same
+columns. What it raises is told by class and line: the text may hold values of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import pandas as pd
+import pyarrow as pa
+
+from deltaforge_dagster.config.processors import PythonProcessor
+from deltaforge_dagster.errors import ProcessorFailed, SpecError
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.processors.modules import line_in, loaded, source_hash
+
+GIVEN = (
+    "event_id", "op", "ts_us", "db", "schema", "table", "before", "after", "key", "ddl", "topic",
+    "route_key", "headers", "raw_payload", "tags",
+)  # fmt: skip
+"""Columns that a function gets, and must give back."""
+
+_Kinds: TypeAlias = Mapping[str, pa.DataType]
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
+
+
+KINDS: _Kinds = {name: _plain(FRAME.field(name).type) for name in GIVEN}
+"""The type of each of these columns: dictionaries are plain texts here."""
+
+
+class UserFunction:
+    """A function that a file names, called in this process; used by one thread.
+
+    Args:
+        config: The block of the file.
+        code: What the hash of the module's source must be; None where nobody knows.
+
+    Raises:
+        SpecError: The function cannot be loaded, or is not the one that is expected.
+    """
+
+    def __init__(self, config: PythonProcessor, code: str | None = None) -> None:
+        self._config = config
+        self._where = f"processor {config.id}: {config.function}"
+        if code not in {None, source_hash(config.function, config.path)}:
+            raise SpecError(f"{self._where}: the module's source is not the one that the run has")
+        try:
+            self._function, self._file = loaded(config.function, config.path)
+        except SpecError as error:
+            raise SpecError(f"{self._where}: {error}") from None
+
+    def __call__(self, given: pa.Table) -> pa.Table:
+        """Return what the function makes of events, with the columns and types of `KINDS`.
+
+        Raises:
+            ProcessorFailed: It raised, or gave back something else than events.
+        """
+        if self._config.format == "pandas":
+            return self._frame(self._called(given.to_pandas()))
+        return self._table(self._called(given))
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to end."""
+
+    def _called(self, given: Any) -> Any:
+        try:
+            return self._function(given)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            line = line_in(error, self._file)
+            where = "" if line is None else f" in line {line} of its module"
+            raise self._failed(f"{type(error).__name__}{where}") from None
+
+    def _table(self, told: Any) -> pa.Table:
+        """Return an Arrow result with exactly the columns, and the types, of a frame."""
+        if isinstance(told, pa.RecordBatch):
+            told = pa.Table.from_batches([told])
+        if not isinstance(told, pa.Table):
+            raise self._failed(f"gave back {type(told).__name__}, not a pyarrow Table")
+        self._check_names(told.schema.names)
+        columns = {}
+        for name, kind in KINDS.items():
+            column = told.column(name)
+            if not _fits(column.type, kind):
+                raise self._failed(f"column {name} is {column.type}, not {kind}")
+            try:
+                columns[name] = column.cast(kind)
+            except pa.ArrowInvalid:
+                raise self._failed(f"column {name} has values that are no {kind}") from None
+        return pa.table(columns)
+
+    def _frame(self, told: Any) -> pa.Table:
+        """Return a pandas result likewise."""
+        if not isinstance(told, pd.DataFrame):
+            raise self._failed(f"gave back {type(told).__name__}, not a pandas DataFrame")
+        self._check_names([str(one) for one in told.columns])
+        columns = {}
+        for name, kind in KINDS.items():
+            try:
+                columns[name] = pa.Array.from_pandas(told[name], type=kind)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+                said = f"column {name} is {told[name].dtype}, with values that are no {kind}"
+                raise self._failed(said) from None
+        return pa.table(columns)
+
+    def _check_names(self, names: list[str]) -> None:
+        for name in GIVEN:
+            if names.count(name) != 1:
+                raise self._failed(f"gave back {names.count(name)} columns {name}, not one")
+        for name in names:
+            if name not in GIVEN:
+                raise self._failed(f"gave back the column {name}, which events do not have")
+
+    def _failed(self, what: str) -> ProcessorFailed:
+        return ProcessorFailed(f"{self._where}: {what}")
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Say whether a column can be meant as one of the wanted type."""
+    kind, types = _plain(found), pa.types
+    if types.is_null(kind) or kind == wanted:
+        return True
+    if types.is_string(wanted):
+        return types.is_large_string(kind) or types.is_string_view(kind)
+    return types.is_int64(wanted) and types.is_integer(kind)
