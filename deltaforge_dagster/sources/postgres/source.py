@@ -48,6 +48,7 @@ from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.reselect import Reselection
 from deltaforge_dagster.sources.postgres.snapshot import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
+    SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
     start_command,
@@ -436,9 +437,10 @@ class PostgresSource:
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
             command = start_command(connection, config, start, facts.version)
-            connected = server.replicate(connection, _HANDSHAKE_SECONDS)
-        status_seconds = min(STATUS_SECONDS, facts.sender_timeout / 4 or STATUS_SECONDS)
-        stream = ReplicationStream(connected, server.where, status_seconds)
+            # A server that would wait for longer, or for ever, would keep a frozen reader's slot.
+            silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
+            connected = server.replicate(connection, _HANDSHAKE_SECONDS, silence)
+        stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
         with self._lock:
             self._stream = stream
             closed = self._closed
