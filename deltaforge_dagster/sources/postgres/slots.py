@@ -48,10 +48,8 @@ def create(
         SourceMisconfigured: The server has no free slot, or is too old for failover slots.
         PermissionMissing: The role may not replicate.
     """
-    if failover and version < _FAILOVER_VERSION:
-        raise SourceMisconfigured(
-            f"{server.where}: engine.postgres.failover_slot needs PostgreSQL 17 or later"
-        )
+    if failover:
+        check_failover(server, version)
     more = ", failover => true" if failover else ""
     try:
         connection.execute(
@@ -72,6 +70,18 @@ def create(
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise may_not_replicate(server.where, server.user) from error
+
+
+def check_failover(server: Server, version: int) -> None:
+    """Check that the server knows failover slots.
+
+    Raises:
+        SourceMisconfigured: It is too old.
+    """
+    if version < _FAILOVER_VERSION:
+        raise SourceMisconfigured(
+            f"{server.where}: engine.postgres.failover_slot needs PostgreSQL 17 or later"
+        )
 
 
 def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot:
