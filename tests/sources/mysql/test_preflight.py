@@ -130,14 +130,14 @@ def test_tables_that_may_not_be_locked(bench: MysqlBench, monkeypatch: pytest.Mo
 def test_an_outbox_that_is_not_there(bench: MysqlBench) -> None:
     """Nothing comes from it; once it is there, a snapshot needs no right to read it."""
     both = (f"{bench.database}.orders", f"{bench.database}.outbox")
-    config: dict[str, object] = {"tables": both, "outbox": {"tables": both[1:]}}
+    outbox = {"tables": both[1:]}
     grants = ("REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
     dsn = as_user(bench, *grants)
     bench.run(f"GRANT SELECT ON {bench.database}.orders TO 'u{bench.database[-12:]}'@'%'")
 
-    assert look(bench, **config)["outbox"].level == "warning"
+    assert look(bench, tables=both, outbox=outbox)["outbox"].level == "warning"
     bench.run("CREATE TABLE outbox (id INT PRIMARY KEY)")
-    found = look(bench, dsn=dsn, snapshot=True, **config)
+    found = look(bench, dsn=dsn, snapshot=True, tables=both, outbox=outbox)
     assert "outbox" not in found
     assert found["grants"].level == "ok"
 
