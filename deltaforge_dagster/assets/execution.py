@@ -165,7 +165,7 @@ def _evaluate(
     """Log the outcome of every check that this Dagster run was asked for."""
     source = tools.build_source()
     try:
-        findings = preflight(source, tools.store, loaded.name)
+        findings = preflight(source, tools.store, loaded)
     finally:
         source.close()
     for evaluation in evaluate(context.instance, tools.store, loaded, problem, findings):

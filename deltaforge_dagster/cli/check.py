@@ -33,7 +33,7 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     source = build_source(loaded.spec)
     try:
         with existing_store(settings) as store:
-            found = preflight(source, store, loaded.name)
+            found = preflight(source, store, loaded)
     finally:
         source.close()
     declared = loaded.spec.spec

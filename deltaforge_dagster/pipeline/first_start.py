@@ -54,14 +54,14 @@ class FirstStart:
     has: Mapping[str, str] = field(default_factory=dict)
 
 
-def first_start(store: StateStore, loaded: LoadedPipeline) -> FirstStart:
-    """Return where a pipeline begins that has no position yet.
+def first_start(store: StateStore | None, loaded: LoadedPipeline) -> FirstStart:
+    """Return where a pipeline begins that has no position yet; without a store nothing was imported.
 
     Raises:
         PositionLost: What was imported is no position of such a source.
         SettingsError: The file that the seed names holds none, or cannot be read.
     """
-    imported = _imported(store, loaded)
+    imported = None if store is None else _imported(store, loaded)
     return imported if imported is not None else FirstStart(_seed(loaded))
 
 

@@ -1,14 +1,14 @@
 """Is each sink as a pipeline needs it: can it be reached, and is what it sends to there?
 
 Asks with the pipeline's own credentials, and writes nothing: no message, no topic, no folder. Nor is there a
-producer of transactions, which would end the one that is at work. So what only sending shows is not
-seen: whether Redis lets the user write a stream, NATS publish to a subject, Kafka use a transactional id.
+producer of transactions, which would end the one that is at work. Where only sending would show whether
+the user has a right, or the file alone does not say where messages go, the finding says so.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclOperation,
     AdminClient,
     ConfigResource,
+    NewTopic,
     ResourceType,
     TopicDescription,
 )
@@ -25,12 +26,15 @@ from deltaforge_dagster.config import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.counted import counted
-from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks.build import make_sink, transactional_id
 from deltaforge_dagster.sinks.kafka_client import LOG
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
 from deltaforge_dagster.sinks.kafka_settings import Settings
+from deltaforge_dagster.sinks.nats import NatsSink, subject_pattern
 from deltaforge_dagster.sinks.nats_endpoint import addresses
-from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sinks.nats_rights import USER_INFO
+from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sources.findings import Finding, listed
 
 _CONNECT_SECONDS = 5.0
 """For one of the five tries to connect; a run is more patient."""
@@ -71,11 +75,15 @@ def _look(declared: sinks.Sink, pipeline: str, names: Sequence[str]) -> list[Fin
         sink = make_sink(hasty, pipeline, brief=True)
         try:
             sink.open()
+            found = [Finding(subject, "ok", _reached(config))]
+            if isinstance(sink, RedisSink):
+                found += _streams(subject, sink, names)
+            elif isinstance(sink, NatsSink):
+                found += _subjects(subject, sink, names)
         finally:
             sink.close()
-        found = [Finding(subject, "ok", _reached(config))]
         if isinstance(config, sinks.KafkaConfig):
-            found += _topics(subject, config, names)
+            found += _topics(subject, config, pipeline, names)
     except DeltaforgeError as error:
         return [Finding(subject, "error", str(error).removeprefix(f"{subject}: "))]
     return found
@@ -108,27 +116,78 @@ def _folder(subject: str, config: sinks.FileConfig) -> Finding:
     return Finding(subject, "ok", f"files in {wanted}{made}")
 
 
-def _topics(subject: str, config: sinks.KafkaConfig, names: Sequence[str]) -> list[Finding]:
-    """Look for the topics, as far as the file says which they are."""
+def _streams(subject: str, sink: RedisSink, names: Sequence[str]) -> list[Finding]:
+    """Say whether the user may write the streams, as far as the file says which they are."""
+    streams = [name for name in names if not compile_template(name).variables]
+    sink.rehearse(streams)
+    found = []
+    if streams:
+        found.append(Finding(subject, "ok", f"the Redis user may write {listed(streams)}"))
+    if len(streams) < len(names):
+        found.append(_not_known(subject, "streams", set(names) - set(streams), "may be written"))
+    return found
+
+
+def _subjects(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Finding]:
+    """Say whether the user may publish, as far as the server tells."""
+    rights = sink.rights()
+    if rights is None:
+        text = f"whether the NATS user may publish {listed(names)} only a message would show"
+        mend = f"let the user publish to {USER_INFO}, then the server tells"
+        return [Finding(subject, "note", text, mend)]
+    patterns = {name: subject_pattern(compile_template(name)) for name in names}
+    shares = {name: rights.of(pattern) for name, pattern in patterns.items()}
+    none = [name for name, share in shares.items() if share == "none"]
+    some = [name for name, share in shares.items() if share == "some"]
+    found = []
+    if none:
+        text = f"the NATS user may not publish to {listed(none)}"
+        mend = f"allow it to publish to {listed([patterns[name] for name in none])}"
+        found.append(Finding(subject, "error", text, mend))
+    if some:
+        text = f"the NATS user may publish to some subjects of {listed(some)} only"
+        mend = f"allow it to publish to {listed([patterns[name] for name in some])}"
+        found.append(Finding(subject, "warning", text, mend))
+    if not found:
+        found.append(Finding(subject, "ok", f"the NATS user may publish to {listed(names)}"))
+    return found
+
+
+def _not_known(subject: str, what: str, names: Collection[str], question: str) -> Finding:
+    """Return the finding for destinations that changes decide about."""
+    shown = listed([repr(name) for name in sorted(names)])
+    text = f"{what} {shown} depend on the changes: whether they {question} is not known"
+    return Finding(subject, "note", text)
+
+
+def _topics(
+    subject: str, config: sinks.KafkaConfig, pipeline: str, names: Sequence[str]
+) -> list[Finding]:
+    """Look for the topics, as far as the file says which they are, and for what transactions need."""
     topics = [name for name in names if not compile_template(name).variables]
     found: list[Finding] = []
     if len(topics) < len(names):
-        text = f"topics {config.topic!r} depend on the changes: whether they are there is not known"
-        found.append(Finding(subject, "note", text))
-    if not topics:
+        unknown = set(names) - set(topics)
+        found.append(_not_known(subject, "topics", unknown, "are there and may be written"))
+    if not topics and not config.exactly_once:
         return found
     secrets = {name: value.get_secret_value() for name, value in config.client_conf.items()}
     settings = Settings(config.id, config.brokers, secrets, _KAFKA_SECONDS, _KAFKA_SECONDS)
     try:
         admin = AdminClient(settings.connection(), logger=LOG)
-        asked = admin.describe_topics(
-            TopicCollection(topics),
-            include_authorized_operations=True,
-            request_timeout=_KAFKA_SECONDS,
-        )
+        asked = {}
+        if topics:
+            asked = admin.describe_topics(
+                TopicCollection(topics),
+                include_authorized_operations=True,
+                request_timeout=_KAFKA_SECONDS,
+            )
     except KafkaException as error:
         raise translated(subject, error_of(error)) from None
-    return found + [_topic(admin, subject, topic, answer) for topic, answer in asked.items()]
+    found += [_topic(admin, subject, topic, answer) for topic, answer in asked.items()]
+    if config.exactly_once:
+        found += _transactions(admin, subject, transactional_id(pipeline, config.id))
+    return found
 
 
 def _topic(
@@ -162,8 +221,53 @@ def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
         )
         return Finding(subject, "warning", text, mend)
     if made:
-        return Finding(subject, "note", f"{text} yet; the brokers make it with the first message")
+        return _topic_to_make(admin, subject, topic, text)
     return Finding(subject, "error", f"{text}, and the brokers do not make topics", mend)
+
+
+def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> Finding:
+    """Say whether the user may let the brokers make a topic; they look, and make none."""
+    asked = admin.create_topics(
+        [NewTopic(topic)], validate_only=True, request_timeout=_KAFKA_SECONDS
+    )
+    try:
+        asked[topic].result()
+    except KafkaException as exception:
+        error = error_of(exception)
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            text += ", and the Kafka user may not have the brokers make it"
+            mend = f"kafka-acls --add --allow-principal User:... --operation Create --topic {topic}"
+            return Finding(subject, "error", text, mend)
+        text += f"; the brokers make topics, but would not make this one: {error.str()}"
+        return Finding(subject, "warning", text, f"kafka-topics --create --topic {topic}")
+    text += (
+        " yet; the brokers make it with the first message, which shows whether it may be written"
+    )
+    return Finding(subject, "note", text)
+
+
+def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
+    """Say whether the sink's position may be kept; of transactions, only beginning one would tell."""
+    text = f"whether the Kafka user may use transactional id {name!r} only a transaction would show"
+    mend = (
+        "kafka-acls --add --allow-principal User:... --operation Write --operation Describe"
+        f" --transactional-id {name}"
+    )
+    found = [Finding(subject, "note", text, mend)]
+    asked = admin.describe_consumer_groups(
+        [name], include_authorized_operations=True, request_timeout=_KAFKA_SECONDS
+    )
+    allowed = None
+    refused = False
+    try:
+        allowed = asked[name].result().authorized_operations
+    except KafkaException as exception:
+        refused = error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    if refused or (allowed is not None and AclOperation.READ not in allowed):
+        text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
+        mend = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
+        found.append(Finding(subject, "error", text, mend))
+    return found
 
 
 def _brokers_make_topics(admin: AdminClient) -> bool | None:

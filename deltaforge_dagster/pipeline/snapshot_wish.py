@@ -37,6 +37,21 @@ def wish(store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow) -> Sn
     return store.want_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
 
 
+def is_to_come(store: StateStore | None, loaded: LoadedPipeline) -> bool:
+    """Say whether a snapshot is unfinished, or will be asked for; wants none.
+
+    Args:
+        store: Where snapshots are; None when nothing has run yet.
+        loaded: The pipeline file.
+    """
+    made = [] if store is None else store.snapshots(loaded.name)
+    if made and made[0].state in ("wanted", "reading"):
+        return True
+    return _asks(store, loaded, made) or (
+        store is not None and bool(_sinks_that_ask(store, loaded))
+    )
+
+
 def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
     """Return the sinks that are to begin with a snapshot, and have none so far."""
     known = store.checkpoints(loaded.name)
@@ -44,7 +59,7 @@ def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
     return [one for one in asking if one in known and known[one].snapshot_due]
 
 
-def _asks(store: StateStore, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:
+def _asks(store: StateStore | None, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:
     block = loaded.spec.spec.source.config.snapshot
     if block is None or block.mode == "never":
         return False

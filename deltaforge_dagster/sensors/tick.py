@@ -129,7 +129,7 @@ def _report_source(
         return
     source = build_source()
     try:
-        found = preflight(source, store, loaded.name)
+        found = preflight(source, store, loaded)
     finally:
         source.close()
     report_change(instance, preflight_evaluation(loaded.name, found))

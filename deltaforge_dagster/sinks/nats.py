@@ -32,6 +32,7 @@ from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.deadlines import TimedOut
 from deltaforge_dagster.sinks.nats_endpoint import Address, Login, addresses
 from deltaforge_dagster.sinks.nats_link import Link
+from deltaforge_dagster.sinks.nats_rights import Rights, rights
 from deltaforge_dagster.sinks.nats_session import Session
 from deltaforge_dagster.sinks.nats_stream import Held
 from deltaforge_dagster.sinks.nats_task import Pass, Task, Terms
@@ -132,6 +133,17 @@ class NatsSink:
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
+
+    def rights(self) -> Rights | None:
+        """Return to which subjects the user may publish, None when the server does not tell.
+
+        Nothing is published. Call it after `open`.
+
+        Raises:
+            SinkUnavailable: The server does not answer.
+        """
+        with self._used():
+            return rights(self._connected().link, self._terms.batch_timeout)
 
     def position(self) -> SinkPosition | None:
         """Return the position that the stream holds; None when it holds or keeps none.

@@ -82,12 +82,17 @@ class Stream:
 
     def takes_some(self, pattern: str) -> bool:
         """Whether some subject that fits `pattern` is one of the stream's."""
-        return any(_meet(one.split("."), pattern.split(".")) for one in self.subjects)
+        return any(meet(one, pattern) for one in self.subjects)
 
 
 def fits(pattern: str, subject: str) -> bool:
     """Say whether a subject fits a pattern."""
     return _includes(pattern.split("."), subject.split("."))
+
+
+def meet(one: str, other: str) -> bool:
+    """Say whether some subject fits both patterns."""
+    return _meet(one.split("."), other.split("."))
 
 
 def is_wild(pattern: str) -> bool:

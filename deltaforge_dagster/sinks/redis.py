@@ -24,7 +24,7 @@ holds for a batch holds for the streams of a slot (`redis_cluster`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -162,6 +162,28 @@ class RedisSink:
                     break
                 except SinkUnavailable as error:
                     self._wait_or_raise(wait, error)
+
+    def rehearse(self, streams: Iterable[str]) -> None:
+        """See whether the server would take entries of these streams now, and write none.
+
+        Call it after `open`.
+
+        Raises:
+            PermissionMissing: The user may not write one of them, or the sink's position.
+            SinkUnavailable: Not reachable, out of memory, read-only.
+        """
+        with self._use.held():
+            writes = [(one, ["XADD", one, "*", self._event_field, ""]) for one in streams]
+            if (position := self._key()) is not None:
+                writes += [(position, ["SET", position, ""]), (position, ["UNWATCH"])]
+            of_nodes: dict[Node, list[tuple[str, list[str]]]] = {}
+            for key, command in writes:
+                node = self._node_of(None if self._cluster is None else slot_of(key))
+                of_nodes.setdefault(node, []).append((key, command))
+            for node, commands in of_nodes.items():
+                link = node.connected()
+                with node.giving_up(link.address):
+                    link.rehearse(commands)
 
     def position(self) -> SinkPosition | None:
         """Return the position that `open` found, or that was stored since; None when there is none.

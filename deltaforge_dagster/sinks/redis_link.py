@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import redis
+from redis import exceptions
 
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.deadlines import timed, too_late
@@ -173,6 +174,24 @@ class Link:
         self.clean, self.sending = True, False
         self.held = verdict.held  # and watched again, if it was
         return verdict
+
+    def rehearse(self, commands: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Have the server look at commands, each with its key, that are never executed.
+
+        It looks whether the user may run them when they join a transaction. Only the connection's
+        end takes them back, so it is of no use afterwards.
+
+        Raises:
+            PermissionMissing: The user may not run one of them.
+            redis.RedisError: As redis-py has it.
+        """
+        self.clean = False
+        self._ask("MULTI")
+        for key, command in commands:
+            try:
+                self._ask(*command)
+            except exceptions.NoPermissionError as error:
+                raise refusal(self._sink_id, f"NOPERM {error}", key) from error
 
     def interrupt(self) -> None:
         """Make calls fail that wait for the server in another thread."""

@@ -211,12 +211,15 @@ class Source(Protocol):
         """
         ...
 
-    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+    def preflight(
+        self, position: Position | None, as_of: float | None, *, snapshot: bool = False
+    ) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
 
         Args:
             position: Up to where the log was captured; None before the first run.
             as_of: When the newest captured change was made, in seconds since 1970; None before.
+            snapshot: Whether the tables themselves are to be read, too.
 
         Raises:
             DeltaforgeError: The server cannot be asked.

@@ -133,9 +133,11 @@ class PlayedSource:
         """Know no catalog."""
         raise SourceMisconfigured(table)
 
-    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+    def preflight(
+        self, position: Position | None, as_of: float | None, *, snapshot: bool = False
+    ) -> list[Finding]:
         """Find nothing."""
-        del position, as_of
+        del position, as_of, snapshot
         return []
 
     def maintain(self, position: Position | None) -> list[Finding]:

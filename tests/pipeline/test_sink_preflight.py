@@ -27,10 +27,11 @@ from deltaforge_dagster.servers.kafka import KafkaServer
 from deltaforge_dagster.servers.nats import NatsServer
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks.nats_rights import USER_INFO
 from deltaforge_dagster.sources.findings import Finding
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import StartKafka, read_topic
-from tests.fix_nats import Admin
+from tests.fix_nats import Admin, StartNats
 from tests.sinks.messages import ORIGIN, allow, messages
 
 
@@ -81,8 +82,10 @@ def test_a_topic_that_is_there_and_one_that_the_brokers_make(
 
 
 @pytest.mark.kafka
-def test_topics_that_cannot_be_written(start_kafka: StartKafka) -> None:
-    """One that nobody makes, one that may not be written and one that may not be seen are errors."""
+def test_topics_that_cannot_be_written(
+    start_kafka: StartKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody makes, one that may not be written, seen or made are errors."""
     server = start_kafka(
         {
             "auto.create.topics.enable": "false",
@@ -92,8 +95,8 @@ def test_topics_that_cannot_be_written(start_kafka: StartKafka) -> None:
     )
     for topic in ("read-only", "unseen"):
         server.create_topic(topic)
-    rule(server, "read-only", AclPermissionType.ALLOW)
-    rule(server, "unseen", AclPermissionType.DENY)
+    rule(server, "read-only", ResourceType.TOPIC, AclPermissionType.ALLOW)
+    rule(server, "unseen", ResourceType.TOPIC, AclPermissionType.DENY)
 
     missing = look("kafka", brokers=server.brokers, topic="nobodys")
     refused = look("kafka", brokers=server.brokers, topic="read-only")
@@ -106,14 +109,39 @@ def test_topics_that_cannot_be_written(start_kafka: StartKafka) -> None:
     assert levels(unseen)[-1] == "error"
     assert "topic 'unseen'" in unseen[-1].text
 
+    rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.DENY)
+    kept = look("kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True)
+    assert levels(kept) == ["ok", "note", "note", "error"]
+    assert "--operation Describe --group deltaforge-shop:out" in str(kept[-1].mend)
 
-def rule(server: KafkaServer, topic: str, permission: AclPermissionType) -> None:
-    """Let everybody describe a topic, and do nothing else with it; or not even that."""
+    # As if these brokers made topics: whether they would, for this user, they are asked themselves.
+    monkeypatch.setattr(looking, "_brokers_make_topics", lambda _: True)
+    rule(server, "forbidden", ResourceType.TOPIC, AclPermissionType.ALLOW)
+    cluster = ("kafka-cluster", ResourceType.BROKER)
+    rule(server, *cluster, AclPermissionType.ALLOW, AclOperation.ALL)
+    rule(server, *cluster, AclPermissionType.DENY, AclOperation.CREATE)
+    to_make = look("kafka", brokers=server.brokers, topic="nobodys")
+    forbidden = look("kafka", brokers=server.brokers, topic="forbidden")
+    assert levels(to_make) == ["ok", "note"], to_make
+    assert levels(forbidden) == ["ok", "error"], forbidden
+    assert "--operation Create --topic forbidden" in str(forbidden[1].mend)
+    topics = AdminClient({"bootstrap.servers": server.brokers}).list_topics(timeout=300).topics
+    assert not {"nobodys", "forbidden"} & set(topics)
+
+
+def rule(
+    server: KafkaServer,
+    name: str,
+    kind: ResourceType,
+    permission: AclPermissionType,
+    operation: AclOperation = AclOperation.DESCRIBE,
+) -> None:
+    """Let everybody do one thing with something, and nothing else, or not even that."""
     admin = AdminClient({"bootstrap.servers": server.brokers})
-    named = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
-    acl = AclBinding(*named, AclOperation.DESCRIBE, permission)
+    named = (kind, name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
+    acl = AclBinding(*named, operation, permission)
     admin.create_acls([acl])[acl].result()
-    wanted = AclBindingFilter(*named, AclOperation.DESCRIBE, permission)
+    wanted = AclBindingFilter(*named, operation, permission)
     eventually(lambda: admin.describe_acls(wanted).result())
 
 
@@ -131,7 +159,8 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
     sink.send(messages([(kafka_topic, "{}")], first=1, origin=ORIGIN), allow)
 
     sink.close()
-    assert levels(found) == ["ok", "ok"]
+    assert levels(found) == ["ok", "ok", "note"]
+    assert f"transactional id 'deltaforge-{pipeline}:out' only a transaction" in found[2].text
     assert len(read_topic(kafka_server.brokers, kafka_topic)) == 2
 
 
@@ -142,11 +171,48 @@ def test_a_redis_server(redis_server: RedisServer, redis_client: redis.Redis) ->
     wrong = re.sub(r"//.*@", "//:geheim@", redis_server.uri)
     refused = look("redis", uri=wrong, stream="orders")
 
-    assert levels(found) == ["ok"]
+    assert levels(found) == ["ok", "ok"]
+    assert found[1].text == "the Redis user may write orders"
     assert not redis_client.keys()
     assert "geheim" not in str(refused)
     if wrong != redis_server.uri:
         assert levels(refused) == ["error"]
+
+
+@pytest.mark.redis
+def test_streams_that_may_not_be_written(
+    redis_server: RedisServer, redis_client: redis.Redis
+) -> None:
+    """The server looks at the command, at each stream and at the position's key, and writes nothing."""
+    user = f"u{secrets.token_hex(4)}"
+    uri = re.sub(r"//(.*@)?", f"//{user}:geheim@", redis_server.uri)
+    position = "~deltaforge:position:* +watch +unwatch +get"
+
+    def given(*rules: str, **config: Any) -> list[Finding]:
+        redis_client.execute_command(
+            "ACL", "SETUSER", user, "reset", "on", ">geheim", *" ".join(rules).split()
+        )
+        return look("redis", uri=uri, **config)
+
+    sending = "~orders +multi +exec +hello"
+    try:
+        command = given(sending, stream="orders")
+        stream = given(sending, "+xadd", stream="customers")
+        may = given(sending, "+xadd", stream="orders")
+        kept = given(sending, "+xadd", position, stream="orders", exactly_once=True)
+        keeps = given(sending, "+xadd +set", position, stream="orders", exactly_once=True)
+        unknown = given(sending, "+xadd", stream="cdc.${source.table}")
+    finally:
+        redis_client.execute_command("ACL", "DELUSER", user)
+
+    assert levels(command) == levels(stream) == levels(kept) == ["error"]
+    assert "ACL SETUSER <user> +xadd" in command[0].text
+    assert "ACL SETUSER <user> ~customers" in stream[0].text
+    assert "ACL SETUSER <user> +set" in kept[0].text
+    assert levels(may) == levels(keeps) == ["ok", "ok"]
+    assert levels(unknown) == ["ok", "note"]
+    assert "'cdc.${source.table}' depend on the changes" in unknown[1].text
+    assert not redis_client.keys()
 
 
 @pytest.mark.nats
@@ -159,14 +225,47 @@ def test_streams_of_nats(nats_server: NatsServer, nats_admin: Admin, nats_stream
     other = look("nats", url=nats_server.url, subject=f"{missing}.a", stream=nats_stream)
     core = look("nats", url=nats_server.url, subject=f"{missing}.a")
 
-    assert levels(there) == ["ok"]
+    assert levels(there) == ["ok", "ok"]
     assert nats_admin.values(nats_stream) == []
     assert levels(gone) == ["error"]
     assert f"nats stream add {missing}" in gone[0].text
     assert levels(other) == ["error"]
     assert f"does not take '{missing}.a'" in other[0].text
-    assert levels(core) == ["ok"]
+    assert levels(core) == ["ok", "ok"]
     assert "nothing is stored" in core[0].text
+
+
+USERS = f"""{{
+  users: [
+    {{ user: some, password: p, permissions: {{ publish: ["s.a", "t.>", "{USER_INFO}"], subscribe: "_INBOX.>" }} }}
+    {{ user: but, password: p, permissions: {{ publish: {{ deny: ["t.secret.>"] }} }} }}
+    {{ user: mute, password: p, permissions: {{ publish: "s.>", subscribe: "_INBOX.>" }} }}
+  ]
+}}"""
+
+
+@pytest.mark.nats
+def test_subjects_that_may_not_be_published_to(start_nats: StartNats) -> None:
+    """The server tells who may ask it; of others only a message would show, and none is sent."""
+    server = start_nats({"authorization": USERS})
+
+    def given(user: str, subject: str) -> Finding:
+        login = {"username": user, "password": "p"}
+        reached, rights = look("nats", url=server.url, subject=subject, **login)
+        assert reached.level == "ok"
+        return rights
+
+    assert given("some", "s.a").level == "ok"
+    assert given("some", "t.${source.table}").level == "ok"
+    assert given("some", "s.b").level == "error"
+    assert given("some", "s.b").mend == "allow it to publish to s.b"
+    assert given("some", "u.${source.table}").mend == "allow it to publish to u.>"
+    assert given("some", "s.${source.table}").level == "warning"
+    assert given("but", "t.${source.table}").level == "warning"
+    assert given("but", "t.secret.${source.table}").level == "error"
+    assert given("but", "anything").level == "ok"
+    assert given("mute", "s.a").level == "note"
+    assert "only a message would show" in given("mute", "s.a").text
 
 
 def test_servers_that_are_not_there() -> None:

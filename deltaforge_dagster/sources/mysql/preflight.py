@@ -24,6 +24,7 @@ from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.connection import Server, Session
 from deltaforge_dagster.sources.mysql.coverage import coverage
 from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _SECONDS = 30.0
@@ -37,6 +38,9 @@ _WISHES = {
 _RETENTION = ("binlog_expire_logs_seconds", "expire_logs_days")
 _DAY = 86_400
 
+_DENIED = (1044, 1142)
+_NO_TABLE = "deltaforge_no_such_table"
+
 
 def preflight(
     server: Server,
@@ -44,6 +48,9 @@ def preflight(
     source_id: str,
     position: BinlogPosition | None,
     as_of: float | None,
+    *,
+    outboxes: OutboxTables,
+    snapshot: bool,
 ) -> list[Finding]:
     """Return what was found, in the order in which things have to be mended.
 
@@ -53,6 +60,8 @@ def preflight(
         source_id: Id of the source, from which our replication server id is made.
         position: Up to where the log was captured; None before the first run.
         as_of: When the newest captured change was made, in seconds since 1970.
+        outboxes: Which tables are outboxes.
+        snapshot: Whether the other tables' rows are to be read, too.
 
     Raises:
         DeltaforgeError: The server cannot be asked.
@@ -65,12 +74,28 @@ def preflight(
         found += _settings(session, server, source_id)
     with finding_errors("grants", found), server.query(_SECONDS) as session:
         server_log.check_grants(session)
-        found.append(Finding("grants", "ok", f"user {server.user!r} may read the binary log"))
+        server_log.log_files(session)
+        found += _log_grants(session, server)
     with finding_errors("position", found), server.query(_SECONDS) as session:
         found += _position(session, server, position, as_of)
     with finding_errors("tables", found), server.query(_SECONDS) as session:
-        found += _tables(session, server, patterns)
+        found += _tables(session, server, patterns, outboxes, snapshot=snapshot)
     return found
+
+
+def _log_grants(session: Session, server: Server) -> list[Finding]:
+    text = f"user {server.user!r} may read the binary log"
+    if not session.is_mariadb:
+        return [Finding("grants", "ok", text)]
+    return [
+        Finding(
+            "grants",
+            "note",
+            f"user {server.user!r} may ask about the binary log; whether it may read it as a replica does, "
+            "MariaDB only shows when that begins",
+            f"GRANT REPLICATION SLAVE ON *.* TO '{server.user}'@'...'",
+        )
+    ]
 
 
 def _settings(session: Session, server: Server, source_id: str) -> list[Finding]:
@@ -143,7 +168,14 @@ def _retention(session: Session, lag: float) -> Finding:
     return Finding("retention", level, text, None if level == "ok" else mend)
 
 
-def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
+def _tables(
+    session: Session,
+    server: Server,
+    patterns: TablePatterns,
+    outboxes: OutboxTables,
+    *,
+    snapshot: bool,
+) -> list[Finding]:
     rows = session.rows(
         "SELECT t.TABLE_SCHEMA AS db, t.TABLE_NAME AS name,"
         " EXISTS (SELECT 1 FROM information_schema.STATISTICS s WHERE s.TABLE_SCHEMA = t.TABLE_SCHEMA"
@@ -164,22 +196,13 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
         text = f"no table matches source.config.tables ({patterns})"
         count = Finding("tables", "warning", text)
     found.append(count)
-    unreadable = [name for name in captured if not _readable(session, *name)]
-    if unreadable:
-        found.append(
-            Finding(
-                "grants",
-                "note",
-                f"user {server.user!r} may not read {listed(_full(unreadable))}: the stream works,"
-                " names of columns (without binlog_row_metadata = FULL) and snapshots do not",
-                each(
-                    [
-                        f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'"
-                        for db, table in unreadable
-                    ]
-                ),
-            )
-        )
+    if outboxes and not any(outboxes.has(*name) for name in captured):
+        text = "no captured table matches source.config.outbox.tables: nothing comes from an outbox"
+        found.append(Finding("outbox", "warning", text))
+    read = [name for name in captured if not outboxes.has(*name)]  # a snapshot leaves outboxes out
+    found += _reading(session, server, read, snapshot=snapshot)
+    if snapshot:
+        found += _locking(session, server, read)
     without = [name for name, has_key in captured.items() if not has_key]
     if without:
         found.append(
@@ -197,6 +220,53 @@ def _tables(session: Session, server: Server, patterns: TablePatterns) -> list[F
             )
         )
     return found
+
+
+def _reading(
+    session: Session, server: Server, tables: Sequence[tuple[str, str]], *, snapshot: bool
+) -> list[Finding]:
+    unreadable = [name for name in tables if not _readable(session, *name)]
+    if not unreadable:
+        return []
+    text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
+    grants = [
+        f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'"
+        for db, table in unreadable
+    ]
+    if snapshot:
+        return [Finding("grants", "error", f"{text}, which the snapshot needs", each(grants))]
+    text += ": the stream works, names of columns (without binlog_row_metadata = FULL) and snapshots do not"
+    return [Finding("grants", "note", text, each(grants))]
+
+
+def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]) -> list[Finding]:
+    """Return whether a snapshot may lock the tables, which it does on a MySQL server without GTIDs.
+
+    A table that is not there cannot be locked, but the server first looks whether it might be.
+    """
+    if session.is_mariadb or server_log.facts(session, server.where).gtids:
+        return []
+    refused = [
+        db
+        for db in sorted({db for db, _ in tables})
+        if session.refusal(f"LOCK TABLES {_quoted(db)}.{_quoted(_NO_TABLE)} READ") in _DENIED
+    ]
+    if not refused:
+        return []
+    return [
+        Finding(
+            "grants",
+            "warning",
+            f"user {server.user!r} may not lock tables in {listed(refused)}, as far as can be told without "
+            "locking one; a snapshot of a server without GTIDs does so",
+            each(
+                [
+                    f"GRANT LOCK TABLES, SELECT ON {_quoted(db)}.* TO '{server.user}'@'...'"
+                    for db in refused
+                ]
+            ),
+        )
+    ]
 
 
 def _readable(session: Session, db: str, table: str) -> bool:

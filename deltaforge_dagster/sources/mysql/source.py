@@ -183,14 +183,24 @@ class MysqlSource:
                 server_log.check_held(session, self._server.where, _binlog(position), found)
             return coverage(session, self._server, self._patterns)
 
-    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:
+    def preflight(
+        self, position: Position | None, as_of: float | None, *, snapshot: bool = False
+    ) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
 
         Raises:
             DeltaforgeError: The server cannot be asked.
         """
         captured = None if position is None else _binlog(position)
-        found = preflight(self._server, self._patterns, self._config.id, captured, as_of)
+        found = preflight(
+            self._server,
+            self._patterns,
+            self._config.id,
+            captured,
+            as_of,
+            outboxes=self._outboxes,
+            snapshot=snapshot,
+        )
         if not self._rules:
             return found
         with finding_errors("columns", found), self._server.query(_OPEN_SECONDS) as session:

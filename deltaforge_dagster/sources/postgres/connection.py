@@ -11,6 +11,7 @@ database or the role sets: options of the start-up packet win over `ALTER ROLE/D
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
@@ -58,6 +59,7 @@ With `row_security` off a SELECT that a policy would cut short fails instead.
 NAME_BYTES = 63
 """Longer application names are cut by the server (NAMEDATALEN - 1)."""
 
+_DIGEST = 12
 _CONNECT_SECONDS = 2  # the least that libpq accepts
 _IDLE_SECONDS = 30.0
 _DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
@@ -82,7 +84,7 @@ class Server:
             SpecError: `dsn` is neither; the message repeats nothing of it.
         """
         given = conninfo.conninfo_to_dict(postgres_dsn(dsn)[0])
-        name = application_name.encode()[:NAME_BYTES].decode(errors="ignore")
+        name = _fitting(application_name)
         return cls(name, {**_DEFAULTS, **given, "application_name": name})
 
     @property
@@ -132,22 +134,32 @@ class Server:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
         return translate(error.sqlstate, str(error), self.where, self.user)
 
-    def replicate(self, connection: psycopg.Connection, seconds: float) -> socket.socket:
+    def replicate(
+        self, connection: psycopg.Connection, seconds: float, silence: float | None = None
+    ) -> socket.socket:
         """Open a replication connection to the server that `connection` has reached.
 
-        Returns its socket, blocking with a timeout of `seconds`, ready for a command.
+        Returns its socket, blocking with a timeout of `seconds`, ready for a command. The server
+        ends the session after `silence` seconds without a word from us, or as it is configured
+        when that is None; `wal_sender_timeout` in the DSN's own options wins.
+
+        `tcp_user_timeout` is left alone: by it Linux would also end a connection that is full
+        because capture pauses, whatever status messages we send meanwhile.
 
         Raises:
             DeltaforgeError: Whatever the server refused.
         """
         info = connection.info
+        options = _options(self._parameters)
+        if silence is not None:
+            options = f"-c wal_sender_timeout={int(silence * 1000)} {options}"
         address = handshake.Address(
             host=info.host,
             port=info.port,
             user=info.user,
             password=info.password,
             database=info.dbname,
-            options=_options(self._parameters),
+            options=options,
             application_name=self.application_name,
             tls=self._tls(used=connection.pgconn.ssl_in_use),
         )
@@ -293,6 +305,18 @@ class KeptConnection:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _fitting(application_name: str) -> str:
+    """Return a name that the server keeps whole; a long one ends in a hash of what is cut off.
+
+    Who may end whose reader is decided by this name (`slots.claim`).
+    """
+    name = application_name.encode()
+    if len(name) <= NAME_BYTES:
+        return application_name
+    digest = hashlib.sha256(name).hexdigest()[:_DIGEST]
+    return f"{name[: NAME_BYTES - _DIGEST - 1].decode(errors='ignore')}-{digest}"
 
 
 def _options(parameters: dict[str, Any]) -> str:

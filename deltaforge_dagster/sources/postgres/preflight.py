@@ -17,7 +17,7 @@ from deltaforge_dagster.sources.findings import (
     listed,
     retention_level,
 )
-from deltaforge_dagster.sources.postgres import catalog, publications, slots
+from deltaforge_dagster.sources.postgres import catalog, publications, rights, slots
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.tables import TablePatterns
 
@@ -32,6 +32,8 @@ def preflight(
     slot: str,
     publication: str,
     position: LsnPosition | None,
+    failover: bool,
+    needed_by: str | None,
 ) -> list[Finding]:
     """Return what was found, in the order in which things have to be mended.
 
@@ -42,6 +44,8 @@ def preflight(
         slot: Name of the replication slot.
         publication: Name of the publication.
         position: Up to where the log was captured; None before the first run.
+        failover: Whether a slot that is made is to be a failover slot.
+        needed_by: What reads the tables themselves; None when nothing does.
 
     Raises:
         DeltaforgeError: The server cannot be asked.
@@ -51,9 +55,9 @@ def preflight(
     return [
         Finding("connection", "ok", f"{server.where}, version {version}"),
         *_log(connection, server),
-        *_slot(connection, server, slot, existing, position),
+        *_slot(connection, server, slot, existing, position, failover=failover),
         *_publication(connection, server, patterns, publication, slot_exists=existing is not None),
-        *_tables(connection, server, patterns),
+        *_tables(connection, server, patterns, needed_by),
     ]
 
 
@@ -93,10 +97,16 @@ def _slot(
     name: str,
     existing: catalog.Slot | None,
     position: LsnPosition | None,
+    *,
+    failover: bool,
 ) -> list[Finding]:
     found: list[Finding] = []
     if existing is None and position is None:
-        return [_room(connection, name)]
+        with finding_errors("slot", found):
+            if failover:
+                slots.check_failover(server, catalog.facts(connection).version)
+            found.append(_room(connection, name))
+        return found
     with finding_errors("slot", found):
         held = slots.check(existing, server, name)
         if position is not None:
@@ -108,18 +118,30 @@ def _slot(
 
 
 def _room(connection: psycopg.Connection, name: str) -> Finding:
-    """Say whether the server can make the slot, which the first run does."""
+    """Say whether the server can make the slot, which the first run does, and send from it."""
     row = connection.execute(
-        "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
+        """
+        SELECT current_setting('max_replication_slots')::int
+                   > (SELECT count(*) FROM pg_replication_slots),
+               current_setting('max_wal_senders')::int > (SELECT count(*) FROM pg_stat_replication)
+        """
     ).fetchone()
-    if row is not None and row[0] > 0:
-        return Finding("slot", "ok", f"replication slot {name!r} will be created")
-    return Finding(
-        "slot",
-        "error",
-        "all replication slots are in use; drop one, or raise the number and restart the server",
-        "ALTER SYSTEM SET max_replication_slots = 20",
-    )
+    assert row is not None
+    if not row[0]:
+        return Finding(
+            "slot",
+            "error",
+            "all replication slots are in use; drop one, or raise the number and restart the server",
+            "ALTER SYSTEM SET max_replication_slots = 20",
+        )
+    if not row[1]:
+        return Finding(
+            "slot",
+            "error",
+            "all WAL senders are in use; end one, or raise the number and restart the server",
+            "ALTER SYSTEM SET max_wal_senders = 20",
+        )
+    return Finding("slot", "ok", f"replication slot {name!r} will be created")
 
 
 def _retention(connection: psycopg.Connection, name: str) -> Finding:
@@ -194,7 +216,7 @@ def _publication(
 
 
 def _tables(
-    connection: psycopg.Connection, server: Server, patterns: TablePatterns
+    connection: psycopg.Connection, server: Server, patterns: TablePatterns, needed_by: str | None
 ) -> list[Finding]:
     chosen = catalog.captured(catalog.tables(connection), patterns)
     if not chosen:
@@ -202,7 +224,7 @@ def _tables(
     found = [Finding("tables", "ok", f"{len(chosen)} match source.config.tables")]
     rows = connection.execute(
         """
-        SELECT c.oid::int8, c.relreplident::text, has_table_privilege(c.oid, 'SELECT'),
+        SELECT c.oid::int8, c.relreplident::text,
                EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
           FROM unnest(%s::oid[]) WITH ORDINALITY AS chosen(oid, place)
           JOIN pg_class c ON c.oid = chosen.oid ORDER BY place
@@ -213,7 +235,7 @@ def _tables(
     bare = set(catalog.without_identity(connection, chosen))  # said with the publication
     partial = [
         by_oid[oid]
-        for oid, identity, _, _ in rows
+        for oid, identity, _ in rows
         if identity != "f" and by_oid[oid].full_name not in bare
     ]
     if partial:
@@ -233,7 +255,7 @@ def _tables(
                 ),
             )
         )
-    without = [by_oid[oid] for oid, _, _, has_key in rows if not has_key]
+    without = [by_oid[oid] for oid, _, has_key in rows if not has_key]
     if without:
         keys = [
             sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (...)").format(table.identifier)
@@ -249,20 +271,4 @@ def _tables(
                 each([one.as_string(connection) for one in keys]),
             )
         )
-    unreadable = [by_oid[oid] for oid, _, readable, _ in rows if not readable]
-    if unreadable:
-        grant = sql.SQL("GRANT SELECT ON {} TO {}").format(
-            sql.SQL(", ").join(table.identifier for table in unreadable),
-            sql.Identifier(server.user),
-        )
-        found.append(
-            Finding(
-                "grants",
-                "note",
-                f"role {server.user!r} may not read"
-                f" {listed([table.full_name for table in unreadable])}: the stream works, snapshots"
-                " do not",
-                grant.as_string(connection),
-            )
-        )
-    return found
+    return found + rights.reading(connection, server, chosen, needed_by)

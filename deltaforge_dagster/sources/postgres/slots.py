@@ -31,6 +31,8 @@ _PLUGIN = "pgoutput"
 _SKIPS_EMPTY_VERSION = 150000
 _FAILOVER_VERSION = 170000
 _WAIT_SECONDS = 5.0
+_END_SECONDS = 15.0
+_AGAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 
 
@@ -46,10 +48,8 @@ def create(
         SourceMisconfigured: The server has no free slot, or is too old for failover slots.
         PermissionMissing: The role may not replicate.
     """
-    if failover and version < _FAILOVER_VERSION:
-        raise SourceMisconfigured(
-            f"{server.where}: engine.postgres.failover_slot needs PostgreSQL 17 or later"
-        )
+    if failover:
+        check_failover(server, version)
     more = ", failover => true" if failover else ""
     try:
         connection.execute(
@@ -70,6 +70,18 @@ def create(
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise may_not_replicate(server.where, server.user) from error
+
+
+def check_failover(server: Server, version: int) -> None:
+    """Check that the server knows failover slots.
+
+    Raises:
+        SourceMisconfigured: It is too old.
+    """
+    if version < _FAILOVER_VERSION:
+        raise SourceMisconfigured(
+            f"{server.where}: engine.postgres.failover_slot needs PostgreSQL 17 or later"
+        )
 
 
 def check(found: catalog.Slot | None, server: Server, name: str) -> catalog.Slot:
@@ -192,24 +204,20 @@ def claim(connection: psycopg.Connection, server: Server, name: str) -> None:
     After a killed run the server may not have noticed yet. A reader of the same pipeline that is
     still there after five seconds is ended: whoever calls this holds the pipeline now.
 
+    One request to end is not enough for a reader whose process is stopped while the connection is
+    full. Its walsender begins to tell the reader why it ends, and waits for room to do so, without a
+    limit: `wal_sender_timeout` no longer counts. Only the next request makes it end without a word.
+
     Raises:
-        SourceUnavailable: Somebody else reads the slot.
+        SourceUnavailable: Somebody else reads the slot, or our role may not end the reader.
     """
-    pid = _wait(connection, name)
-    if pid is None:
-        return
-    row = connection.execute(
-        """
-        SELECT backend_type = 'walsender' AND application_name = current_setting('application_name')
-               AND pg_terminate_backend(pid), application_name
-          FROM pg_stat_activity WHERE pid = %s
-        """,
-        (pid,),
-    ).fetchone()
-    if row is not None and not row[0]:
-        raise in_use(server, name, f"process {pid} ({row[1] or 'unnamed'})")
-    if _wait(connection, name) is not None:
-        raise in_use(server, name, f"process {pid}, which does not end")
+    pid = _wait(connection, name, _WAIT_SECONDS)
+    deadline = time.monotonic() + _END_SECONDS
+    while pid is not None:
+        if time.monotonic() > deadline:
+            raise in_use(server, name, f"process {pid}, which does not end")
+        _end(connection, server, name, pid)
+        pid = _wait(connection, name, _AGAIN_SECONDS)
 
 
 def in_use(server: Server, name: str, by: str) -> SourceUnavailable:
@@ -274,9 +282,33 @@ def has_changes(
     return bool(row[0])
 
 
-def _wait(connection: psycopg.Connection, name: str) -> int | None:
-    """Return the process that still reads the slot after some seconds, None once there is none."""
-    deadline = time.monotonic() + _WAIT_SECONDS
+def _end(connection: psycopg.Connection, server: Server, name: str, pid: int) -> None:
+    """Ask a reader of the same pipeline to end; one that is gone by now is fine.
+
+    Raises:
+        SourceUnavailable: It is not ours to end.
+    """
+    try:
+        row = connection.execute(
+            """
+            SELECT CASE WHEN backend_type = 'walsender'
+                         AND application_name = current_setting('application_name')
+                        THEN pg_terminate_backend(pid) IS NOT NULL ELSE false END,
+                   application_name
+              FROM pg_stat_activity WHERE pid = %s
+            """,
+            (pid,),
+        ).fetchone()
+    except psycopg.errors.InsufficientPrivilege as error:
+        by = f"process {pid} of this pipeline, which role {server.user!r} may not end"
+        raise in_use(server, name, by) from error
+    if row is not None and not row[0]:
+        raise in_use(server, name, f"process {pid} ({row[1] or 'unnamed'})")
+
+
+def _wait(connection: psycopg.Connection, name: str, seconds: float) -> int | None:
+    """Return the process that still reads the slot after `seconds`, None once there is none."""
+    deadline = time.monotonic() + seconds
     while True:
         found = catalog.slot(connection, name)
         if found is None or found.active_pid is None:

@@ -36,6 +36,7 @@ from deltaforge_dagster.sources.postgres import (
     endings,
     identity,
     publications,
+    rights,
     slots,
 )
 from deltaforge_dagster.sources.postgres.batches import Unsent
@@ -48,6 +49,7 @@ from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.reselect import Reselection
 from deltaforge_dagster.sources.postgres.snapshot import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
+    SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
     start_command,
@@ -67,6 +69,9 @@ _HANDSHAKE_SECONDS = 10.0
 _NO_MESSAGES = (
     "this server sends no logical messages, of which source.config.outbox.prefixes speaks "
     "(PostgreSQL does from 14 on)"
+)
+_ANYBODYS_MESSAGES = (
+    "logical messages come with the log, whoever writes them: this role needs no right for them"
 )
 _DEFAULT_VALUES = ValueOptions()
 _DEFAULT_OPTIONS = PostgresOptions()
@@ -224,7 +229,13 @@ class PostgresSource:
                 found.append(slots.short_of_log(config.slot))
             return found
 
-    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by age
+    def preflight(
+        self,
+        position: Position | None,
+        as_of: float | None,  # noqa: ARG002 - a slot keeps log by size, not by age
+        *,
+        snapshot: bool = False,
+    ) -> list[Finding]:
         """Return what is, and is not, as capture needs it; within 30 seconds, changing nothing.
 
         Raises:
@@ -239,10 +250,16 @@ class PostgresSource:
                 slot=self._config.slot,
                 publication=self._config.publication,
                 position=position,
+                failover=self._options.failover_slot,
+                needed_by=self._needing_to_read(snapshot=snapshot),
             )
             version = catalog.facts(connection).version
             if self._outboxes and version < MESSAGES_VERSION:
                 found.append(Finding("outbox", "error", _NO_MESSAGES))
+            elif self._outboxes:
+                found.append(Finding("outbox", "ok", _ANYBODYS_MESSAGES))
+            if self._options.heartbeat_seconds is not None:
+                found.append(rights.heartbeat(connection, self._server))
             if not self._rules:
                 return found
             captured = catalog.captured(catalog.tables(connection), self._patterns)
@@ -439,6 +456,11 @@ class PostgresSource:
             built_in=self._built_in,
         )
 
+    def _needing_to_read(self, *, snapshot: bool) -> str | None:
+        if self._values.toast == "reselect":
+            return "engine.values.toast: reselect"
+        return "the snapshot" if snapshot else None
+
     def _unsent(self) -> Unsent:
         match self._values.toast:
             case "unchanged":
@@ -459,9 +481,10 @@ class PostgresSource:
             publications.check(connection, server, config.publication, self._patterns)
             slots.claim(connection, server, config.slot)
             command = start_command(connection, config, start, facts.version)
-            connected = server.replicate(connection, _HANDSHAKE_SECONDS)
-        status_seconds = min(STATUS_SECONDS, facts.sender_timeout / 4 or STATUS_SECONDS)
-        stream = ReplicationStream(connected, server.where, status_seconds)
+            # A server that would wait for longer, or for ever, would keep a frozen reader's slot.
+            silence = min(facts.sender_timeout or SILENCE_SECONDS, SILENCE_SECONDS)
+            connected = server.replicate(connection, _HANDSHAKE_SECONDS, silence)
+        stream = ReplicationStream(connected, server.where, min(STATUS_SECONDS, silence / 4))
         with self._lock:
             self._stream = stream
             closed = self._closed

@@ -30,7 +30,7 @@ from deltaforge_dagster.sources.stream_socket import StreamSocket
 
 STATUS_SECONDS = 1.0
 SILENCE_SECONDS = 60.0
-"""A server that says nothing for so long, though asked half-way, is taken for dead."""
+"""A server that says nothing for so long, though asked half-way, is taken for dead; and so are we."""
 
 _STATUS = struct.Struct("!cicqqqqb")
 _EPOCH_2000 = 946_684_800

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.turso import DatabaseFile, TursoConfig
+import os
+
+from deltaforge_dagster.config.turso import DatabaseFile, DatabaseServer, TursoConfig
 from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors, listed
@@ -65,10 +67,7 @@ def _of_mode(
     found: list[Finding] = []
     if way.mode == triggers.MODE and config.auto_create_triggers:
         if not triggers.is_complete(session, tables):
-            text = (
-                "the table of changes, or triggers, are missing or old; the next start makes them"
-            )
-            return [Finding("triggers", "note", text)]
+            return [_to_make(config.place)]
     elif way.mode == triggers.MODE:
         found += _triggers(session, tables)
     with finding_errors("changes", found):
@@ -80,6 +79,19 @@ def _of_mode(
         text = "updates and deletes are not seen, only rows with a larger rowid than before"
         found.append(Finding("polling", "warning", text))
     return found
+
+
+def _to_make(place: DatabaseFile | DatabaseServer) -> Finding:
+    """Say whether the next start can make the table of changes and the triggers."""
+    text = "the table of changes, or triggers, are missing or old; the next start makes them"
+    if isinstance(place, DatabaseServer):
+        text += "; whether auth_token allows it only that shows"
+        return Finding("triggers", "note", text)
+    closed = [path for path in (place.path, place.path.parent) if not os.access(path, os.W_OK)]
+    if not closed:
+        return Finding("triggers", "note", text)
+    text = f"triggers have to be made, but user {os.geteuid()} may not write {listed(list(map(str, closed)))}"
+    return Finding("triggers", "error", text, f"chown {os.geteuid()} {closed[0]}")
 
 
 def _tables(tables: dict[str, Definition], config: TursoConfig) -> Finding:

@@ -149,7 +149,13 @@ class TursoSource:
             one for one in found if one.level == "error" or (one.bad and one.subject == "tables")
         ]
 
-    def preflight(self, position: Position | None, as_of: float | None) -> list[Finding]:  # noqa: ARG002 - changes are kept by confirmation, not by age
+    def preflight(
+        self,
+        position: Position | None,
+        as_of: float | None,  # noqa: ARG002 - changes are kept by confirmation, not by age
+        *,
+        snapshot: bool = False,  # noqa: ARG002 - who may read a database may read all of it
+    ) -> list[Finding]:
         """Return what is, and is not, as capture needs it, changing nothing."""
         at = None if position is None else _own(position)
         way = self._ways.chosen(_OPEN_SECONDS) if at is None else self._of(at)

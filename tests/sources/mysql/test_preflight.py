@@ -10,6 +10,7 @@ import pytest
 
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.mysql import server_log
 from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user
@@ -28,12 +29,14 @@ def look(
     bench: MysqlBench,
     position: BinlogPosition | None = None,
     as_of: float | None = None,
+    *,
+    snapshot: bool = False,
     **config: object,
 ) -> dict[str, Finding]:
     """Return the worst finding per subject."""
     source = bench.source(**config)
     try:
-        found = source.preflight(position, as_of)
+        found = source.preflight(position, as_of, snapshot=snapshot)
     finally:
         source.close()
     assert PASSWORD not in str(found)
@@ -118,22 +121,55 @@ def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
     assert "binlog_row_value_options" not in mended
 
 
-def test_grants_that_are_missing(bench: MysqlBench) -> None:
-    """What the user may not do is an error with the statement that grants it."""
-    found = look(bench, dsn=as_user(bench, "SELECT"))
+@pytest.mark.parametrize("half", ["SELECT", "REPLICATION SLAVE", "REPLICATION CLIENT"])
+def test_grants_that_are_missing(bench: MysqlBench, half: str) -> None:
+    """What the user may not do is an error with the statement that grants it; one of two is not enough."""
+    found = look(bench, dsn=as_user(bench, half))
 
     assert found["grants"].level == "error"
     assert "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.*" in found["grants"].text
 
 
 def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
-    """A table that the user sees and may not read is a note with the GRANT."""
+    """A table that the user sees and may not read is a note with the GRANT, an error with a snapshot."""
     dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
 
-    found = look(bench, dsn=dsn)
+    found, read = look(bench, dsn=dsn), look(bench, dsn=dsn, snapshot=True)
 
-    assert found["grants"].level == "note"
+    assert (found["grants"].level, read["grants"].level) == ("note", "error")
     assert str(found["grants"].mend).startswith(f"GRANT SELECT ON `{bench.database}`.")
+    assert found["grants"].mend == read["grants"].mend
+    assert "which the snapshot needs" in read["grants"].text
+
+
+def test_tables_that_may_not_be_locked(bench: MysqlBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without GTIDs a snapshot locks tables; whether it may is asked without locking one."""
+    dsn = as_user(bench, "REPLICATION SLAVE", "REPLICATION CLIENT", "SELECT")
+    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok", "with GTIDs"
+    monkeypatch.setattr(server_log, "facts", lambda *_: server_log.Facts(gtids=False))
+
+    found = look(bench, dsn=dsn, snapshot=True)["grants"]
+
+    assert found.level == "warning"
+    assert str(found.mend).startswith(f"GRANT LOCK TABLES, SELECT ON `{bench.database}`.*")
+    assert look(bench, dsn=dsn)["grants"].level == "ok", "without a snapshot"
+    bench.run(f"GRANT LOCK TABLES ON *.* TO 'u{bench.database[-12:]}'@'%'")
+    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+
+
+def test_an_outbox_that_is_not_there(bench: MysqlBench) -> None:
+    """Nothing comes from it; once it is there, a snapshot needs no right to read it."""
+    both = (f"{bench.database}.orders", f"{bench.database}.outbox")
+    outbox = {"tables": both[1:]}
+    grants = ("REPLICATION SLAVE", "REPLICATION CLIENT", "INSERT")
+    dsn = as_user(bench, *grants)
+    bench.run(f"GRANT SELECT ON {bench.database}.orders TO 'u{bench.database[-12:]}'@'%'")
+
+    assert look(bench, tables=both, outbox=outbox)["outbox"].level == "warning"
+    bench.run("CREATE TABLE outbox (id INT PRIMARY KEY)")
+    found = look(bench, dsn=dsn, snapshot=True, tables=both, outbox=outbox)
+    assert "outbox" not in found
+    assert found["grants"].level == "ok"
 
 
 def test_a_position_that_the_log_no_longer_has(bench: MysqlBench) -> None:

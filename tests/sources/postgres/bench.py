@@ -95,6 +95,11 @@ class PostgresBench:
         )
         return pid
 
+    def reader_waits_for(self, event: str) -> bool:
+        """Say whether the process that reads the slot waits for this, as `pg_stat_activity` has it."""
+        waits = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
+        return bool(self.value(waits, event, self.reader()))
+
     def wait_for_readers(self) -> None:
         """Wait until nobody reads the slot: a walsender ends a moment after its client."""
         deadline = time.monotonic() + 60

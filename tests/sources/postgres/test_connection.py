@@ -262,14 +262,19 @@ def test_a_replication_connection_takes_commands(postgres_dsn: str) -> None:
 
 
 def test_the_server_shows_who_we_are(postgres_dsn: str) -> None:
-    """Sessions carry the application name, cut to what the server keeps."""
-    named = Server.from_dsn(postgres_dsn, "deltaforge/" + "ä" * 60)
-    with named.query(5) as connection:
-        row = connection.execute("SELECT current_setting('application_name')").fetchone()
+    """Sessions carry the application name; long ones that differ at their ends stay different."""
+    shown = []
+    for end in "ab":
+        named = Server.from_dsn(postgres_dsn, f"deltaforge/{'p' * 99}{end}")
+        with named.query(5) as connection:
+            row = connection.execute("SELECT current_setting('application_name')").fetchone()
+        assert row is not None
+        shown.append(row[0])
 
-    assert row is not None
-    assert row[0].startswith("deltaforge/")
-    assert len(named.application_name.encode()) <= 63
+    assert shown[0].startswith("deltaforge/ppp")
+    assert shown[0] != shown[1]
+    assert server(postgres_dsn).application_name == "deltaforge/test"
+    assert len(Server.from_dsn(postgres_dsn, "ä" * 100).application_name.encode()) <= 63
 
 
 def test_representations_hide_the_password(postgres_server: PostgresServer) -> None:

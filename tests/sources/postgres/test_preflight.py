@@ -8,8 +8,13 @@ from contextlib import closing
 import pytest
 from psycopg import conninfo
 
+from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.errors import PermissionMissing
 from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.postgres.source import PostgresSource
+from tests.contracts.test_source import Versions
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.postgres.test_connection import PASSWORD, role  # noqa: F401
@@ -25,11 +30,15 @@ def bench(postgres_dsn: str) -> Iterator[PostgresBench]:
 
 
 def look(
-    bench: PostgresBench, position: LsnPosition | None = None, **config: object
+    bench: PostgresBench,
+    position: LsnPosition | None = None,
+    *,
+    snapshot: bool = False,
+    **config: object,
 ) -> dict[str, Finding]:
     """Return the worst finding per subject."""
     with closing(bench.source(**config)) as source:
-        found = source.preflight(position, None)
+        found = source.preflight(position, None, snapshot=snapshot)
     assert PASSWORD not in str(found)
     levels = ["ok", "note", "warning", "error"]
     return {one.subject: one for one in sorted(found, key=lambda one: levels.index(one.level))}
@@ -95,15 +104,121 @@ def test_a_role_that_may_not(bench: PostgresBench, role: str) -> None:  # noqa: 
     """What the role may not do comes with the statement that grants it."""
     dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
 
-    found = look(bench, dsn=dsn)
-
-    assert errors(found) == ["grants", "publication"]
     with closing(bench.source(dsn=dsn)) as source:
-        mends = [one.mend for one in source.preflight(None, None) if one.subject == "grants"]
-    assert mends == [
-        f'ALTER ROLE "{role}" REPLICATION',
-        f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"',
+        found = source.preflight(None, None)
+
+    assert [(one.subject, one.level) for one in found if one.mend and one.bad] == [
+        ("grants", "error"),
+        ("publication", "error"),
     ]
+    mends = {one.mend for one in found}
+    assert f'ALTER ROLE "{role}" REPLICATION' in mends
+    assert f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"' in mends
+    (publication,) = [one for one in found if one.subject == "publication"]
+    assert "lacks CREATE on the database, it does not own public.items" in publication.text
+    assert str(publication.mend).startswith('CREATE PUBLICATION "p" FOR TABLE "public"."items"')
+
+
+def test_an_owner_that_may_not_create_in_the_database(
+    bench: PostgresBench,
+    role: str,  # noqa: F811
+) -> None:
+    """The role that owns the tables lacks one right; with it, what is said comes true."""
+    bench.execute(
+        f"ALTER ROLE {role} REPLICATION",
+        f"ALTER TABLE orders OWNER TO {role}",
+        f"ALTER TABLE items OWNER TO {role}",
+    )
+    dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+
+    found = look(bench, dsn=dsn)
+    assert errors(found) == ["publication"]
+    assert "lacks CREATE on the database;" in found["publication"].text
+    with pytest.raises(PermissionMissing):
+        bench.source(dsn=dsn).ensure_start()
+
+    database = conninfo.conninfo_to_dict(bench.dsn)["dbname"]
+    bench.execute(f"GRANT CREATE ON DATABASE {database} TO {role}")
+    found = look(bench, dsn=dsn)
+    assert errors(found) == []
+    assert "will be created" in found["publication"].text
+    bench.source(dsn=dsn).ensure_start()
+
+
+def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) -> None:  # noqa: F811
+    """Whatever keeps a SELECT from seeing all of a table is an error once something reads it."""
+    bench.execute(
+        f"ALTER ROLE {role} REPLICATION",
+        "CREATE PUBLICATION p FOR TABLE orders, items",
+        f"GRANT SELECT ON orders, items TO {role}",
+    )
+    dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+
+    bench.execute(
+        f"REVOKE SELECT ON orders FROM {role}",
+        f"GRANT SELECT (id) ON orders TO {role}",
+        "ALTER TABLE items ENABLE ROW LEVEL SECURITY",
+        "REVOKE USAGE ON SCHEMA public FROM PUBLIC",
+    )
+    noted, found = look(bench, dsn=dsn)["grants"], look(bench, dsn=dsn, snapshot=True)["grants"]
+
+    assert (noted.level, found.level) == ("note", "error")
+    assert "the stream works, snapshots do not" in noted.text
+    assert "which the snapshot needs" in found.text
+    assert found.mend == noted.mend
+    assert found.mend == (
+        f'GRANT USAGE ON SCHEMA "public" TO "{role}"; '
+        f'GRANT SELECT ON "public"."orders" TO "{role}"; ALTER ROLE "{role}" BYPASSRLS'
+    )
+    bench.execute(*str(found.mend).split("; "))
+    assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
+
+
+def test_tables_that_reselection_may_not_read(bench: PostgresBench, role: str) -> None:  # noqa: F811
+    """`toast: reselect` reads tables while the stream goes on."""
+    bench.execute(f"ALTER ROLE {role} REPLICATION", "CREATE PUBLICATION p FOR TABLE orders, items")
+    dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+    source = PostgresSource(bench.config(dsn=dsn), "orders", ValueOptions(toast="reselect"))
+
+    with closing(source):
+        found = source.preflight(None, None)
+
+    (refused,) = [one for one in found if one.level == "error"]
+    assert "which engine.values.toast: reselect needs" in refused.text
+    assert refused.mend == f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"'
+
+
+def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> None:  # noqa: F811
+    """The log is read without them, so it is a warning; nobody needs the right who writes none."""
+    dsn = conninfo.make_conninfo(bench.dsn, user=role, password=PASSWORD)
+    options = PostgresOptions(heartbeat_seconds=10)
+    assert look(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
+    functions = (
+        "SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc"
+        " WHERE proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype"
+    )
+    bench.execute(f"REVOKE EXECUTE ON FUNCTION {bench.value(functions)} FROM PUBLIC")
+
+    found = look(bench, dsn=dsn, options=options)["heartbeat"]
+
+    assert found.level == "warning"
+    bench.execute(str(found.mend))
+    assert look(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
+    assert "heartbeat" not in look(bench, dsn=dsn)
+
+
+def test_what_the_file_asks_of_a_server_that_lacks_it(bench: PostgresBench) -> None:
+    """Failover slots need a newer server; messages of an outbox need no right of ours."""
+    if bench.connection.info.server_version >= 170000:
+        pytest.xfail("this server has them")
+    outbox = {"prefixes": ("outbox",)}
+
+    found = look(bench, options=PostgresOptions(failover_slot=True), outbox=outbox)
+
+    assert "needs PostgreSQL 17" in found["slot"].text
+    assert errors(found) == ["slot"]
+    assert found["outbox"].level == "ok"
 
 
 def test_a_slot_that_is_gone(bench: PostgresBench) -> None:
@@ -121,7 +236,9 @@ def test_a_publication_that_lacks_something(bench: PostgresBench) -> None:
     """A table or a kind of change that is not sent comes with the statement that adds it."""
     start = bench.source().ensure_start()
     bench.execute("ALTER PUBLICATION p DROP TABLE items")
-    assert "ALTER PUBLICATION" in str(look(bench, start)["publication"].mend)
+    found = look(bench, start)["publication"]
+    assert found.level == "error"
+    assert found.mend == 'ALTER PUBLICATION "p" ADD TABLE "public"."items"'
 
     bench.execute("ALTER PUBLICATION p ADD TABLE items")
     bench.execute("ALTER PUBLICATION p SET (publish = 'insert, update')")
@@ -146,11 +263,22 @@ def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
         assert found.mend == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
 
 
-def test_no_slot_is_free(start_postgres: StartPostgres) -> None:
-    """A server with all slots in use, or without a log for us, is an error before the first run."""
-    server = start_postgres({"max_replication_slots": "1"})
-    with PostgresBench(server.create_database()) as bench:
+def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
+    """A server with all of them in use is an error before the first run."""
+    server = start_postgres({"max_replication_slots": "2", "max_wal_senders": "1"})
+    dsn = server.create_database()
+    with PostgresBench(server.create_database()) as other, PostgresBench(dsn) as bench:
+        reader = other.source()
+        reading = reader.read(reader.ensure_start(), ReadLimits(), Versions())
+        next(reading)
+
+        found = look(bench)
+        assert errors(found) == ["slot"]
+        assert found["slot"].mend == "ALTER SYSTEM SET max_wal_senders = 20"
+
         bench.connection.execute(
             "SELECT pg_create_logical_replication_slot('taken', 'test_decoding')"
         )
-        assert errors(look(bench)) == ["slot"]
+        found = look(bench)
+        assert errors(found) == ["slot"]
+        assert found["slot"].mend == "ALTER SYSTEM SET max_replication_slots = 20"

@@ -36,9 +36,15 @@ from tests.contracts.test_source import (
     take,
     whole,
 )
+from tests.e2e.deployment import eventually
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
-from tests.sources.postgres.test_connection import PASSWORD, everything_said, role  # noqa: F401
+from tests.sources.postgres.test_connection import (
+    PASSWORD,
+    everything_said,
+    role,  # noqa: F401
+    silencing_proxy,
+)
 from tests.sources.quiet import is_quiet
 
 pytestmark = pytest.mark.postgres
@@ -479,6 +485,42 @@ class TestSlot:
         bench.execute(insert("orders", 1))
 
         assert take(bench, start, whole(1)).changes == inserts("orders", 1)
+
+    def test_a_reader_that_takes_nothing_is_ended(
+        self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The rest of a row fills the connection, so that its walsender cannot say good-bye.
+
+        Such is a run that was stopped (SIGSTOP) amid a transaction, and whose lease another has.
+        """
+        monkeypatch.setattr(slots, "_WAIT_SECONDS", 0.0)
+        start = bench.source().ensure_start()
+        bench.execute(insert("orders", 1))
+        reading = bench.source().read(start, ReadLimits(), Versions())
+        next(batch for batch in reading if batch.rows is not None)
+        bench.execute("INSERT INTO orders VALUES (2, repeat('x', 32000000))")
+        eventually(lambda: bench.reader_waits_for("WalSenderWriteData"))
+
+        taken = take(bench, start, whole(2))
+
+        assert [row["table"] for row in taken.rows] == ["orders", "orders"]
+
+    def test_the_server_ends_a_reader_that_says_nothing(
+        self, bench: PostgresBench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also a server that is told to wait for ever; then the slot is free for anybody."""
+        database = conninfo.conninfo_to_dict(bench.dsn)["dbname"]
+        bench.execute(f"ALTER DATABASE {database} SET wal_sender_timeout = 0")
+        monkeypatch.setattr(source, "SILENCE_SECONDS", 2.0)
+        start = bench.source().ensure_start()
+        with silencing_proxy(bench.dsn) as (dsn, silence):
+            reading = bench.source(dsn=dsn).read(start, ReadLimits(), Versions())
+            next(reading)
+            assert bench.reader() is not None
+
+            silence.set()
+
+            eventually(lambda: bench.reader() is None)
 
     def test_a_slot_for_prepared_transactions_is_refused(self, bench: PostgresBench) -> None:
         """It would send what may be rolled back."""

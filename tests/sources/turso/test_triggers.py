@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import sys
@@ -23,6 +24,7 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import TursoPosition
+from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.turso import triggers
 from deltaforge_dagster.sources.turso.definitions import definition
 from deltaforge_dagster.sources.turso.files import SqliteFile
@@ -186,6 +188,21 @@ def test_rows_of_deltaforges_own_triggers(tmp_path: Path) -> None:
         assert row["ts_us"] == 1_700_000_000_123_000
         levels = {one.subject: one.level for one in bench.source().preflight(None, None)}
         assert levels["triggers"] == "error"  # `items` has none
+
+
+def test_triggers_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They will be made, which is a note; by a user who may not write the file they cannot be."""
+    with SqliteBench(tmp_path / "shop.db") as bench:
+        bench.mode = "triggers"
+
+        def look() -> Finding:
+            found = bench.source(auto_create_triggers=True).preflight(None, None)
+            return next(one for one in found if one.subject == "triggers")
+
+        assert look().level == "note"
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everything
+        assert look().level == "error"
+        assert str(tmp_path / "shop.db") in look().text
 
 
 FIRST_VERSION = (
