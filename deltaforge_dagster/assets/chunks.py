@@ -18,7 +18,7 @@ from deltaforge_dagster.pipeline.snapshot_life import Life, living
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.tools import Tools
-from deltaforge_dagster.pipeline.work import begin
+from deltaforge_dagster.pipeline.work import begin, chunks_read
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
@@ -75,7 +75,7 @@ class SnapshotBeside:
     """Reads, beside a live run that no sensor has started, the snapshot that the pipeline wants.
 
     Under Dagster's daemon a sensor starts a run of its own for it. Here a thread does the same, unless
-    such a run is at work. The live run takes over what is read, and must not end before (`reading`).
+    such a run is at work. The live run takes over what is read, and must not end before (`works`).
 
     Args:
         context: Of the live run.
@@ -98,9 +98,14 @@ class SnapshotBeside:
         self._thread.start()
 
     @property
-    def reading(self) -> bool:
-        """Whether chunks are still being read."""
-        return self._thread.is_alive()
+    def works(self) -> bool:
+        """Whether chunks are still being read, or wait for the live run to take them over."""
+        if self._thread.is_alive():
+            return True
+        store, name = self._tools.store, self._loaded.name
+        row = store.pipeline(name)
+        paused = row is None or row.capture_pause is not None or row.want != "running"
+        return not paused and self.error is None and chunks_read(store, name) is not None
 
     def end(self) -> None:
         """Read no further chunk."""

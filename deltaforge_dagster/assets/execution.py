@@ -102,7 +102,7 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
         context.run.run_id,
         observer,
         until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
-        awaits=lambda: beside is not None and beside.reading,
+        awaits=lambda: beside is not None and beside.works,
     )
     try:
         with _failures_counted(tools, loaded.name):

@@ -154,7 +154,7 @@ def find_work(
     paused = _paused(store, pipeline)
     if paused is not None:
         return NoWork(f"capture is paused{paused}")
-    work = _released(store, loaded) or _chunks_read(store, loaded.name)
+    work = _released(store, loaded) or chunks_read(store, loaded.name)
     if work is None and problem is not None:
         raise problem
     return work or _probe(store, loaded, pipeline, now, build_source)
@@ -214,7 +214,8 @@ def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
     return None
 
 
-def _chunks_read(store: StateStore, pipeline: str) -> Work | None:
+def chunks_read(store: StateStore, pipeline: str) -> Work | None:
+    """Return why chunks of a snapshot are to be taken over; None where none are, or all of held tables."""
     snapshot = store.unfinished_snapshot(pipeline)
     if snapshot is None:
         return None
