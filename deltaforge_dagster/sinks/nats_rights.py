@@ -1,6 +1,6 @@
 """To which subjects a NATS user may publish, as far as the server tells without a message.
 
-It answers `$SYS.REQ.USER.INFO` from 2.9 on (nats-server, `events.go`), to users that may ask.
+Newer servers answer `$SYS.REQ.USER.INFO` (nats-server, `events.go`), to users that may ask.
 """
 
 from __future__ import annotations

@@ -104,6 +104,17 @@ def test_every_stream_in_order(cluster: RedisCluster, make_sink: MakeSink) -> No
     assert fields[b"df-event"] == b'{"n":1}'
 
 
+def test_writes_that_are_only_looked_at(cluster: RedisCluster, make_sink: MakeSink) -> None:
+    """Each node looks at its own streams, and at the position; nothing is there, and sending works."""
+    sink = make_sink(tag="shop", position_key="deltaforge:position:p:cache")
+
+    sink.rehearse(["{shop}.1", "orders", "customers", "items"])
+
+    assert [cluster.command(server, "DBSIZE") for server in cluster.masters] == [0, 0, 0]
+    sink.send(replace(batch([row(0, "{shop}.1", value="0")]), origin=ORIGIN), allow)
+    assert cluster.numbers("{shop}.1") == [0]
+
+
 def test_a_slot_that_moved(cluster: RedisCluster, make_sink: MakeSink) -> None:
     """MOVED is followed: a sink that knows the old node goes on at the new one, nothing twice."""
     sink = make_sink()
