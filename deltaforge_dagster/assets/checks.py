@@ -34,10 +34,10 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
-from deltaforge_dagster.pipeline.health import Problem, capture_problem
+from deltaforge_dagster.pipeline.health import Problem, health
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
-from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
@@ -111,7 +111,7 @@ def evaluate(
     yield _evaluation(changes, "contiguity", gap, {"ranges": len(ranges)})
     yield _evaluation(changes, "agreement", _disagreement(instance, store, loaded.name), {})
     yield from kept_back(store, loaded)
-    problem = capture_problem(store, loaded)
+    problem = health(store, loaded).uncaptured
     if source_error is not None:
         problem = Problem("source", "error", source_error)
     yield source_evaluation(loaded.name, problem)
@@ -123,9 +123,7 @@ def evaluate(
 
 def source_evaluation(pipeline: str, problem: Problem | None) -> dg.AssetCheckEvaluation:
     """Return the outcome of the check `source`; `problem` is what keeps changes from being captured."""
-    text = None
-    if problem is not None:
-        text = problem.text + (f"; run: {problem.remedy}" if problem.remedy else "")
+    text = None if problem is None else and_run(problem.text, problem.remedy)
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})
 
 
@@ -186,10 +184,7 @@ def _dead_letters(
 def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
     levels = Counter(finding.level for finding in findings)
     lines = [
-        f"{one.subject}: {one.text}" + (f"; run: {one.mend}" if one.mend else "")
-        for level in ("error", "warning", "note")
-        for one in findings
-        if one.level == level
+        one.line for level in ("error", "warning", "note") for one in findings if one.level == level
     ]
     return dg.AssetCheckEvaluation(
         asset_key=key,

@@ -27,7 +27,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.committed import counted_sinks, go_on_command
 from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
-from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     Failure,
@@ -78,7 +78,7 @@ class Health:
 
     Attributes:
         status: What people asked for, or `failed`: changes are not captured although they should be.
-        problems: What is wrong, errors first.
+        problems: What is wrong, errors first, of these what keeps changes from being captured.
         seen_at: When a run or a tick was seen at work last; None when none ever was.
     """
 
@@ -95,6 +95,11 @@ class Health:
     def error(self) -> str | None:
         """The first error's text, None where there is none."""
         return next((one.text for one in self.problems if one.severity == "error"), None)
+
+    @property
+    def uncaptured(self) -> Problem | None:
+        """The first error that keeps changes from being captured; None while they are, or should not be."""
+        return self.problems[0] if self.status == "failed" else None
 
 
 def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Health:
@@ -124,15 +129,6 @@ def health_without_file(store: StateStore, row: PipelineRow) -> Health:
     return _health(store, row, None)
 
 
-def capture_problem(store: StateStore, pipeline: LoadedPipeline) -> Problem | None:
-    """Return the first error that keeps changes from being captured; None when there is none."""
-    row = store.pipeline(pipeline.name)
-    if row is None or row.want != "running":
-        return None
-    found = _capture(row, pipeline.spec, store.lease(row.name), store.now())
-    return next((one for one in found if one.severity == "error"), None)
-
-
 def remedy_of(name: str, kind: str) -> str | None:
     """Return the commands that end a failure of the source of this kind; None where its message says them."""
     if kind != PositionLost.kind:
@@ -143,7 +139,7 @@ def remedy_of(name: str, kind: str) -> str | None:
 def with_remedy(name: str, error: DeltaforgeError) -> str:
     """Return an error of a pipeline's capture with the commands that end it."""
     remedy = remedy_of(name, error.kind) if _subject(error) == "source" else None
-    return str(error) if remedy is None else f"{error}; run: {remedy}"
+    return and_run(str(error), remedy)
 
 
 def failure_of(row: PipelineRow) -> Failure | None:

@@ -96,9 +96,7 @@ class SourceWatch:
     def _note(self, found: list[Finding]) -> None:
         for one in found:
             if one.bad and one.text not in self._said:
-                self._warn(
-                    f"{one.subject}: {one.text}" + (f"; run: {one.mend}" if one.mend else "")
-                )
+                self._warn(one.line)
         self._said = {one.text for one in found}
         try:
             note_findings(self._store, self._name, found)

@@ -24,7 +24,6 @@ def current(
     if found is None:
         return dg.SkipReason("the pipeline was removed; reload the code location")
     if isinstance(found, BrokenPipeline):
-        problem = health(store, found).problems[0]
-        report_change(instance, source_evaluation(loaded.name, problem))
-        return dg.SkipReason(f"{NOT_WELL}{problem.subject}: {problem.text}")
+        report_change(instance, source_evaluation(loaded.name, health(store, found).uncaptured))
+        return dg.SkipReason(f"{NOT_WELL}file: {found.error}")
     return found

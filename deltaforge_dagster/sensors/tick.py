@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import dagster as dg
 
@@ -28,8 +29,8 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health import (
+    Health,
     capture_failed,
-    capture_problem,
     findings_of,
     health,
     note_tick,
@@ -40,6 +41,7 @@ from deltaforge_dagster.pipeline.work import NoWork, Work, find_work
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.findings import and_run
 from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -75,10 +77,12 @@ def tick(
     _report_state(instance, store, loaded)
     note_tick(store, loaded.name)
     remaining = [record for record in live if record.dagster_run.run_id not in ended]
-    if remaining or _lease_is_held(store, loaded.name):
-        _report_source(instance, store, loaded, None)
-        holder = remaining[0].dagster_run.run_id[:8] if remaining else "another"
-        return _skip(store, loaded, f"run {holder} is working on it")
+    lease = store.lease(loaded.name)
+    held = lease is not None and lease.held_at(store.now())
+    if remaining or held:
+        found = _report_source(instance, store, loaded, None)
+        holder = lease.run_id if lease and held else remaining[0].dagster_run.run_id
+        return _skip(found, f"run {str(holder)[:8]} is working on it")
     problem = look_at_source(store, loaded, build_source)
     try:
         work: Work | NoWork | None = find_work(store, loaded, build_source, problem)
@@ -87,19 +91,19 @@ def tick(
             again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
             capture_failed(store, loaded.name, "tick", error, again)
         problem, work = error, None
-    _report_source(instance, store, loaded, build_source)
+    found = _report_source(instance, store, loaded, build_source)
     if isinstance(work, Work):
         return dg.RunRequest(
             job_name=job_name(loaded.name), tags={RUN_TAG: "live", REASON_TAG: work.reason}
         )
-    return _skip(store, loaded, str(problem) if work is None else work.detail)
+    return _skip(found, str(problem) if work is None else work.detail)
 
 
-def _skip(store: StateStore, loaded: LoadedPipeline, detail: str) -> dg.SkipReason:
+def _skip(found: Health, detail: str) -> dg.SkipReason:
     """Return why no run is started; what is wrong comes first, so that a list of ticks shows it."""
     errors = [
-        f"{NOT_WELL}{one.subject}: {one.text}" + (f"; run: {one.remedy}" if one.remedy else "")
-        for one in health(store, loaded).problems
+        f"{NOT_WELL}{one.subject}: {and_run(one.text, one.remedy)}"
+        for one in found.problems
         if one.severity == "error"
     ]
     return dg.SkipReason(
@@ -112,7 +116,7 @@ def _report_source(
     store: StateStore,
     loaded: LoadedPipeline,
     build_source: Callable[[], Source] | None,
-) -> None:
+) -> Health:
     """Show in the checks `source` and `preflight` whether everything that should be is captured.
 
     Args:
@@ -121,19 +125,21 @@ def _report_source(
         loaded: The pipeline.
         build_source: Makes its source, to evaluate `preflight` when what the source lacks has changed; None
             while a run works, which evaluates that at its end.
+
+    Returns:
+        How the pipeline does.
     """
-    report_change(instance, source_evaluation(loaded.name, capture_problem(store, loaded)))
+    now = health(store, loaded)
+    report_change(instance, source_evaluation(loaded.name, now.uncaptured))
     row = store.pipeline(loaded.name)
     lacks = [] if row is None else [one.text for one in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:
-        return
-    source = build_source()
-    try:
+        return now
+    with closing(build_source()) as source:
         found = preflight(source, store, loaded)
-    finally:
-        source.close()
     report_change(instance, preflight_evaluation(loaded.name, found))
     _preflighted[loaded.name] = lacks
+    return now
 
 
 _preflighted: dict[str, list[str]] = {}

@@ -46,6 +46,16 @@ class Finding:
         """Whether it is an error or a warning."""
         return self.level in ("error", "warning")
 
+    @property
+    def line(self) -> str:
+        """Everything in one line: what it is about, what was found, what changes it."""
+        return f"{self.subject}: {and_run(self.text, self.mend)}"
+
+
+def and_run(text: str, command: str | None) -> str:
+    """Return a sentence with the command or statement that changes what it says, if there is one."""
+    return text if command is None else f"{text}; run: {command}"
+
 
 @contextmanager
 def finding_errors(subject: str, found: list[Finding]) -> Iterator[None]:

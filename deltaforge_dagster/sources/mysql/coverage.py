@@ -12,6 +12,7 @@ from typing import Any
 
 from deltaforge_dagster.sources.findings import Finding, listed
 from deltaforge_dagster.sources.mysql.connection import Server, Session
+from deltaforge_dagster.sources.mysql.selected import quoted
 from deltaforge_dagster.sources.mysql.server_log import status
 from deltaforge_dagster.sources.tables import TablePatterns
 
@@ -62,7 +63,7 @@ def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[F
     """Return the tables that are named and not there; without a right to see them nobody can tell."""
     gone, unseen = [], []
     for db, table in _invisible(session, patterns.exact):
-        refused = session.refusal(f"SELECT 1 FROM {_quoted(db)}.{_quoted(table)} LIMIT 0")  # noqa: S608 - quoted
+        refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
         if refused in (_NO_SUCH_TABLE, _NO_SUCH_DATABASE):
             gone.append(f"{db}.{table}")
         elif refused is not None:
@@ -104,7 +105,3 @@ def _invisible(session: Session, names: Sequence[tuple[str, str]]) -> list[tuple
 
 def _names(row: Mapping[str, Any], column: str) -> set[str]:
     return {name.strip() for name in str(row.get(column) or "").split(",") if name.strip()}
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -23,6 +23,7 @@ from deltaforge_dagster.sources.mysql import server_log
 from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.connection import Server, Session
 from deltaforge_dagster.sources.mysql.coverage import coverage
+from deltaforge_dagster.sources.mysql.selected import quoted
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -213,7 +214,7 @@ def _tables(
                 " sinks cannot keep one row's changes in order or compact them",
                 each(
                     [
-                        f"ALTER TABLE {_quoted(db)}.{_quoted(table)} ADD PRIMARY KEY (...)"
+                        f"ALTER TABLE {quoted(db)}.{quoted(table)} ADD PRIMARY KEY (...)"
                         for db, table in without
                     ]
                 ),
@@ -230,7 +231,7 @@ def _reading(
         return []
     text = f"user {server.user!r} may not read {listed(_full(unreadable))}"
     grants = [
-        f"GRANT SELECT ON {_quoted(db)}.{_quoted(table)} TO '{server.user}'@'...'"
+        f"GRANT SELECT ON {quoted(db)}.{quoted(table)} TO '{server.user}'@'...'"
         for db, table in unreadable
     ]
     if snapshot:
@@ -249,7 +250,7 @@ def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]
     refused = [
         db
         for db in sorted({db for db, _ in tables})
-        if session.refusal(f"LOCK TABLES {_quoted(db)}.{_quoted(_NO_TABLE)} READ") in _DENIED
+        if session.refusal(f"LOCK TABLES {quoted(db)}.{quoted(_NO_TABLE)} READ") in _DENIED
     ]
     if not refused:
         return []
@@ -261,7 +262,7 @@ def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]
             "locking one; a snapshot of a server without GTIDs does so",
             each(
                 [
-                    f"GRANT LOCK TABLES, SELECT ON {_quoted(db)}.* TO '{server.user}'@'...'"
+                    f"GRANT LOCK TABLES, SELECT ON {quoted(db)}.* TO '{server.user}'@'...'"
                     for db in refused
                 ]
             ),
@@ -271,7 +272,7 @@ def _locking(session: Session, server: Server, tables: Sequence[tuple[str, str]]
 
 def _readable(session: Session, db: str, table: str) -> bool:
     try:
-        session.rows(f"SELECT 1 FROM {_quoted(db)}.{_quoted(table)} LIMIT 0")  # noqa: S608 - quoted
+        session.rows(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
     except pymysql.MySQLError:
         return False
     return True
@@ -285,7 +286,3 @@ def _variables(session: Session, names: Sequence[str]) -> Mapping[str, str]:
 
 def _full(names: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{db}.{table}" for db, table in names]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

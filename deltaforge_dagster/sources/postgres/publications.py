@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
@@ -35,10 +35,6 @@ logger = logging.getLogger(__name__)
 _VIA_ROOT_VERSION = 130000
 _OURS = "made by deltaforge, which adds the tables that match"
 _LOCK_MS = 500
-_NOT_CAPTURED = (
-    "%s: not captured, because they have no primary key or replica identity: %s; run ALTER TABLE ... "
-    "REPLICA IDENTITY FULL for each, and they join"
-)
 _MOST = 50
 """As many tables are named, or added at a time."""
 
@@ -108,7 +104,7 @@ def create(
             f"{give_identity(connection, tables)}; or leave them out of source.config.tables"
         )
     if bare:
-        logger.warning(_NOT_CAPTURED, server.where, listed(sorted(bare)))
+        logger.warning("%s: %s", server.where, _left_out(connection, sorted(bare), tables).line)
     tables = [table for table in tables if table.full_name not in bare]
     statement = _creating(name, tables, version)
     try:
@@ -185,7 +181,7 @@ def check(
             "publish_via_partition_root = true)"
         )
     for finding in findings(connection, name, lacks):
-        logger.warning("%s: %s; run: %s", server.where, finding.text, finding.mend)
+        logger.warning("%s: %s", server.where, finding.line)
 
 
 def missing(server: Server, name: str) -> PositionLost:
@@ -226,16 +222,13 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
             )
         )
     if lacks.bare:
-        found.append(
-            Finding(
-                "replica identity",
-                "warning",
-                "not captured, because without a primary key or replica identity their UPDATEs and DELETEs "
-                f"would fail once published: {listed([table.full_name for table in lacks.bare])}",
-                give_identity(connection, lacks.bare)
-                + ("" if lacks.ours else f"; {_add(connection, name, lacks.bare)}"),
+        names = [table.full_name for table in lacks.bare]
+        left_out = _left_out(connection, names, lacks.bare)
+        if not lacks.ours:
+            left_out = replace(
+                left_out, mend=f"{left_out.mend}; {_add(connection, name, lacks.bare)}"
             )
-        )
+        found.append(left_out)
     if lacks.refused:
         found.append(
             Finding(
@@ -247,6 +240,19 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
             )
         )
     return found
+
+
+def _left_out(
+    connection: psycopg.Connection, names: Sequence[str], tables: Sequence[catalog.Table]
+) -> Finding:
+    """Return that tables without a replica identity, which are among `tables`, are not captured."""
+    return Finding(
+        "replica identity",
+        "warning",
+        "not captured, because without a primary key or replica identity their UPDATEs and DELETEs "
+        f"would fail once published: {listed(names)}",
+        give_identity(connection, tables),
+    )
 
 
 def give_identity(connection: psycopg.Connection, tables: Sequence[catalog.Table]) -> str:
@@ -271,15 +277,8 @@ def creation(
     if absent:
         found.append(Finding("tables", "error", str(_no_tables(server, absent))))
     if bare:
-        found.append(
-            Finding(
-                "replica identity",
-                "warning" if good else "error",
-                "not captured, because without a primary key or replica identity their UPDATEs and DELETEs "
-                f"would fail once published: {listed(sorted(bare))}",
-                give_identity(connection, tables),
-            )
-        )
+        left_out = _left_out(connection, sorted(bare), tables)
+        found.append(left_out if good else replace(left_out, level="error"))
     if not good:
         return found
     may_create, foreign_tables = catalog.uncreatable(connection, good)

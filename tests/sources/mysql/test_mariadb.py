@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import (
     CorruptLog,
     PositionLost,
-    SourceMisconfigured,
     UnsupportedEvent,
 )
 from deltaforge_dagster.positions import BinlogPosition, Position, covers
@@ -24,6 +23,7 @@ from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import Taken, insert, inserts, take, whole
 from tests.fix_mysql import MysqlVersion
 from tests.sources.mysql.bench import MysqlBench
+from tests.sources.mysql.test_catalog import details_of_many
 
 pytestmark = pytest.mark.mysql
 
@@ -268,17 +268,7 @@ def test_a_table_that_is_gone_is_held_when_only_the_catalog_knew_its_types(
 
 def test_details_come_from_the_catalog(bench: MysqlBench) -> None:
     """What the log does not say: defaults as the server writes them, how values are made, and the table's text."""
-    bench.run(
-        "CREATE TABLE many (id int AUTO_INCREMENT PRIMARY KEY,"
-        " at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,"
-        " word varchar(9) NOT NULL DEFAULT 'NULL', blank varchar(9) DEFAULT '', n int,"
-        " g int AS (n + 1) STORED) ENGINE InnoDB CHARACTER SET latin1"
-    )
-    source = bench.source(tables=(f"{bench.database}.many",))
-
-    details = source.details(f"{bench.database}.many")
-
-    assert details.columns == {
+    assert details_of_many(bench) == {
         "id": ColumnDetails(False, None, "auto_increment"),
         "at": ColumnDetails(False, "current_timestamp()", "on update current_timestamp()"),
         "word": ColumnDetails(False, "'NULL'", ""),
@@ -286,8 +276,3 @@ def test_details_come_from_the_catalog(bench: MysqlBench) -> None:
         "n": ColumnDetails(True, None, ""),
         "g": ColumnDetails(True, None, "STORED GENERATED"),
     }
-    assert (details.engine, details.charset, details.collation) == (
-        "InnoDB", "latin1", "latin1_swedish_ci",
-    )  # fmt: skip
-    with pytest.raises(SourceMisconfigured, match="there is no table"):
-        source.details(f"{bench.database}.nothing")
