@@ -3,6 +3,9 @@
 A new session costs seconds, and its first Python job more; a session that exists costs nothing.
 So its id is stored with the lease, and the next run of the pipeline continues it. A session dies
 with its server, with `stop`, or after 24 hours without use; then a new one is made and stored.
+
+A run that is killed leaves its tasks behind: Spark goes on with them, for ever where a processor hangs,
+and they hold the places that the next run's tasks need. So a run that continues a session ends them first.
 """
 
 from __future__ import annotations
@@ -115,16 +118,18 @@ class SparkSessions:
             server.release()
 
     def _find(self) -> SparkSession | None:
-        """Return the remembered session, None when it is dead."""
+        """Return the remembered session without the tasks that its last run left, None when it is dead."""
         if self._session_id is None:
             return None
         try:
-            return self._connect(self._session_id)
+            session = self._connect(self._session_id)
+            session.interruptAll()
         except PySparkException as error:
             if not _is_dead_session(error):
                 raise _unavailable(error) from None
-        self._session_id = None
-        return None
+            self._session_id = None
+            return None
+        return session
 
     def _make(self) -> SparkSession:
         session_id = str(uuid.uuid4())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import resource
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.resources.spark import SESSION_SETTINGS, SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.fix_spark import SparkAddress
+from tests.pipeline.changes import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -74,6 +77,37 @@ def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
     assert second is not first
     assert second.table("left_behind").count() == 7
     assert len(remembered) == 1
+
+
+def test_tasks_of_a_run_that_is_gone_are_ended(
+    make: Make, remembered: list[str], tmp_path: Path
+) -> None:
+    """Spark would go on with them for ever, and leave no place for the tasks of the next run."""
+    begun = tmp_path / "begun"
+
+    def hang(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        while True:
+            time.sleep(0.05)
+        yield
+
+    ended: list[BaseException] = []
+
+    def left() -> None:
+        try:
+            make(None).session().range(64).mapInArrow(hang, "id long").collect()
+        except PySparkException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=left)
+    thread.start()
+    eventually(begun.exists)
+
+    second = make(remembered[0]).session()
+
+    thread.join(600)
+    assert [error.getCondition() for error in ended] == ["OPERATION_CANCELED"]
+    assert second.range(64).count() == 64
 
 
 def test_dead_session_is_replaced(make: Make, remembered: list[str]) -> None:
