@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import answers, moment, position, size
+from deltaforge_dagster.cli.output import moment, position, print_answer, size
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -61,10 +61,9 @@ def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
             position(one.source_position),
             moment(one.updated_at),
         )
-    console = answers()
-    console.print(table)
-    console.print(f"\ncommitted  {position(row.confirmed_position)}")
-    console.print(f"captured   {position(row.captured_position or row.start_position)}")
+    print_answer(table)
+    print_answer(f"\ncommitted  {position(row.confirmed_position)}")
+    print_answer(f"captured   {position(row.captured_position or row.start_position)}")
 
 
 @app.command()

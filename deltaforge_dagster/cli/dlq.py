@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, duration, print_answer
+from deltaforge_dagster.cli.output import duration, print_answer
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.counted import counted
@@ -69,10 +69,9 @@ def list_(
             f"{row.segment}:{row.ordinal}",
             row.error_message,
         )
-    console = answers()
-    console.print(table if rows else "There are no such dead letters.")
+    print_answer(table if rows else "There are no such dead letters.")
     if depth.entries > len(rows) > 0:
-        console.print(f"{len(rows):,} of {_entries(depth.entries)}.")
+        print_answer(f"{len(rows):,} of {_entries(depth.entries)}.")
 
 
 @app.command()

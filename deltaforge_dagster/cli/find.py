@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument
-from deltaforge_dagster.cli.output import answers, moment, size
+from deltaforge_dagster.cli.output import moment, print_answer, size
 from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
@@ -120,9 +120,8 @@ def _as_json(one: Found) -> dict[str, Any]:
 
 
 def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
-    console = answers()
     if not found:
-        console.print("The journal holds no change of that key.")
+        print_answer("The journal holds no change of that key.")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "table", "op", "key", "range", "segment", "position", *sinks):
@@ -139,6 +138,6 @@ def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
             one.position,
             *(one.sinks.get(sink, "-") for sink in sinks),
         )
-    console.print(table)
+    print_answer(table)
     if more:
-        console.print(f"There are more than these {len(found)}; --limit shows more.")
+        print_answer(f"There are more than these {len(found)}; --limit shows more.")

@@ -12,7 +12,7 @@ import typer
 from deltaforge_dagster.assets import preview as shown
 from deltaforge_dagster.assets.publish import add_partition
 from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
-from deltaforge_dagster.cli.output import answers, grid
+from deltaforge_dagster.cli.output import grid, print_answer
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.processor_file import load_processors
 from deltaforge_dagster.config.settings import Settings
@@ -81,8 +81,7 @@ def preview(
 
 
 def _print(made: Preview) -> None:
-    console = answers()
-    console.print(f"{shown.sentence(made).capitalize()}.")
+    print_answer(f"{shown.sentence(made).capitalize()}.")
     for part in (
         shown.processors(made),
         shown.tables(made),
@@ -91,8 +90,8 @@ def _print(made: Preview) -> None:
     ):
         if not part.rows:
             continue
-        console.print()
-        console.print(grid(part.headings, part.rows))
+        print_answer("")
+        print_answer(grid(part.headings, part.rows))
     for one in made.difference.sample:
         for side in ("recorded", "made"):
             if one.get(side) is not None:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from deltaforge_dagster.cli.options import JsonOption, NameArgument, PipelineArgument
-from deltaforge_dagster.cli.output import duration, say, size
+from deltaforge_dagster.cli.output import duration, print_answer, say, size
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
@@ -214,14 +214,13 @@ def _print(
         tables: dict[str, Any] = {name: asdict(one) for name, one in progress.items()}
         typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
         return
-    console = Console(highlight=False)
     since = f", asked for {duration(now - row.created_at)} ago" if now is not None else ""
     sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
-    console.print(
+    print_answer(
         f"Snapshot {row.snapshot} of {pipeline}{sinks}: {row.state_text} ({row.cause}{since})"
     )
     if row.problem:
-        console.print(row.problem)
+        print_answer(row.problem)
     if not progress:
         return
     table = Table(box=None, pad_edge=False)
@@ -230,4 +229,4 @@ def _print(
     for name, one in progress.items():
         numbers = (one.chunks, one.planned, one.read, one.spliced, one.rows)
         table.add_row(name, *(f"{number:,}" for number in numbers))
-    console.print(table)
+    print_answer(table)

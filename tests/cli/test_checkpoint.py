@@ -78,6 +78,7 @@ def test_show(store: StateStore, lease: Lease) -> None:
     result = CliRunner().invoke(app, ["checkpoint", "show", NAME])
 
     assert result.exit_code == 0
+    assert not [line for line in result.output.splitlines() if line.endswith(" ")]
     lines = [line.split("  ") for line in result.output.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells[0] == [
