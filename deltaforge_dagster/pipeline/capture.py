@@ -276,11 +276,12 @@ class Capture:
                 for batch in stream:
                     if self._stop.is_set():
                         break
-                    backoff.reset()
-                    self.error = self.failing_since = None
-                    self._attempt = 0
                     for one in self._gate.take(batch):
                         cutter.take(one)
+                    if not self._still_fails(cutter):
+                        backoff.reset()
+                        self.error = self.failing_since = None
+                        self._attempt = 0
                     self._splice(cutter)
                     self.passed = cutter.passed
                     self.in_transaction = cutter.in_transaction
@@ -301,6 +302,13 @@ class Capture:
             self.in_transaction = False
             cutter.abandon()
         return start
+
+    def _still_fails(self, cutter: Cutter) -> bool:
+        """Whether nothing shows that an error is over: reading does for the source, writing for the journal."""
+        if not isinstance(self.error, StoreUnavailable | JournalDamaged):
+            return False
+        assert self.failing_since is not None
+        return cutter.pending and self.moved_at < self.failing_since
 
     def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
         """Say whether to read on by several readers behind a batch."""

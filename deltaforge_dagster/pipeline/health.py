@@ -161,7 +161,8 @@ def capture_failed(
 ) -> None:
     """Note why nothing is captured now.
 
-    A tick does not replace what a run met and only a person can end.
+    A tick does not replace what a run met and only a person can end. Source or journal have failed since the
+    first of the failures that nothing came between, whatever each said.
 
     Args:
         store: Where it is noted.
@@ -177,9 +178,10 @@ def capture_failed(
     known = failure_of(row)
     if by == "tick" and known is not None and known.by == "run" and not _passes(known):
         return
-    since = known.since if known is not None and known.message == str(error) else store.now()
+    subject = _subject(error)
+    since = known.since if known is not None and known.subject == subject else store.now()
     attempt = next_attempt_at if isinstance(error, Retryable) else None
-    store.set_failure(name, Failure(by, error.kind, str(error), since, attempt, _subject(error)))
+    store.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
 
 
 def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:

@@ -119,7 +119,7 @@ class RunEnd:
         if self._pressure.paused is not None:
             return True
         if self._capture is not None and self._capture.error is not None:
-            return False  # it is tried again, for as long as `_fails_too_long` allows
+            return False  # it is tried again, for as long as `_capture_failed` allows
         if self._quiet_head is None or self._quiet_since != self._moved_at():
             self._quiet_since = self._moved_at()
             try:

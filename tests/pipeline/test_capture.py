@@ -142,7 +142,13 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_the_source(
     monkeypatch.setattr(capture_module, "Backoff", lambda: Backoff(initial=0.01))
     (tmp_path / "journal").write_bytes(b"in the way")
     capture = stage.capture(PlayedSource([transaction(1), transaction(2)]))
-    eventually(lambda: "the journal or the state store cannot be used now" in caplog.messages)
+    failed = "the journal or the state store cannot be used now"
+    eventually(lambda: failed in caplog.messages)
+    since = capture.failing_since
+    eventually(lambda: caplog.messages.count(failed) == 5)
+    assert capture.failing_since == since is not None, "to read again is no success"
+    delays = [one.fields["sleep_seconds"] for one in caplog.records if failed == one.getMessage()]  # type: ignore[attr-defined]
+    assert delays[-1] > 0, "the wait grows"
     (tmp_path / "journal").unlink()
     eventually(lambda: capture.rows == 2)
     capture.stop()

@@ -160,11 +160,11 @@ def test_a_brief_outage_is_no_news(sqlite_store: StateStore, loaded: LoadedPipel
 def test_a_failure_that_comes_again_is_as_old_as_the_first(
     sqlite_store: StateStore, loaded: LoadedPipeline
 ) -> None:
-    """A run every few seconds that meets the same is one failure."""
+    """A run every few seconds that meets the same is one failure, also where the message differs."""
     since = []
-    for _ in range(2):
+    for number in range(2):
         CaptureWatch(sqlite_store, loaded.name).look(
-            capture(UnsupportedEvent("odd event"), failed=True, has_read=True)
+            capture(UnsupportedEvent(f"odd event {number}"), failed=True, has_read=True)
         )
         row = sqlite_store.pipeline(NAME)
         assert row is not None
