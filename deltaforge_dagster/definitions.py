@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.broken import build_broken_asset, build_broken_check
+from deltaforge_dagster.assets.health import build_health_asset, build_health_check
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.catalog import AnyPipeline
 from deltaforge_dagster.resources.installed import installed_pipelines
@@ -43,7 +43,6 @@ def build_definitions(
     if pipelines is None:
         pipelines = installed_pipelines(settings)
     good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
-    bad = [one for one in pipelines if isinstance(one, BrokenPipeline)]
     platform = Platform(settings, single_process=single_process)
     kept = Kept(platform)
     jobs, sensors, schedules = [], [], []
@@ -65,9 +64,9 @@ def build_definitions(
             *(build_pipeline_asset(one) for one in good),
             *(build_snapshot_asset(one) for one in good),
             *(build_schemas_asset(one) for one in good),
-            *(build_broken_asset(one) for one in bad),
+            *(build_health_asset(one) for one in pipelines),
         ],
-        asset_checks=[build_broken_check(one) for one in bad],
+        asset_checks=[build_health_check(one) for one in pipelines],
         jobs=[*jobs, retention],
         sensors=sensors,
         schedules=[*schedules, hourly],

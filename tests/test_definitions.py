@@ -92,6 +92,7 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
         "shop/changes",
         "shop/sinks/cache",
         "shop/sinks/search",
+        "shop/health",
         "shop/schemas",
         "shop/snapshot",
     }
@@ -102,6 +103,7 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
         ("shop/changes", "holds"),
         ("shop/changes", "preflight"),
         ("shop/changes", "source"),
+        ("shop/health", "well"),
         ("shop/sinks/cache", "delivered"),
         ("shop/sinks/cache", "freshness"),
         ("shop/sinks/search", "delivered"),
@@ -110,11 +112,16 @@ def test_a_pipeline_is_its_changes_and_its_sinks(tmp_path: Path) -> None:
     graph = definitions.resolve_asset_graph()
     for key in definitions.resolve_all_asset_keys():
         node = graph.get(key)
+        assert node.group_name == "shop"
+        if (
+            key.path[-1] == "health"
+        ):  # the Catalog's list hides failing checks of assets with partitions
+            assert node.partitions_def is None
+            continue
         assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
         own = {"snapshot": "shop/chunks", "schemas": "shop/tables"}
         assert node.partitions_def.name == own.get(key.path[-1], "shop/ranges")
         assert node.backfill_policy == dg.BackfillPolicy.single_run()
-        assert node.group_name == "shop"
     assert graph.get(dg.AssetKey(["shop", "sinks", "cache"])).parent_keys == {
         dg.AssetKey(["shop", "changes"])
     }
@@ -142,7 +149,7 @@ def test_names_that_dagster_refuses_stay_different(tmp_path: Path) -> None:
     assert asset_keys(definitions) == {
         f"{name}/{asset}"
         for name in ("a-b", "a.b", "a_b")
-        for asset in ("changes", "schemas", "sinks/cache", "snapshot")
+        for asset in ("changes", "health", "schemas", "sinks/cache", "snapshot")
     }
     assert len({name for name in names(definitions) if name.endswith("_run")}) == 3
     assert len({name for name in names(definitions) if name.endswith("_work")}) == 3
@@ -156,7 +163,8 @@ def test_sinks_whose_names_dagster_takes_for_one(tmp_path: Path) -> None:
 
     definitions = load(tmp_path)
 
-    keys = {"x-y/changes", "x-y/schemas", "x-y/snapshot", *(f"x-y/sinks/{sink}" for sink in sinks)}
+    own = {f"x-y/{asset}" for asset in ("changes", "health", "schemas", "snapshot")}
+    keys = own | {f"x-y/sinks/{sink}" for sink in sinks}
     assert asset_keys(definitions) == keys
     assert {(f"x-y/sinks/{sink}", "delivered") for sink in sinks} < checks(definitions)
     graph = definitions.resolve_asset_graph()
@@ -207,18 +215,19 @@ def test_a_broken_file_stops_nobody(tmp_path: Path, instance: dg.DagsterInstance
 
     assert asset_keys(definitions) == {
         "shop/changes",
+        "shop/health",
         "shop/schemas",
         "shop/sinks/cache",
         "shop/snapshot",
-        "cut-off/pipeline_file",
-        "no-sinks/pipeline_file",
+        "cut-off/health",
+        "no-sinks/health",
     }
-    assert ("cut-off/pipeline_file", "file") in checks(definitions)
+    assert ("cut-off/health", "well") in checks(definitions)
     assert {"shop_work", "pipeline_files"} < names(definitions)
     sensor = sensor_of(definitions, "pipeline_files")
-    tick = sensor.evaluate_tick(dg.build_sensor_context(instance))
-    assert f"{broken}:" in str(tick.skip_message)
-    key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "pipeline_file"]), "file")
+    with pytest.raises(DagsterUserCodeProcessError, match=f"NOT WELL: {broken}:"):
+        sensor.evaluate_tick(dg.build_sensor_context(instance))
+    key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "health"]), "well")
     (shown,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=5)
     assert shown.event is not None
     evaluation = shown.event.dagster_event.asset_check_evaluation_data  # type: ignore[union-attr]
@@ -238,11 +247,12 @@ def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
 def test_a_second_look_reports_nothing_new(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     """The check of a broken file is written when its problem changes, not at every tick."""
     broken = write(tmp_path, "no-sinks", sinks=())
-    key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "pipeline_file"]), "file")
+    key = dg.AssetCheckKey(dg.AssetKey(["no-sinks", "health"]), "well")
 
     def look() -> int:
         sensor = sensor_of(load(tmp_path), "pipeline_files")
-        sensor.evaluate_tick(dg.build_sensor_context(instance))
+        with pytest.raises(DagsterUserCodeProcessError, match="NOT WELL"):
+            sensor.evaluate_tick(dg.build_sensor_context(instance))
         return len(instance.event_log_storage.get_asset_check_execution_history(key, limit=5))
 
     assert look() == 1
@@ -275,11 +285,12 @@ def test_strict_reading(tmp_path: Path) -> None:
 
     assert asset_keys(lenient) == {
         "shop/changes",
+        "shop/health",
         "shop/schemas",
         "shop/sinks/cache",
         "shop/snapshot",
     }
-    assert asset_keys(strict) == {"shop/pipeline_file"}
+    assert asset_keys(strict) == {"shop/health"}
 
 
 def kept(state: Path, folder: Path) -> Settings:
@@ -318,7 +329,7 @@ def test_a_state_store_that_cannot_be_read(tmp_path: Path) -> None:
     definitions = build_definitions(settings)
 
     assert "filed/changes" in asset_keys(definitions)
-    assert ("pipelines-of-the-state-store/pipeline_file", "file") in checks(definitions)
+    assert ("pipelines-of-the-state-store/health", "well") in checks(definitions)
 
 
 def test_a_sensor_looks_at_the_pipeline_as_it_is_now(tmp_path: Path) -> None:

@@ -10,9 +10,16 @@ from typing import Any
 import dagster as dg
 
 from deltaforge_dagster.assets.labels import owners, tags
-from deltaforge_dagster.assets.names import asset_key, dagster_name, schemas_key, snapshot_key
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.assets.names import (
+    asset_key,
+    dagster_name,
+    health_key,
+    schemas_key,
+    snapshot_key,
+)
+from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.sinks import Sink
+from deltaforge_dagster.pipeline.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.code_versions import code_parts
 from deltaforge_dagster.pipeline.publication import CHANGES
 
@@ -50,6 +57,25 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
         ),
         kinds={loaded.spec.spec.source.type},
         **_everywhere(loaded),
+    )
+
+
+def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
+    """Return the spec of the asset that stands for a whole pipeline, also one that cannot be loaded."""
+    key = health_key(pipeline.name)
+    if isinstance(pipeline, BrokenPipeline):
+        return dg.AssetSpec(
+            key,
+            group_name="broken_pipeline_files",
+            description=f"This pipeline file cannot be loaded:\n\n```\n{pipeline.error}\n```",
+        )
+    return dg.AssetSpec(
+        key,
+        description=(
+            f"How pipeline {pipeline.name} does. The check `well` is what `deltaforge status` says: it fails "
+            "while changes are not captured, a sink fails or something is kept back."
+        ),
+        **_everywhere(pipeline),
     )
 
 

@@ -79,6 +79,11 @@ def snapshot_key(pipeline: str) -> dg.AssetKey:
     return dg.AssetKey([pipeline, "snapshot"])
 
 
+def health_key(pipeline: str) -> dg.AssetKey:
+    """Return the key of the asset that stands for the whole pipeline, and has no partitions."""
+    return dg.AssetKey([pipeline, "health"])
+
+
 def snapshot_job_name(pipeline: str) -> str:
     """Return the name of the job that reads a snapshot's chunks."""
     return f"{dagster_name(pipeline)}_snapshot"

@@ -9,7 +9,7 @@ from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.pipeline.catalog import reread
 from deltaforge_dagster.pipeline.health import health
 from deltaforge_dagster.sensors.red import NOT_WELL
-from deltaforge_dagster.sensors.report import report_change
+from deltaforge_dagster.sensors.report import report_change, report_health
 from deltaforge_dagster.state.store import StateStore
 
 
@@ -24,6 +24,8 @@ def current(
     if found is None:
         return dg.SkipReason("the pipeline was removed; reload the code location")
     if isinstance(found, BrokenPipeline):
-        report_change(instance, source_evaluation(loaded.name, health(store, found).uncaptured))
+        now = health(store, found)
+        report_change(instance, source_evaluation(loaded.name, now.uncaptured))
+        report_health(instance, loaded.name, now)
         return dg.SkipReason(f"{NOT_WELL}file: {found.error}")
     return found

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.assets.broken import broken_evaluation
 from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.pipeline.health import health
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.kept import Kept
-from deltaforge_dagster.sensors.report import report_change
+from deltaforge_dagster.sensors.red import NOT_WELL, red
+from deltaforge_dagster.sensors.report import report_health
 
 _INTERVAL_SECONDS = 4
 """See `interval.interval_seconds`: of Dagster's daemon this is five seconds."""
@@ -54,17 +55,15 @@ def build_files_sensor(
             with kept.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
                 for one in found:
-                    if isinstance(one, BrokenPipeline) and isinstance(
-                        loaded.get(one.name), BrokenPipeline
-                    ):
-                        report_change(instance, broken_evaluation(one))
+                    if isinstance(one, BrokenPipeline) and one.name in loaded:
+                        report_health(instance, one.name, health(opened.store, one))
         except DeltaforgeError as error:
-            return dg.SkipReason(str(error))
-        said = [f"{one.error}" for one in found if isinstance(one, BrokenPipeline)]
+            return red(dg.SkipReason(f"{NOT_WELL}{error}"))
+        said = [f"{NOT_WELL}{one.error}" for one in found if isinstance(one, BrokenPipeline)]
         changes = _differences(loaded, _contents(found))
         if changes:
-            said.insert(0, f"{changes}: {reload.ask(changes)}")
-        return dg.SkipReason("; ".join(said) or "Dagster shows every pipeline as its file is")
+            said.append(f"{changes}: {reload.ask(changes)}")
+        return red(dg.SkipReason("; ".join(said) or "Dagster shows every pipeline as its file is"))
 
     return look
 

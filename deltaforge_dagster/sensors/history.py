@@ -91,7 +91,7 @@ def forget_events(
     Args:
         instance: Dagster's.
         assets: The assets; the newest event of each stays.
-        partition: Materializations of earlier partitions go.
+        partition: Materializations of earlier partitions go, and those without a partition.
         before: Of checks, evaluations before this time go, except for the newest of each; of the others
             stay as many as `KEPT_EVALUATIONS` of each.
     """
@@ -119,7 +119,7 @@ def _forget_materializations(connection: sa.Connection, asset: str, partition: s
     where = (
         of_asset
         & (events.run_id == RUNLESS_RUN_ID)
-        & (events.partition < partition)
+        & (sa.func.coalesce(events.partition, "") < partition)
         & (events.id < newest)
     )
     tagged = sa.select(events.id).where(where)

@@ -53,7 +53,7 @@ def build_sensor(
             found = [dg.SkipReason(f"{NOT_WELL}{error}")]
         asked = [one for one in found if isinstance(one, dg.RunRequest)]
         skipped = [str(one.skip_message) for one in found if isinstance(one, dg.SkipReason)]
-        return asked or red(loaded.name, dg.SkipReason("; ".join(skipped)))
+        return asked or red(dg.SkipReason("; ".join(skipped)))
 
     return work
 
@@ -80,6 +80,6 @@ def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.Schedule
                     found = tick(instance, opened.store, now, source, opened.journal)
         except DeltaforgeError as error:
             found = dg.SkipReason(f"{NOT_WELL}{error}")
-        return found if isinstance(found, dg.RunRequest) else red(loaded.name, found)
+        return found if isinstance(found, dg.RunRequest) else red(found)
 
     return due

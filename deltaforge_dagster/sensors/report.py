@@ -16,6 +16,9 @@ import dagster as dg
 from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
+from deltaforge_dagster.assets.health import health_evaluation
+from deltaforge_dagster.pipeline.health import Health
+
 _HISTORY = 10
 
 
@@ -58,6 +61,26 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
         same = (shown.passed, shown.description) == (evaluation.passed, evaluation.description)
     if not same or newest.hides(evaluation):
         instance.report_runless_asset_event(evaluation)
+
+
+def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> None:
+    """Write how a pipeline does whenever that changes, also for the first time.
+
+    A materialization goes along with the check: without one the Catalog calls the asset *Never materialized*.
+    """
+    evaluation = health_evaluation(name, found)
+    shown = newest_evaluation(instance, evaluation.asset_check_key)
+    if shown is None or (shown.passed, shown.description) != (
+        evaluation.passed,
+        evaluation.description,
+    ):
+        metadata = {"status": found.status, "problems": len(found.problems)}
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization(evaluation.asset_key, metadata=metadata)
+        )
+        instance.report_runless_asset_event(evaluation)
+    else:
+        report_again(instance, evaluation.asset_check_key)
 
 
 def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:

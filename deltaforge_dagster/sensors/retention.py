@@ -10,6 +10,7 @@ from deltaforge_dagster.assets.names import (
     asset_key,
     chunks_name,
     dagster_name,
+    health_key,
     partition_key,
     partitions_name,
 )
@@ -123,6 +124,7 @@ def _delete_history(
         return runs, 0
     first = kept[0].range if kept else row.next_range
     keys = [asset_key(loaded.name, one) for one in (CHANGES, *store.checkpoints(loaded.name))]
+    keys.append(health_key(loaded.name))
     return runs, forget_events(instance, keys, partition_key(first), oldest)
 
 

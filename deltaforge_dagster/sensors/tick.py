@@ -39,7 +39,12 @@ from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.source_watch import look_at_source
 from deltaforge_dagster.pipeline.work import NoWork, Work, find_work
 from deltaforge_dagster.sensors.red import NOT_WELL
-from deltaforge_dagster.sensors.report import report_again, report_change, report_turn
+from deltaforge_dagster.sensors.report import (
+    report_again,
+    report_change,
+    report_health,
+    report_turn,
+)
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import and_run
 from deltaforge_dagster.state.records import LeaseRow
@@ -117,7 +122,7 @@ def _report_source(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source] | None,
 ) -> Health:
-    """Show in the checks `source` and `preflight` whether everything that should be is captured.
+    """Show how the pipeline does, in the checks `source`, `well` and `preflight`.
 
     Args:
         instance: Dagster's.
@@ -131,6 +136,7 @@ def _report_source(
     """
     now = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, now.uncaptured))
+    report_health(instance, loaded.name, now)
     row = store.pipeline(loaded.name)
     lacks = [] if row is None else [one.text for one in findings_of(row)]
     if build_source is None or _preflighted.get(loaded.name, []) == lacks:

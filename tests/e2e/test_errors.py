@@ -184,7 +184,7 @@ def test_each_problem_shows_once_and_stops_nobody(
         check_message(shown.description, *bad.words)
         assert deployment.live_runs(bad.name) == []
     (shown,) = eventually(
-        lambda: evaluations(deployment, "broken", "pipeline_file", check="file"), what="broken"
+        lambda: evaluations(deployment, "broken", "health", check="well"), what="broken"
     )
     check_message(shown.description, *broken.words)
 

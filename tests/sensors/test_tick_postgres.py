@@ -10,7 +10,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from deltaforge_dagster.assets.names import asset_key
+from deltaforge_dagster.assets.names import asset_key, health_key
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.health import Health, health
@@ -56,7 +56,20 @@ class Ticked:
 
     def check(self, name: str) -> str | None:
         """Return what a check of `changes` says; None when it passes, or was never evaluated."""
-        key = dg.AssetCheckKey(asset_key("orders", "changes"), name)
+        return self._said(dg.AssetCheckKey(asset_key("orders", "changes"), name))
+
+    def shown(self) -> object:
+        """The status that the asset of the whole pipeline has in the Catalog."""
+        event = self.instance.get_latest_materialization_event(health_key("orders"))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return event.asset_materialization.metadata["status"].value
+
+    def well(self) -> str | None:
+        """What the check of the whole pipeline says; None when it passes."""
+        return self._said(dg.AssetCheckKey(health_key("orders"), "well"))
+
+    def _said(self, key: dg.AssetCheckKey) -> str | None:
         shown = newest_evaluation(self.instance, key)
         return None if shown is None or shown.passed else str(shown.description)
 
@@ -97,11 +110,13 @@ def test_a_server_that_is_stopped(
         assert (found.status, found.well) == ("failed", False)
         assert found.problems[0].next_attempt_at is not None
         assert found.problems[0].text == made.check("source")
+        assert made.well() == f"error: source: {found.problems[0].text}"
 
         server.restart()
         assert "asking again" in made.tick()
         assert made.health.problems == ()
         assert made.check("source") is None
+        assert made.well() is None
         bench.connection.close()
         bench.connection = psycopg.connect(bench.dsn, autocommit=True)
 
@@ -115,11 +130,12 @@ def test_a_table_that_is_no_longer_sent(
         made = ticked(bench)
         assert made.tick()
         assert made.health.well
+        assert made.shown() == "running"
 
         bench.execute("DROP TABLE orders", "CREATE TABLE orders (id int PRIMARY KEY, v text)")
         statement = 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
         assert statement in made.tick()
-        assert made.health.status == "failed"
+        assert made.health.status == made.shown() == "failed"
         assert made.health.problems[0].remedy == statement
         assert statement in str(made.check("source"))
         assert statement in str(made.check("preflight"))
