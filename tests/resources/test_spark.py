@@ -87,11 +87,11 @@ def test_tasks_of_a_run_that_is_gone_are_ended(
 
     def hang(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         begun.touch()
-        while True:
+        while begun.exists():
             time.sleep(0.05)
-        yield
+        yield from ()
 
-    ended: list[BaseException] = []
+    ended: list[PySparkException] = []
 
     def left() -> None:
         try:
