@@ -44,7 +44,7 @@ class _Requests:
         with self._lock:
             self._tally.join(tally)
 
-    def counted(self) -> list[Stored]:
+    def pluralize(self) -> list[Stored]:
         """Return every number."""
         with self._lock:
             rows, _ = self._tally.rows("")
@@ -117,5 +117,5 @@ class _Snapshot(Collector):
 def metrics(request: Request, context: Context) -> Response:
     """Every metric of every pipeline, as Prometheus text or, if asked for, as OpenMetrics."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    found = list(collect(context.store, context.pipelines(), _requests.counted()))
+    found = list(collect(context.store, context.pipelines(), _requests.pluralize()))
     return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)

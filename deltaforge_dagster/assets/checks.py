@@ -32,10 +32,10 @@ from deltaforge_dagster.assets.publish import recorded
 from deltaforge_dagster.assets.sensing import sensing_checks, sensing_specs
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health import Problem, health
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.publication import CHANGES, facts
 from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.holds import SCHEMA
@@ -143,7 +143,7 @@ def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.Asset
     kept = [hold for hold in holds if hold.state != "journaled"]
     mend = f"; once that is mended: deltaforge hold release {pipeline} {{}}"
     lines = [
-        f"{hold.kind} {hold.subject} ({hold.state}), {counted(hold.events, 'event')}: {hold.reason}"
+        f"{hold.kind} {hold.subject} ({hold.state}), {pluralize(hold.events, 'event')}: {hold.reason}"
         + ("" if hold.kind == SCHEMA else mend.format(hold.subject))
         for hold in kept
     ]
@@ -160,7 +160,7 @@ def _dead_letters(
     problems = [] if full is None else [full[1]]
     if depth.entries:
         problems.append(
-            f"{counted(depth.dead, 'change')} could not be delivered, {depth.entries - depth.dead:,} "
+            f"{pluralize(depth.dead, 'change')} could not be delivered, {depth.entries - depth.dead:,} "
             f"on their way or behind them; deltaforge dlq list {loaded.name}"
         )
     return _evaluation(
@@ -209,13 +209,13 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
             problem = f"{checkpoint.last_error or 'detached'}; to attach it again: {command}"
         elif checkpoint.paused:
             paused = (
-                f"paused, kept for it: {counted(behind, 'segment')}; to let it go on: {command}"
+                f"paused, kept for it: {pluralize(behind, 'segment')}; to let it go on: {command}"
             )
         elif behind:
             lacking = store.ranges_behind(loaded.name, checkpoint.whole_segment)
             ranges = "range" if len(lacking) == 1 else "ranges"
             because = f": {checkpoint.last_error}" if checkpoint.last_error else ""
-            problem = f"{counted(behind, 'segment')} behind, {ranges} {_listed(lacking)}{because}"
+            problem = f"{pluralize(behind, 'segment')} behind, {ranges} {_listed(lacking)}{because}"
         yield _evaluation(
             asset_key(loaded.name, sink_id),
             "delivered",

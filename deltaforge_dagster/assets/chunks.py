@@ -13,7 +13,7 @@ import dagster as dg
 from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.snapshot_life import Life, living
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.pipeline.snapshot_wish import wish
@@ -214,7 +214,7 @@ class ChunksShown:
         return dg.AssetMaterialization(
             snapshot_key(self._pipeline),
             partition=chunk.partition,
-            description=f"{counted(chunk.rows or 0, 'row')} of {chunk.table_name}, by snapshot {chunk.snapshot}",
+            description=f"{pluralize(chunk.rows or 0, 'row')} of {chunk.table_name}, by snapshot {chunk.snapshot}",
             metadata={
                 "table": chunk.table_name,
                 "rows": chunk.rows or 0,

@@ -30,8 +30,8 @@ from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.chains import chain_of
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.preview import preview
@@ -202,8 +202,8 @@ def failure_of(outcome: RunOutcome) -> str | None:
 def _summary(outcome: RunOutcome) -> str:
     sent = ", ".join(f"{count} to {sink}" for sink, count in sorted(outcome.delivered.items()))
     summary = (
-        f"run ended ({outcome.reason}): {counted(outcome.captured, 'change')} captured in "
-        f"{counted(outcome.segments, 'segment')} and {counted(outcome.ranges, 'range')}; sent {sent or 'nothing'}"
+        f"run ended ({outcome.reason}): {pluralize(outcome.captured, 'change')} captured in "
+        f"{pluralize(outcome.segments, 'segment')} and {pluralize(outcome.ranges, 'range')}; sent {sent or 'nothing'}"
     )
     if outcome.paused is not None:
         summary += f"; capture is paused: {outcome.paused}"
@@ -320,7 +320,7 @@ def _deliver(
         context.log_event(
             dg.AssetObservation(
                 asset_key(loaded.name, sink_id),
-                description=f"caught up to range {lacking[-1].range}: {counted(messages, 'message')} sent",
+                description=f"caught up to range {lacking[-1].range}: {pluralize(messages, 'message')} sent",
                 metadata={CAUGHT_UP_METADATA: messages},
             )
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.preview import Preview
 from deltaforge_dagster.pipeline.publication import CHANGES, processor_metrics
 
@@ -86,7 +86,7 @@ def sample(made: Preview) -> Grid:
 
 def sentence(made: Preview) -> str:
     """Return in one sentence what a preview has found."""
-    found = f"range {made.range}: {counted(made.events_in, 'event')} in, {made.events_out:,} out"
+    found = f"range {made.range}: {pluralize(made.events_in, 'event')} in, {made.events_out:,} out"
     if made.difference.equal:
         return f"{found}; the same as sinks get"
     total = totals(made)

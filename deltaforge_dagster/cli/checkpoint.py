@@ -21,8 +21,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.begin_anew import begin_anew
 from deltaforge_dagster.pipeline.catalog import of_row
 from deltaforge_dagster.pipeline.committed import segments_behind
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.first_start import sink_positions
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.work import ensure_start
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state import legacy
@@ -240,7 +240,7 @@ def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> lis
     for one in store.checkpoints(row.name).values():
         behind = segments_behind(row, one)
         if behind:
-            lines.append(f"  {counted(behind, 'segment')} that sink {one.sink} does not have yet")
+            lines.append(f"  {pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
     held = [hold.subject for hold in store.holds(row.name) if hold.state != "journaled"]
     if held:
         lines.append(f"  what is held of {', '.join(held)}")
@@ -294,7 +294,7 @@ def _first_segment(store: StateStore, pipeline: str, to: str) -> int:
 def _change(before: CheckpointRow, after: CheckpointRow) -> str:
     was = before.segment + before.complete
     distance = after.segment + 1 - was
-    count = counted(abs(distance), "segment")
+    count = pluralize(abs(distance), "segment")
     if distance > 0:
         return f"skips {count}, from {was:,} on"
     if distance < 0:

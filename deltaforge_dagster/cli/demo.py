@@ -44,7 +44,7 @@ from deltaforge_dagster.cli.demo_proof import (
 from deltaforge_dagster.cli.demo_workload import Workload
 from deltaforge_dagster.cli.interrupts import interrupt_once
 from deltaforge_dagster.errors import DeltaforgeError, SettingsError
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 
 _ROWS: Mapping[DemoSource, int] = {"postgres": 100_000, "turso": 20_000}
 _FIRST_SHARE, _CALM_SHARE = 0.01, 0.05
@@ -156,7 +156,7 @@ def _summary(result: Result) -> RenderableType:
     return summary(
         result.verdicts,
         {
-            "captured": f"{counted(result.captured, 'change')} in {counted(result.ranges, 'range')}",
+            "captured": f"{pluralize(result.captured, 'change')} in {pluralize(result.ranges, 'range')}",
             "burst": "nothing of it arrived"
             if result.burst_rate is None
             else f"{result.burst_rate:,.0f} changes/s, commit to arrival",
@@ -190,16 +190,16 @@ class _Demo:
         burst = self._changes - first - calm
         with self._live, self._arrived:
             first_at = time.time()
-            self._log(f"writing {counted(first, 'first change')}: the sensor starts a run")
+            self._log(f"writing {pluralize(first, 'first change')}: the sensor starts a run")
             arrived = self._write(first, _BURST_TRANSACTION)
             if arrived:
                 self._log(f"they arrived after {time.time() - first_at:.1f} s")
-                self._log(f"writing {counted(calm, 'change')} calmly, over {_CALM_SECONDS:.0f} s")
+                self._log(f"writing {pluralize(calm, 'change')} calmly, over {_CALM_SECONDS:.0f} s")
             calm_at = time.time()
             arrived = arrived and self._write(calm, _CALM_TRANSACTION, _CALM_SECONDS)
             if arrived:
                 self._log(
-                    f"writing {counted(burst, 'change')} as fast as {self._database.title} takes them"
+                    f"writing {pluralize(burst, 'change')} as fast as {self._database.title} takes them"
                 )
             burst_at = time.time()
             if arrived:

@@ -20,7 +20,7 @@ from deltaforge_dagster.config.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.work import begin
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.instance import dagster_home
@@ -101,7 +101,7 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
         for line in since:
             console.print(line)
         console.print(
-            f"[bold]{processes.ui}[/bold] shows {counted(len(since), 'pipeline')} of "
+            f"[bold]{processes.ui}[/bold] shows {pluralize(len(since), 'pipeline')} of "
             f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
             "Ctrl-C ends all."
         )

@@ -13,7 +13,7 @@ from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import duration, print_answer
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state.dead_letters import entry_json
 from deltaforge_dagster.state.records import DeadLetterRow
 from deltaforge_dagster.state.store import StateStore
@@ -178,4 +178,4 @@ def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[D
 
 
 def _entries(count: int) -> str:
-    return counted(count, "entry", "entries")
+    return pluralize(count, "entry", "entries")

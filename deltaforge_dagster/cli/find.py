@@ -20,8 +20,8 @@ from deltaforge_dagster.cli.run import range_numbers
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.key_search import Found, Wanted, search, segments_of
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -76,7 +76,7 @@ def find(
     else:
         _print(found, sinks, more=more)
         for one in held:
-            typer.echo(f"Not searched: {counted(one.events, 'event')} of {one.subject}, held.")
+            typer.echo(f"Not searched: {pluralize(one.events, 'event')} of {one.subject}, held.")
     raise typer.Exit(0 if found else 1)
 
 

@@ -14,8 +14,8 @@ from deltaforge_dagster.cli.options import JsonOption, NameArgument
 from deltaforge_dagster.cli.output import duration, position, print_answer, say, size
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.holds import TABLE
+from deltaforge_dagster.pipeline.plural import pluralize
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -94,7 +94,7 @@ def release(
         known_pipeline(store, pipeline)
         row = store.release_hold(pipeline, TABLE, table, json.dumps(mend))
     say(
-        f"{table}: the next run delivers what is held, {counted(row.events, 'event')}.",
+        f"{table}: the next run delivers what is held, {pluralize(row.events, 'event')}.",
         {"pipeline": pipeline, "table": table, "events": row.events},
         as_json=json_output,
     )
@@ -115,7 +115,7 @@ def approve(
         known_pipeline(store, pipeline)
         changes = store.approve_table(pipeline, table)
     say(
-        f"{table}: approved; the next run delivers what waits, {counted(changes, 'change')}.",
+        f"{table}: approved; the next run delivers what waits, {pluralize(changes, 'change')}.",
         {"pipeline": pipeline, "table": table, "changes": changes},
         as_json=json_output,
     )

@@ -14,7 +14,7 @@ from deltaforge_dagster.cli.output import position
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -53,8 +53,8 @@ def rebuild(
         typer.echo(json.dumps({"pipeline": pipeline, **asdict(rebuilt)}))
         return
     typer.echo(
-        f"{pipeline}: dropped {counted(rebuilt.segments, 'segment')} of "
-        f"{counted(rebuilt.ranges, 'range')}; "
+        f"{pipeline}: dropped {pluralize(rebuilt.segments, 'segment')} of "
+        f"{pluralize(rebuilt.ranges, 'range')}; "
         f"the next run captures again from {position(rebuilt.position)} on."
     )
     for sink in rebuilt.lossy:

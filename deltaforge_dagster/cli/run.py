@@ -38,7 +38,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.committed import committed_without
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.replay import split_by_delivery
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
@@ -151,7 +151,7 @@ def replay(
         typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
         return
     how = "again, as processors make them now" if reprocess else "again"
-    text = f"Range {ranges}: {counted(again, 'message')} sent to {sink} {how}"
+    text = f"Range {ranges}: {pluralize(again, 'message')} sent to {sink} {how}"
     typer.echo(text + (f", {caught_up:,} for the first time." if caught_up else "."))
 
 
@@ -212,7 +212,7 @@ def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 def _sentence(outcome: Mapping[str, Any]) -> str:
     sent = ", ".join(f"{count:,} to {sink}" for sink, count in outcome["delivered"].items())
-    captured = counted(outcome["captured"], "change")
+    captured = pluralize(outcome["captured"], "change")
     return f"Ended ({outcome['reason']}): {captured} captured, sent {sent}."
 
 
@@ -266,7 +266,7 @@ def _state_of(store: StateStore, pipeline: str) -> str:
         + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
         for one in store.checkpoints(pipeline).values()
     )
-    return f"{pipeline}: {_reading(store, pipeline)}captured {counted(end, 'segment')}; delivered {sinks}"
+    return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"
 
 
 def _reading(store: StateStore, pipeline: str) -> str:
@@ -278,4 +278,4 @@ def _reading(store: StateStore, pipeline: str) -> str:
     read = sum(one.read + one.spliced for one in progress)
     chunks = sum(one.chunks for one in progress)
     rows = sum(one.rows for one in progress)
-    return f"snapshot {read:,} of {counted(chunks, 'chunk')}, {counted(rows, 'row')}; "
+    return f"snapshot {read:,} of {pluralize(chunks, 'chunk')}, {pluralize(rows, 'row')}; "

@@ -17,7 +17,7 @@ from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline import sensing_views as views
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state.store import StateStore
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -63,9 +63,9 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         nothing="No document yet.",
     )
     if behind:
-        typer.echo(f"Still to be looked at: {counted(behind, 'segment')}.")
+        typer.echo(f"Still to be looked at: {pluralize(behind, 'segment')}.")
     if skipped:
-        typer.echo(f"Gone before their turn: {counted(skipped, 'segment')}.")
+        typer.echo(f"Gone before their turn: {pluralize(skipped, 'segment')}.")
     if problem:
         typer.secho(f"sensing does not go on: {problem}", fg=typer.colors.YELLOW)
 
@@ -95,7 +95,7 @@ def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption =
             typer.echo(
                 f"{path or 'document'}: names are values, about {one['unique_keys']:,} of them"
             )
-    typer.echo(f"Changed {counted(len(changes), 'time')} since it was first seen.")
+    typer.echo(f"Changed {pluralize(len(changes), 'time')} since it was first seen.")
 
 
 @app.command()
@@ -170,7 +170,7 @@ def _notes(field: dict[str, Any]) -> str:
     if "array_element_types" in field:
         notes.append("of " + " or ".join(field["array_element_types"]))
     if "nested_field_count" in field:
-        notes.append(f"{counted(field['nested_field_count'], 'field')} inside")
+        notes.append(f"{pluralize(field['nested_field_count'], 'field')} inside")
     if "cardinality" in field:
         notes.append(f"{field['min']} to {field['max']}, about {field['cardinality']:,} different")
     return "; ".join(notes)

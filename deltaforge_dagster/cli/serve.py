@@ -21,7 +21,7 @@ from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
@@ -98,7 +98,7 @@ def serve(
             app = build_metrics_app(context, token=token, limits=limits)
             open_now.enter_context(_beside(_server(app), metrics))
             also = f", {_url(metrics)}/metrics their metrics"
-        typer.echo(f"{_url(listening)} serves {counted(count, 'pipeline')}{also}; Ctrl-C ends it")
+        typer.echo(f"{_url(listening)} serves {pluralize(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
         with suppress(KeyboardInterrupt):  # it ends in order, then passes on that it was asked to
             _server(app).run(sockets=[listening])

@@ -20,7 +20,7 @@ from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened, Platform
@@ -197,7 +197,7 @@ class _Bars:
                 self._tables[table],
                 total=one.chunks,
                 completed=one.read + one.spliced,
-                rows=counted(one.rows, "row"),
+                rows=pluralize(one.rows, "row"),
                 waiting=waiting,
             )
 

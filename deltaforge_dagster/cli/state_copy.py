@@ -12,7 +12,7 @@ from deltaforge_dagster.cli.output import say, size
 from deltaforge_dagster.cli.state import opened_store
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state import copies
 from deltaforge_dagster.state.store import StateStore
 
@@ -39,7 +39,7 @@ def backup(
         names = [row.name for row in store.pipelines()]
     written = file.stat().st_size
     say(
-        f"{file}: {counted(rows, 'row')} of {counted(len(names), 'pipeline')}, {size(written)}.",
+        f"{file}: {pluralize(rows, 'row')} of {pluralize(len(names), 'pipeline')}, {size(written)}.",
         {"file": str(file), "bytes": written, "rows": rows, "pipelines": names},
         as_json=json_output,
     )
@@ -71,8 +71,8 @@ def restore(
         store.close()
     names = [row.name for row in pipelines]
     say(
-        f"{where} is as it was in {file}: {counted(sum(rows.values()), 'row')} of "
-        f"{counted(len(names), 'pipeline')}.",
+        f"{where} is as it was in {file}: {pluralize(sum(rows.values()), 'row')} of "
+        f"{pluralize(len(names), 'pipeline')}.",
         {"store": where, "rows": sum(rows.values()), "pipelines": names},
         as_json=json_output,
     )

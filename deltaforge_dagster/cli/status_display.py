@@ -12,8 +12,8 @@ from rich.text import Text
 from deltaforge_dagster.cli.output import duration, position, size
 from deltaforge_dagster.cli.overview import NotBegun, Overview, SinkView
 from deltaforge_dagster.pipeline.committed import go_on_command
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.health import Health
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow
 
 _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
@@ -109,15 +109,15 @@ def _snapshot(one: Overview) -> Text:
     rows = sum(table.rows for table in progress.values())
     text = f"{row.snapshot} {row.state_text}"
     if chunks:
-        text += f": {read:,} of {counted(chunks, 'chunk')} read, {done:,} in the journal"
-        text += f", {counted(rows, 'row')}"
+        text += f": {read:,} of {pluralize(chunks, 'chunk')} read, {done:,} in the journal"
+        text += f", {pluralize(rows, 'row')}"
     if row.problem:
         text += f"; {row.problem}"
     return Text(text, style="red" if row.problem else "")
 
 
 def _range(newest: RangeRow, now: float) -> str:
-    rows = counted(newest.rows, "row")
+    rows = pluralize(newest.rows, "row")
     if newest.state == "closed":
         ago = duration(now - (newest.closed_at or now))
         return f"{newest.range} closed {ago} ago ({newest.close_reason}), {rows}"
@@ -169,5 +169,5 @@ def _behind(pipeline: str, view: SinkView) -> str:
         return f"detached; {command}"
     lacks = "no"
     if view.segments:
-        lacks = f"{counted(view.segments, 'segment')}, {counted(view.rows, 'row')}"
+        lacks = f"{pluralize(view.segments, 'segment')}, {pluralize(view.rows, 'row')}"
     return f"{lacks}; paused: {command}" if checkpoint.paused else lacks

@@ -19,7 +19,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import replay
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.recapture import Compared, recapture
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore
@@ -59,7 +59,7 @@ def verify(
         for number in chosen:
             events[number] = replay.verify(store, journal, loaded.name, number)
             console.print(
-                f"range {number}: {counted(events[number], 'event')}, files as they were written"
+                f"range {number}: {pluralize(events[number], 'event')}, files as they were written"
             )
         if from_source:
             for one in _again(store, journal, loaded, chosen):
@@ -92,11 +92,11 @@ def _again(
 
 def _sentence(one: Compared) -> str:
     if one.equal:
-        return f"segment {one.segment}: {counted(one.rows, 'row')}, the same in the source's log"
+        return f"segment {one.segment}: {pluralize(one.rows, 'row')}, the same in the source's log"
     ordinals = ", ".join(map(str, one.ordinals))
     where = f"; columns {', '.join(one.columns)}" if one.columns else ""
     return (
-        f"segment {one.segment} DIFFERS: {counted(one.rows, 'row')} here, "
+        f"segment {one.segment} DIFFERS: {pluralize(one.rows, 'row')} here, "
         f"{one.again:,} in the source's log;"
         f" first at ordinals {ordinals}{where}"
     )

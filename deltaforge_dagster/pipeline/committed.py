@@ -26,10 +26,10 @@ def counted_sinks(spec: PipelineSpec) -> list[str]:
 
 def committed_without(spec: PipelineSpec, failing: Collection[str]) -> bool:
     """Say whether the commit policy is content although some sinks do not have everything."""
-    counted = counted_sinks(spec)
+    pluralize = counted_sinks(spec)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
-    return sum(sink not in failing for sink in counted) >= needed
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
+    return sum(sink not in failing for sink in pluralize) >= needed
 
 
 def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow]) -> list[str]:
@@ -44,8 +44,8 @@ def detachable_sinks(spec: PipelineSpec, checkpoints: Mapping[str, CheckpointRow
     policy = spec.spec.commit_policy
     if policy.mode == "quorum" and policy.quorum:
         return [one.sink for one in attached[: max(0, len(attached) - policy.quorum)]]
-    counted = counted_sinks(spec)
-    return [one.sink for one in attached if one.sink not in counted]
+    pluralize = counted_sinks(spec)
+    return [one.sink for one in attached if one.sink not in pluralize]
 
 
 def go_on_command(pipeline: str, sink: str, state: Attachment) -> str:
@@ -68,13 +68,13 @@ def committed_position(
     captured = _before(_parse(pipeline.captured_position), holds)
     if spec.spec.engine.journal.confirm == "captured":
         return captured
-    counted = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
-    if not counted:
+    pluralize = [sink for sink in counted_sinks(spec) if checkpoints[sink].attached]
+    if not pluralize:
         return captured
-    reached = [_reached(checkpoints[sink], holds) for sink in counted]
+    reached = [_reached(checkpoints[sink], holds) for sink in pluralize]
     known = sorted(position for position in reached if position is not None)
     policy = spec.spec.commit_policy
-    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(counted)
+    needed = policy.quorum if policy.mode == "quorum" and policy.quorum else len(pluralize)
     return known[-needed] if len(known) >= needed else None
 
 

@@ -25,8 +25,8 @@ from deltaforge_dagster.errors import (
     StoreUnavailable,
 )
 from deltaforge_dagster.pipeline.committed import counted_sinks, go_on_command
-from deltaforge_dagster.pipeline.counted import counted
 from deltaforge_dagster.pipeline.dead_letter_watch import saturation
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.records import (
     CheckpointRow,
@@ -297,13 +297,13 @@ def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) ->
         yield from _sink(row.name, one, counts=counts is None or one.sink in counts)
     for hold in store.holds(row.name):
         if hold.state != "journaled":
-            text = f"{hold.kind} {hold.subject}: {counted(hold.events, 'event')} kept back; {hold.reason}"
+            text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
             yield Problem("holds", "error", text, f"deltaforge hold list {row.name}", hold.since)
     depth = store.dead_letter_depth(row.name)
     full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
     if depth.entries:
         waiting = depth.entries - depth.dead
-        text = f"{counted(depth.dead, 'change')} could not be delivered"
+        text = f"{pluralize(depth.dead, 'change')} could not be delivered"
         text += f", {waiting:,} on their way or behind them" if waiting else ""
         text += "" if full is None else f"; {full[1]}"
         severity: Severity = "warning" if full is None else full[0]

@@ -52,7 +52,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
     }
     checkpoints = store.checkpoints(pipeline)
     histories = store.table_histories(pipeline)
-    counted = {
+    pluralize = {
         number: _counted(store, pipeline, ranges[number]) | _numbers(histories, ranges[number])
         for number in set(numbers)
     }
@@ -66,7 +66,7 @@ def pending(store: StateStore, pipeline: str) -> list[Publication]:
             number,
             asset,
             _metadata(ranges[number], asset, checkpoints, now, captured[number])
-            | counted[number]
+            | pluralize[number]
             | sensed.get(asset, {}),
             versions.of(ranges[number], None if asset == CHANGES else asset),
             _run_id(lease, ranges[number], asset),
@@ -108,9 +108,9 @@ def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, 
     """
     metrics: dict[str, Value] = {}
     for name, counts in processors.items():
-        for counted, count in sorted(counts.items()):
-            if counted not in {"calls", "busy_us"}:
-                metrics[f"processor/{name}/{counted.replace(':', '/')}"] = count
+        for pluralize, count in sorted(counts.items()):
+            if pluralize not in {"calls", "busy_us"}:
+                metrics[f"processor/{name}/{pluralize.replace(':', '/')}"] = count
         if counts.get("calls"):
             seconds = counts.get("busy_us", 0) / counts["calls"] / 1e6
             metrics[f"processor/{name}/latency_seconds"] = round(seconds, 6)

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from deltaforge_dagster.config import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sinks.build import make_sink, transactional_id
 from deltaforge_dagster.sinks.kafka_client import LOG
 from deltaforge_dagster.sinks.kafka_errors import error_of, translated
@@ -206,7 +206,7 @@ def _topic(
         mend = f"kafka-acls --add --allow-principal User:... --operation Write --topic {topic}"
         return Finding(subject, "error", text, mend)
     count = len(described.partitions)
-    partitions = counted(count, "partition")
+    partitions = pluralize(count, "partition")
     return Finding(subject, "ok", f"topic {topic!r} is there, with {partitions}")
 
 

@@ -22,7 +22,7 @@ def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
     return indices.astype(np.int64), known
 
 
-def counted(texts: pa.StringArray) -> dict[str, int]:
+def pluralize(texts: pa.StringArray) -> dict[str, int]:
     """Return how often each of some JSON strings occurs, given as they are written without quotes."""
     found: dict[str, int] = {}
     pairs = pc.value_counts(texts)

@@ -14,7 +14,7 @@ from datasketches import (  # type: ignore[import-untyped]
 )
 
 from deltaforge_dagster.config.sensing import Tracking
-from deltaforge_dagster.sensing.coded import counted
+from deltaforge_dagster.sensing.coded import pluralize
 from deltaforge_dagster.sensing.formats import FORMATS, formats_of
 
 ENUM_REPEATS = 10
@@ -51,7 +51,7 @@ class Values:
 
     def add_strings(self, texts: pa.StringArray) -> None:
         """Add strings as they are written in JSON, without their quotes."""
-        found = counted(texts)
+        found = pluralize(texts)
         lengths = [len(one) for one in found]
         self.shortest = min(lengths) if not self.strings else min(self.shortest, *lengths)
         self.longest = max(self.longest, *lengths)
@@ -70,7 +70,7 @@ class Values:
         """Add numbers as they are written in JSON; nothing is kept of them without statistics."""
         if self._distinct is None:
             return
-        found = [_number(one) for one in counted(texts)]
+        found = [_number(one) for one in pluralize(texts)]
         for value in found:
             self._distinct.update(repr(value))
         self._bound(min(found), max(found))

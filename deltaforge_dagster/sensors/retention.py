@@ -16,7 +16,7 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.publication import CHANGES
 from deltaforge_dagster.pipeline.retention import expire
 from deltaforge_dagster.resources.platform import Opened, Platform
@@ -72,10 +72,10 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
     partitions = _delete_old_partitions(instance, opened.store, loaded.name)
     runs, events = _delete_history(instance, opened.store, loaded)
     return (
-        f"{loaded.name}: removed {counted(done.segments, 'segment')}, "
-        f"{counted(len(done.ranges), 'range')}, {counted(done.orphans, 'orphaned file')}, "
-        f"{counted(partitions, 'partition')}, {counted(runs, 'run')}, "
-        f"{counted(events, 'event')} without a run"
+        f"{loaded.name}: removed {pluralize(done.segments, 'segment')}, "
+        f"{pluralize(len(done.ranges), 'range')}, {pluralize(done.orphans, 'orphaned file')}, "
+        f"{pluralize(partitions, 'partition')}, {pluralize(runs, 'run')}, "
+        f"{pluralize(events, 'event')} without a run"
     )
 
 

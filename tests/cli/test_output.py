@@ -12,7 +12,7 @@ from deltaforge_dagster.cli.output import (
     position,
     size,
 )
-from deltaforge_dagster.pipeline.counted import counted
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.positions import LsnPosition
 
 
@@ -37,8 +37,8 @@ def test_size(count: int, expected: str) -> None:
 )
 def test_counted(count: int, expected: str) -> None:
     """What is counted stands in the plural, unless it is one."""
-    assert counted(count, "entry", "entries") == expected
-    assert counted(count, "row") == expected.replace("entries", "rows").replace("entry", "row")
+    assert pluralize(count, "entry", "entries") == expected
+    assert pluralize(count, "row") == expected.replace("entries", "rows").replace("entry", "row")
 
 
 @pytest.mark.parametrize(

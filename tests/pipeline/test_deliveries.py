@@ -75,13 +75,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     made: list[Job] = []
     make: Callable[[Preparer, Sequence[SegmentRow], range | None], Prepared] = Preparer.prepare
 
-    def counted(
+    def pluralize(
         preparer: Preparer, segments: Sequence[SegmentRow], ordinals: range | None = None
     ) -> Prepared:
         made.append(([one.segment for one in segments], ordinals))
         return make(preparer, segments, ordinals)
 
-    monkeypatch.setattr(Preparer, "prepare", counted)
+    monkeypatch.setattr(Preparer, "prepare", pluralize)
     return made
 
 

@@ -37,7 +37,7 @@ PATIENT = "{idle_seconds: 1, lease_seconds: 120, renew_seconds: 1}"
 """No run loses its lease because the machine is busy: what two runs count is compared."""
 
 
-def counted(tally: Tally) -> dict[str, float]:
+def pluralize(tally: Tally) -> dict[str, float]:
     """Return what a tally holds, by name and labels."""
     added, last = tally.rows("p")
     return {row["name"] + row["labels"]: row["value"] for row in (*added, *last)}
@@ -65,7 +65,7 @@ def test_a_captured_segment() -> None:
         newest={"s.a": 9_000_000, "s.b": 4_000_000}, memory=3000,
     )  # fmt: skip
     met = {("s.a", "v1"), ("s.b", "v1")}
-    found = counted(meters.captured("db", segment, 10.0, met))
+    found = pluralize(meters.captured("db", segment, 10.0, met))
     assert found['source_events_total{"op":"c","source":"db","table":"s.a"}'] == 3
     assert found['source_events_total{"op":"u","source":"db","table":"s.b"}'] == 2
     assert found['snapshot_rows_total{"table":"s.a"}'] == 2
@@ -77,10 +77,10 @@ def test_a_captured_segment() -> None:
     assert found['batch_events{"le":"10"}'] == 1
     assert found['source_schema_cache_hits_total{"source":"db"}'] == 1
     assert found['source_schema_cache_misses_total{"source":"db"}'] == 1
-    again = counted(meters.captured("db", segment, 10.0, met))
+    again = pluralize(meters.captured("db", segment, 10.0, met))
     assert again['source_schema_cache_hits_total{"source":"db"}'] == 2
     both = replace(segment, schema_versions={"s.a": ["v1", "v2"]})
-    found = counted(meters.captured("db", both, 10.0, met))
+    found = pluralize(meters.captured("db", both, 10.0, met))
     assert found['source_schema_cache_hits_total{"source":"db"}'] == 1
     assert found['source_schema_cache_misses_total{"source":"db"}'] == 1
 
@@ -90,7 +90,7 @@ def test_a_clock_that_is_behind_gives_no_negative_lag() -> None:
     segment = WrittenSegment(
         "id", "path", "sum", "hash", 1, 1, {"a.b": {"c": 1}}, {}, 9, 20_000_000, {"a.b": 2}, 1
     )
-    found = counted(meters.captured("db", segment, 10.0, set()))
+    found = pluralize(meters.captured("db", segment, 10.0, set()))
     assert found['source_lag_seconds{"source":"db"}'] == 0
 
 
@@ -111,7 +111,7 @@ def test_a_sink_that_fails(error: DeltaforgeError, kind: str, more: set[str]) ->
     """A failure counts once by sink, once by kind, and as what else it is."""
     meter = meters.SinkMeter("s")
     meter.failed(error)
-    assert counted(meter.take()).keys() == {
+    assert pluralize(meter.take()).keys() == {
         'sink_errors_total{"sink":"s"}',
         f'sink_failures_total{{"kind":"{kind}","sink":"s"}}',
         *more,
@@ -128,7 +128,7 @@ def test_a_sink_that_delivers() -> None:
         meter.sends()
         meter.sent(messages(count) if count else messages(1).slice(0, 0))
     meter.did(Traffic(commits=2, aborts=1, retries=4, waiting=9, waiting_bytes=90))
-    found = counted(meter.take())
+    found = pluralize(meter.take())
     assert found['sink_events_total{"sink":"s"}'] == 7
     assert found['sink_batch_total{"sink":"s"}'] == 2
     assert found['sink_bytes_total{"sink":"s"}'] >= 21
@@ -149,7 +149,7 @@ def test_traffic_is_taken_once() -> None:
 def test_the_processor_that_broke() -> None:
     """An error of the chain counts for the processor that it names, if there is one of that id."""
     error = ProcessorFailed("segment 3: processor mask: it broke")
-    assert counted(meters.processing_failed(error, ["mask"])) == {
+    assert pluralize(meters.processing_failed(error, ["mask"])) == {
         'processor_errors_total{"processor":"mask"}': 1
     }
     assert not meters.processing_failed(error, ["other"])

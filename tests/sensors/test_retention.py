@@ -40,7 +40,7 @@ spec:
 """
 
 
-def counted(store: StateStore, instance: dg.DagsterInstance) -> dict[str, int]:
+def pluralize(store: StateStore, instance: dg.DagsterInstance) -> dict[str, int]:
     """Return how many rows each table has, of the store and of Dagster's events."""
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage)
@@ -115,7 +115,7 @@ def test_nothing_grows(sqlite_store: StateStore, tmp_path: Path, days: int, rang
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
         for day in range(days):
             a_day(opened, instance, loaded, day, ranges)
-            rows.append(counted(sqlite_store, instance))
+            rows.append(pluralize(sqlite_store, instance))
             files.append(sum(one.stat().st_size for one in tmp_path.rglob("*.db")))
             let_a_day_pass(sqlite_store, instance)
             logger.info("day %d: %d bytes of databases", day, files[-1])

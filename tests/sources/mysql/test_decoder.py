@@ -283,9 +283,9 @@ def test_log_bytes_add_up() -> None:
     """Every byte of the stream is counted once."""
     stream = samples.orders(500, rows_per_tx=30)
     batches, _ = decode(stream, (1000, 20_000, 30_000))
-    counted = sum(batch.log_bytes for batch in batches)
+    pluralize = sum(batch.log_bytes for batch in batches)
 
-    assert len(stream) - 200 <= counted <= len(stream)
+    assert len(stream) - 200 <= pluralize <= len(stream)
 
 
 def test_batches_have_the_frame_s_columns() -> None:

@@ -113,7 +113,7 @@ def test_questions_share_a_connection(
     opened: list[Server | None] = []
     connect = Server.connect
 
-    def counted(self: Server, *given: Any, **named: Any) -> psycopg.Connection:
+    def pluralize(self: Server, *given: Any, **named: Any) -> psycopg.Connection:
         opened.append(self)
         return connect(self, *given, **named)
 
@@ -123,7 +123,7 @@ def test_questions_share_a_connection(
         found += batch.rows.column("after").to_pylist() if batch.rows else []
         if len(found) == 9 and not opened:
             opened.append(None)
-            monkeypatch.setattr(Server, "connect", counted)
+            monkeypatch.setattr(Server, "connect", pluralize)
             bench.execute("UPDATE docs SET n = 7")
         if len(found) >= 12:
             break
@@ -183,11 +183,11 @@ def test_one_question_for_a_table_and_batch(
     asked = []
     answer = reselect.Reselection.answer
 
-    def counted(self: reselect.Reselection, question: Any) -> Any:
+    def pluralize(self: reselect.Reselection, question: Any) -> Any:
         asked.append(question.rows)
         return answer(self, question)
 
-    monkeypatch.setattr(reselect.Reselection, "answer", counted)
+    monkeypatch.setattr(reselect.Reselection, "answer", pluralize)
     insert(bench, *range(5))
     bench.execute(
         "INSERT INTO docs SELECT i, 0, i || repeat('x', 10000) FROM generate_series(5, 999) i"
