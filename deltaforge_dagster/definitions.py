@@ -21,10 +21,10 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.alerts import build_alerts_sensor
 from deltaforge_dagster.sensors.files import build_files_sensor
-from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.live import build_schedule, build_sensor
 from deltaforge_dagster.sensors.retention import build_retention
 from deltaforge_dagster.sensors.snapshot import build_snapshot_sensor
+from deltaforge_dagster.sensors.tick_cache import TickCache
 
 
 def build_definitions(
@@ -44,20 +44,20 @@ def build_definitions(
         pipelines = installed_pipelines(settings)
     good = [one for one in pipelines if isinstance(one, LoadedPipeline)]
     platform = Platform(settings, single_process=single_process)
-    kept = Kept(platform)
+    cache = TickCache(platform)
     jobs, sensors, schedules = [], [], []
     for one in good:
         own = [build_pipeline_job(one), build_snapshot_job(one)]
         jobs += own
         cron = one.spec.spec.engine.dagster.schedule
         if cron is None:
-            sensors.append(build_sensor(one, own, kept))
+            sensors.append(build_sensor(one, own, cache))
         else:
-            sensors.append(build_snapshot_sensor(one, kept))
-            schedules.append(build_schedule(one, cron, kept))
+            sensors.append(build_snapshot_sensor(one, cache))
+            schedules.append(build_schedule(one, cron, cache))
     if told := [one for one in good if one.spec.spec.engine.alerts]:
-        sensors.append(build_alerts_sensor(told, kept))
-    sensors.append(build_files_sensor(settings, pipelines, kept))
+        sensors.append(build_alerts_sensor(told, cache))
+    sensors.append(build_files_sensor(settings, pipelines, cache))
     retention, hourly = build_retention(good)
     return dg.Definitions(
         assets=[

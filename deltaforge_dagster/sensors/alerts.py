@@ -12,15 +12,17 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.catalog import reread
 from deltaforge_dagster.resources.alert_hooks import Problem, tell
-from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.report import newest_evaluation
+from deltaforge_dagster.sensors.tick_cache import TickCache
 
 SENSOR = "deltaforge_alerts"
 
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
-def build_alerts_sensor(pipelines: Sequence[LoadedPipeline], kept: Kept) -> dg.SensorDefinition:
+def build_alerts_sensor(
+    pipelines: Sequence[LoadedPipeline], cache: TickCache
+) -> dg.SensorDefinition:
     """Return the sensor; it runs unless someone turns it off."""
 
     @dg.sensor(
@@ -31,7 +33,7 @@ def build_alerts_sensor(pipelines: Sequence[LoadedPipeline], kept: Kept) -> dg.S
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         deaf = []
-        with kept.lend(context) as (instance, opened):
+        with cache.lend(context) as (instance, opened):
             for one in pipelines:
                 try:
                     now = reread(opened.store, one)

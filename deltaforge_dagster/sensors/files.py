@@ -18,9 +18,9 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.catalog import AnyPipeline, PipelineFiles
 from deltaforge_dagster.pipeline.health import health
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
-from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health
+from deltaforge_dagster.sensors.tick_cache import TickCache
 
 _INTERVAL_SECONDS = 4
 """See `interval.interval_seconds`: of Dagster's daemon this is five seconds."""
@@ -30,14 +30,14 @@ _AGAIN_TICKS = 12
 
 
 def build_files_sensor(
-    settings: Settings, pipelines: Sequence[AnyPipeline], kept: Kept
+    settings: Settings, pipelines: Sequence[AnyPipeline], cache: TickCache
 ) -> dg.SensorDefinition:
     """Return the sensor of the installation's pipeline files.
 
     Args:
         settings: The installation.
         pipelines: Those that the definitions were made of.
-        kept: What ticks share.
+        cache: What ticks share.
     """
     files = PipelineFiles(settings)
     loaded = _contents(pipelines)
@@ -52,7 +52,7 @@ def build_files_sensor(
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
-            with kept.lend(context) as (instance, opened):
+            with cache.lend(context) as (instance, opened):
                 found = files.installed(opened.store)
                 for one in found:
                     if isinstance(one, BrokenPipeline) and one.name in loaded:

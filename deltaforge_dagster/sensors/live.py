@@ -10,14 +10,14 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
-from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.sensors.tick import tick
+from deltaforge_dagster.sensors.tick_cache import TickCache
 
 
 def build_sensor(
-    loaded: LoadedPipeline, jobs: Sequence[UnresolvedAssetJobDefinition], kept: Kept
+    loaded: LoadedPipeline, jobs: Sequence[UnresolvedAssetJobDefinition], cache: TickCache
 ) -> dg.SensorDefinition:
     """Return the sensor of a pipeline; it runs unless someone turns it off.
 
@@ -26,7 +26,7 @@ def build_sensor(
     Args:
         loaded: The pipeline.
         jobs: Its own, and the one that reads its snapshots.
-        kept: What ticks share.
+        cache: What ticks share.
     """
 
     @dg.sensor(
@@ -39,7 +39,7 @@ def build_sensor(
     def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         found: list[dg.RunRequest | dg.SkipReason | None]
         try:
-            with kept.lend(context) as (instance, opened):
+            with cache.lend(context) as (instance, opened):
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
                     found = [now]
@@ -58,7 +58,7 @@ def build_sensor(
     return work
 
 
-def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.ScheduleDefinition:
+def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.ScheduleDefinition:
     """Return the schedule of a pipeline: looks for work when it is due, instead of a sensor."""
 
     @dg.schedule(
@@ -71,7 +71,7 @@ def build_schedule(loaded: LoadedPipeline, cron: str, kept: Kept) -> dg.Schedule
     def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         found: dg.RunRequest | dg.SkipReason
         try:
-            with kept.lend(context) as (instance, opened):
+            with cache.lend(context) as (instance, opened):
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
                     found = now

@@ -24,8 +24,8 @@ from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
-from deltaforge_dagster.sensors.kept import Kept
 from deltaforge_dagster.sensors.tick import UNFINISHED
+from deltaforge_dagster.sensors.tick_cache import TickCache
 from deltaforge_dagster.state.store import StateStore
 
 PAUSES_SECONDS = (5.0, 20.0, 60.0)
@@ -35,7 +35,7 @@ BEGIN_SECONDS = 180.0
 """How long a run may take until it shows that it lives."""
 
 
-def build_snapshot_sensor(loaded: LoadedPipeline, kept: Kept) -> dg.SensorDefinition:
+def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.SensorDefinition:
     """Return the sensor of the snapshots of a pipeline that has a schedule."""
 
     @dg.sensor(
@@ -47,7 +47,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, kept: Kept) -> dg.SensorDefini
     )
     def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
-            with kept.lend(context) as (instance, opened):
+            with cache.lend(context) as (instance, opened):
                 now = current(instance, opened.store, loaded)
                 if isinstance(now, dg.SkipReason):
                     return now

@@ -19,7 +19,7 @@ from dagster._core.instance.ref import InstanceRef
 from deltaforge_dagster.resources.platform import Opened, Platform
 
 
-class Kept:
+class TickCache:
     """Lends ticks the installation. Thread-safe."""
 
     def __init__(self, platform: Platform) -> None:

@@ -12,7 +12,7 @@ from dagster._core.storage.event_log import SqlEventLogStorage
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import Terminal
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.sensors.kept import Kept
+from deltaforge_dagster.sensors.tick_cache import TickCache
 from tests.fix_postgres import StartPostgres
 
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
@@ -26,9 +26,9 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
+def cache(tmp_path: Path) -> TickCache:
     """An installation's."""
-    return Kept(Platform(Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "home")})))
+    return TickCache(Platform(Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "home")})))
 
 
 def a_tick(instance: dg.DagsterInstance) -> dg.SensorEvaluationContext:
@@ -42,43 +42,45 @@ def a_tick(instance: dg.DagsterInstance) -> dg.SensorEvaluationContext:
     )
 
 
-def test_ticks_share_what_the_first_one_opened(kept: Kept, instance: dg.DagsterInstance) -> None:
+def test_ticks_share_what_the_first_one_opened(
+    cache: TickCache, instance: dg.DagsterInstance
+) -> None:
     """A second tick opens neither Dagster's storage nor the state store."""
-    with kept.lend(a_tick(instance)) as first:
+    with cache.lend(a_tick(instance)) as first:
         first[1].store.register_pipeline("orders", "hash", ["redis"])
-    with kept.lend(a_tick(instance)) as second:
+    with cache.lend(a_tick(instance)) as second:
         assert second[0] is first[0]
         assert second[1] is first[1]
         assert [one.name for one in second[1].store.pipelines()] == ["orders"]
 
 
-def test_a_tick_by_hand_has_its_own_instance(kept: Kept) -> None:
+def test_a_tick_by_hand_has_its_own_instance(cache: TickCache) -> None:
     """A context that was given an instance lends that one."""
     own = dg.DagsterInstance.ephemeral()
-    with own, kept.lend(dg.build_sensor_context(own)) as (lent, _):
+    with own, cache.lend(dg.build_sensor_context(own)) as (lent, _):
         assert lent is own
 
 
-def test_another_storage_of_dagster(kept: Kept, instance: dg.DagsterInstance) -> None:
+def test_another_storage_of_dagster(cache: TickCache, instance: dg.DagsterInstance) -> None:
     """What was kept is lent only for the storage that a tick names."""
-    with kept.lend(a_tick(instance)) as (first, _):
+    with cache.lend(a_tick(instance)) as (first, _):
         pass
-    with dg.DagsterInstance.local_temp() as other, kept.lend(a_tick(other)) as (second, _):
+    with dg.DagsterInstance.local_temp() as other, cache.lend(a_tick(other)) as (second, _):
         assert second.get_ref() == other.get_ref() != first.get_ref()
 
 
-def test_after_an_error_all_is_opened_anew(kept: Kept, instance: dg.DagsterInstance) -> None:
+def test_after_an_error_all_is_opened_anew(cache: TickCache, instance: dg.DagsterInstance) -> None:
     """As when the store's file was replaced: the next tick has the one that is there."""
-    with pytest.raises(Terminal), kept.lend(a_tick(instance)) as (_, first):
+    with pytest.raises(Terminal), cache.lend(a_tick(instance)) as (_, first):
         raise Terminal("the file is another one")
-    with kept.lend(a_tick(instance)) as (_, second):
+    with cache.lend(a_tick(instance)) as (_, second):
         assert second is not first
         assert second.store.pipelines() == []
 
 
 @pytest.mark.postgres
 def test_a_restart_of_dagsters_database(
-    start_postgres: StartPostgres, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_postgres: StartPostgres, cache: TickCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections are kept from tick to tick; that a restart has cut them makes no tick fail."""
     server = start_postgres(None)
@@ -88,7 +90,7 @@ def test_a_restart_of_dagsters_database(
     connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
 
     def looked() -> int:
-        with kept.lend(a_tick(central)) as (lent, _):
+        with cache.lend(a_tick(central)) as (lent, _):
             lent.get_runs(limit=1)
             lent.get_dynamic_partitions("none")
             storage = lent.event_log_storage
