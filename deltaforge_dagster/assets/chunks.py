@@ -14,13 +14,13 @@ from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snap
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.snapshot_life import Life, living
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.pipeline.snapshot_wish import wish
-from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.pipeline.work import begin, chunks_read
 from deltaforge_dagster.resources.platform import Opened
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress
 from deltaforge_dagster.state.store import StateStore
 
@@ -44,7 +44,7 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         only = _chosen(context, loaded, opened.store)
     run = SnapshotRun(
         loaded,
-        build_tools(opened, loaded),
+        build_run_context(opened, loaded),
         warn=context.log.warning,
         progress=shown.progress,
         only=only,
@@ -80,19 +80,19 @@ class SnapshotBeside:
     Args:
         context: Of the live run.
         loaded: The pipeline.
-        tools: Store, journal, Spark sessions and source.
+        run_context: Store, journal, Spark sessions and source.
 
     Attributes:
         error: Why it could not be read.
     """
 
     def __init__(
-        self, context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools
+        self, context: dg.AssetExecutionContext, loaded: LoadedPipeline, run_context: RunContext
     ) -> None:
         self.error: DeltaforgeError | None = None
         self._context = context
         self._loaded = loaded
-        self._tools = tools
+        self._run_context = run_context
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="snapshot", daemon=True)
         self._thread.start()
@@ -102,7 +102,7 @@ class SnapshotBeside:
         """Whether chunks are still being read, or wait for the live run to take them over."""
         if self._thread.is_alive():
             return True
-        store, name = self._tools.store, self._loaded.name
+        store, name = self._run_context.store, self._loaded.name
         row = store.pipeline(name)
         paused = row is None or row.capture_pause is not None or row.want != "running"
         return not paused and self.error is None and chunks_read(store, name) is not None
@@ -113,9 +113,9 @@ class SnapshotBeside:
         self._thread.join(_STOP_SECONDS)
 
     def _read(self) -> None:
-        store, name = self._tools.store, self._loaded.name
+        store, name = self._run_context.store, self._loaded.name
         try:
-            row = begin(store, self._loaded, self._tools.build_source)
+            row = begin(store, self._loaded, self._run_context.build_source)
             if (
                 row.want != "running"
                 or wish(store, self._loaded, row) is None
@@ -125,7 +125,7 @@ class SnapshotBeside:
             shown = ChunksShown(self._context, store, name)
             SnapshotRun(
                 self._loaded,
-                self._tools,
+                self._run_context,
                 warn=self._context.log.warning,
                 progress=lambda found: self._progress(shown, found),
             ).execute()

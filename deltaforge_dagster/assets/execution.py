@@ -39,10 +39,10 @@ from deltaforge_dagster.pipeline.publication import CHANGES, publication_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
 from deltaforge_dagster.pipeline.reprocessing import Reprocessing
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.metrics import run_failure
 
 
@@ -54,24 +54,26 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
         dg.Failure: It was done, and capture failed or every sink is down.
     """
     setup_logs()
-    tools = build_tools(opened, loaded)
+    run_context = build_run_context(opened, loaded)
     # A re-execution from the UI has its parent's tags, and is a Materialize like any other run.
     if context.run.tags.get(RUN_TAG) == "live" and context.run.parent_run_id is None:
-        _run_live(context, loaded, tools)
+        _run_live(context, loaded, run_context)
         return
     if context.selected_asset_keys:
         ranges = _chosen(context, loaded)
         shown_only = context.run.tags.get(RUN_TAG) == "preview"
-        (_preview if shown_only else _materialize)(context, loaded, tools, ranges)
-    _evaluate(context, loaded, tools, _source_problem(tools))
+        (_preview if shown_only else _materialize)(context, loaded, run_context, ranges)
+    _evaluate(context, loaded, run_context, _source_problem(run_context))
 
 
 class _RunObserver:
     """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
 
-    def __init__(self, context: dg.AssetExecutionContext, tools: Tools, pipeline: str) -> None:
+    def __init__(
+        self, context: dg.AssetExecutionContext, run_context: RunContext, pipeline: str
+    ) -> None:
         self._context = context
-        self._tools = tools
+        self._run_context = run_context
         self._pipeline = pipeline
 
     def range_opened(self, number: int) -> None:
@@ -79,9 +81,9 @@ class _RunObserver:
         self._context.log.info("range %s opened", number)
 
     def publish(self) -> None:
-        instance, tools = self._context.instance, self._tools
-        publish(instance, tools.store, self._pipeline, self._emit, tools.journal)
-        publish_versions(instance, tools.store, self._pipeline, self._context.log_event)
+        instance, run_context = self._context.instance, self._run_context
+        publish(instance, run_context.store, self._pipeline, self._emit, run_context.journal)
+        publish_versions(instance, run_context.store, self._pipeline, self._context.log_event)
 
     def warn(self, message: str) -> None:
         self._context.log.warning(message)
@@ -91,21 +93,23 @@ class _RunObserver:
         failpoint("range-published")
 
 
-def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools) -> None:
-    observer = _RunObserver(context, tools, loaded.name)
+def _run_live(
+    context: dg.AssetExecutionContext, loaded: LoadedPipeline, run_context: RunContext
+) -> None:
+    observer = _RunObserver(context, run_context, loaded.name)
     beside = None
     if context.run.tags.get(REASON_TAG) == COMMAND:
-        beside = SnapshotBeside(context, loaded, tools)
+        beside = SnapshotBeside(context, loaded, run_context)
     run = LiveRun(
         loaded,
-        tools,
+        run_context,
         context.run.run_id,
         observer,
         until_caught_up=context.run.tags.get(UNTIL_TAG) == "caught up",
         awaits=lambda: beside is not None and beside.works,
     )
     try:
-        with _failures_counted(tools, loaded.name):
+        with _failures_counted(run_context, loaded.name):
             outcome = run.execute()
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         if run.interrupted is not None:
@@ -119,7 +123,7 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
         return
     _report(context, loaded, outcome)
     try:
-        _evaluate(context, loaded, tools, outcome.capture_error)
+        _evaluate(context, loaded, run_context, outcome.capture_error)
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         # All work is done and recorded by now; it would look as if it had been cut short.
         context.log.info("asked to end: the next run evaluates the checks")
@@ -127,7 +131,7 @@ def _run_live(context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: 
     if problem is None and beside is not None and beside.error is not None:
         problem = f"the snapshot could not be read: {beside.error}"
     if problem is not None:
-        tools.store.count(loaded.name, run_failure("failed"))
+        run_context.store.count(loaded.name, run_failure("failed"))
         raise dg.Failure(problem, allow_retries=False)
 
 
@@ -148,34 +152,37 @@ def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: 
 
 
 @contextmanager
-def _failures_counted(tools: Tools, pipeline: str) -> Iterator[None]:
+def _failures_counted(run_context: RunContext, pipeline: str) -> Iterator[None]:
     """Count an error as a failed run; one that has lost its lease is counted by who takes that next."""
     try:
         yield
     except DeltaforgeError as error:
         if not isinstance(error, LeaseLost):
             with suppress(DeltaforgeError):  # the store may be what fails
-                tools.store.count(pipeline, run_failure("failed"))
+                run_context.store.count(pipeline, run_failure("failed"))
         raise
 
 
 def _evaluate(
-    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, problem: str | None
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    problem: str | None,
 ) -> None:
     """Log the outcome of every check that this Dagster run was asked for."""
-    source = tools.build_source()
+    source = run_context.build_source()
     try:
-        findings = preflight(source, tools.store, loaded)
+        findings = preflight(source, run_context.store, loaded)
     finally:
         source.close()
-    for evaluation in evaluate(context.instance, tools.store, loaded, problem, findings):
+    for evaluation in evaluate(context.instance, run_context.store, loaded, problem, findings):
         if evaluation.asset_check_key in context.selected_asset_check_keys:
             context.log_event(evaluation)
 
 
-def _source_problem(tools: Tools) -> str | None:
+def _source_problem(run_context: RunContext) -> str | None:
     """Return why the source cannot be asked for its head, None when it can."""
-    source = tools.build_source()
+    source = run_context.build_source()
     try:
         source.head()
     except DeltaforgeError as error:
@@ -228,22 +235,28 @@ def _chosen(context: dg.AssetExecutionContext, loaded: LoadedPipeline) -> list[i
 
 
 def _preview(
-    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    ranges: list[int],
 ) -> None:
     """Show at `changes` what today's processors would make of the ranges."""
     for number in ranges:
-        made = preview(tools, loaded.name, number, chain_of(loaded.spec))
+        made = preview(run_context, loaded.name, number, chain_of(loaded.spec))
         context.log_event(observation(loaded.name, made))
 
 
 def _materialize(
-    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    ranges: list[int],
 ) -> None:
     """Verify `changes`, and give each chosen sink the ranges: again, or for the first time.
 
     One asset's problem is not the others'; what could not be done is said at the end.
     """
-    register(tools.store, loaded)
+    register(run_context.store, loaded)
     assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
     problems: list[DeltaforgeError] = []
     for asset in assets:
@@ -251,9 +264,9 @@ def _materialize(
             continue
         try:
             if asset == CHANGES:
-                _verify(context, loaded, tools, ranges)
+                _verify(context, loaded, run_context, ranges)
             else:
-                _deliver(context, loaded, tools, asset, ranges)
+                _deliver(context, loaded, run_context, asset, ranges)
         except DeltaforgeError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -263,17 +276,20 @@ def _materialize(
 
 
 def _verify(
-    context: dg.AssetExecutionContext, loaded: LoadedPipeline, tools: Tools, ranges: list[int]
+    context: dg.AssetExecutionContext,
+    loaded: LoadedPipeline,
+    run_context: RunContext,
+    ranges: list[int],
 ) -> None:
     for number in ranges:
-        events = verify(tools.store, tools.journal, loaded.name, number)
-        _log_again(context, tools, loaded.name, CHANGES, number, verified=events)
+        events = verify(run_context.store, run_context.journal, loaded.name, number)
+        _log_again(context, run_context, loaded.name, CHANGES, number, verified=events)
 
 
 def _deliver(
     context: dg.AssetExecutionContext,
     loaded: LoadedPipeline,
-    tools: Tools,
+    run_context: RunContext,
     sink_id: str,
     ranges: list[int],
 ) -> None:
@@ -285,9 +301,9 @@ def _deliver(
 
     def log(done: ReplayedRange) -> None:
         what = {"reprocessed" if reprocess else "replayed": done.messages}
-        _log_again(context, tools, loaded.name, sink_id, done.range, **what)
+        _log_again(context, run_context, loaded.name, sink_id, done.range, **what)
 
-    delivered, lacking = split_by_delivery(tools.store, loaded.name, sink_id, ranges)
+    delivered, lacking = split_by_delivery(run_context.store, loaded.name, sink_id, ranges)
     if reprocess and lacking:
         raise NotAllowed(
             f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; processors "
@@ -295,15 +311,17 @@ def _deliver(
         )
     if delivered:
         run_id, warn = context.run.run_id, context.log.warning
-        with tools.replay_sessions() as sessions:
-            reprocessing = Reprocessing(loaded.spec, tools.store, tools.journal, sessions, run_id)
+        with run_context.replay_sessions() as sessions:
+            reprocessing = Reprocessing(
+                loaded.spec, run_context.store, run_context.journal, sessions, run_id
+            )
             replay(
-                tools.store,
+                run_context.store,
                 loaded.spec,
                 sink_id,
                 [row.range for row in delivered],
-                preparer=Preparer(loaded.spec, tools.journal, sessions, run_id, warn),
-                build_sink=lambda: tools.build_sink(sink_id),
+                preparer=Preparer(loaded.spec, run_context.journal, sessions, run_id, warn),
+                build_sink=lambda: run_context.build_sink(sink_id),
                 run_id=run_id,
                 progress=log,
                 reprocessing=reprocessing if reprocess else None,
@@ -311,11 +329,11 @@ def _deliver(
     if lacking:
         messages = catch_up(
             loaded,
-            tools,
+            run_context,
             sink_id,
             lacking[-1].last_segment,
             run_id=context.run.run_id,
-            observer=_RunObserver(context, tools, loaded.name),
+            observer=_RunObserver(context, run_context, loaded.name),
         )
         context.log_event(
             dg.AssetObservation(
@@ -328,7 +346,7 @@ def _deliver(
 
 def _log_again(
     context: dg.AssetExecutionContext,
-    tools: Tools,
+    run_context: RunContext,
     pipeline: str,
     asset: str,
     number: int,
@@ -336,6 +354,6 @@ def _log_again(
 ) -> None:
     """Write the range's true metadata once more, with what this run did to it."""
     again = "reprocessed" in done
-    publication = publication_of(tools.store, pipeline, number, asset, reprocessed=again)
+    publication = publication_of(run_context.store, pipeline, number, asset, reprocessed=again)
     publication = dataclasses.replace(publication, run_id=context.run.run_id)
-    context.log_event(materialization(pipeline, publication, tools.journal, done))
+    context.log_event(materialization(pipeline, publication, run_context.journal, done))

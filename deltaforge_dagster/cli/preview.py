@@ -21,7 +21,7 @@ from deltaforge_dagster.pipeline.preview import Preview
 from deltaforge_dagster.pipeline.preview import preview as make_preview
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 
 
 def preview(
@@ -59,8 +59,8 @@ def preview(
     if processors is not None:
         chain = replace(chain, processors=load_processors(processors))
     with Platform(settings, single_process=True).open() as opened:
-        tools = build_tools(opened, loaded)
-        made = make_preview(tools, loaded.name, number, chain, sample=sample, values=show_values)
+        context = build_run_context(opened, loaded)
+        made = make_preview(context, loaded.name, number, chain, sample=sample, values=show_values)
     if record:
         with local_instance(settings) as instance:
             add_partition(instance, loaded.name, number)

@@ -92,7 +92,7 @@ def run(
     work at the same time.
     """
     from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun  # noqa: PLC0415 - seconds
-    from deltaforge_dagster.resources.tools import build_tools  # noqa: PLC0415
+    from deltaforge_dagster.resources.run_context import build_run_context  # noqa: PLC0415
 
     with _opened(pipeline) as (opened, loaded):
         pipeline_row = register(opened.store, loaded)
@@ -108,7 +108,7 @@ def run(
         console = Console(stderr=True)
         with _Bars(console) as bars:
             reading = SnapshotRun(
-                loaded, build_tools(opened, loaded), warn=bars.warn, progress=bars.show
+                loaded, build_run_context(opened, loaded), warn=bars.warn, progress=bars.show
             )
             row = reading.execute()
         progress = opened.store.snapshot_progress(loaded.name, row.snapshot)

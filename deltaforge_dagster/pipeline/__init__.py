@@ -2,7 +2,7 @@
 
 A live run:
 
-- `run` begins and ends everything (`lease`, `run_end`), with `tools` from outside; `work` says whether one is
+- `run` begins and ends everything (`lease`, `run_end`), with a `run_context` from outside; `work` says whether one is
   needed, `first_start` where it begins;
 - `capture`: the source's stream through `gate` and `cutter` into segments and `ranges`; `backlog` for many
   readers, `failover` for another server, `holds` for what cannot be decoded, `splice` for snapshots;

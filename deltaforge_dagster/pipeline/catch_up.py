@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.tools import Observer, Tools
+from deltaforge_dagster.pipeline.run_context import Observer, RunContext
 from deltaforge_dagster.state.store import StateStore
 
 PATIENCE_SECONDS = 30.0
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.1
 
 def catch_up(
     loaded: LoadedPipeline,
-    tools: Tools,
+    context: RunContext,
     sink_id: str,
     until: int,
     *,
@@ -40,7 +40,7 @@ def catch_up(
         DeltaforgeError: The sink, Spark or the journal failed. What was acknowledged before is
             in the sink's checkpoint.
     """
-    store, pipeline = tools.store, loaded.name
+    store, pipeline = context.store, loaded.name
     state = store.checkpoints(pipeline)[sink_id].state
     if state != "attached":
         raise NotAllowed(
@@ -60,7 +60,7 @@ def catch_up(
         raise NotAllowed(_held_sentence(store, pipeline, sink_id))
     try:
         deliveries = Deliveries(
-            loaded.spec, tools, lease, warn=observer.warn, only=sink_id, until=until
+            loaded.spec, context, lease, warn=observer.warn, only=sink_id, until=until
         )
         try:
             deliveries.look()

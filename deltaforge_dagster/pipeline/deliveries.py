@@ -20,8 +20,8 @@ from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.processing import Processing
 from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.sensing import END_SECONDS, Sensing
-from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.pipeline.units import Units
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
@@ -34,7 +34,7 @@ class Deliveries:
 
     Args:
         spec: The pipeline.
-        tools: What the run works with.
+        context: What the run works with.
         lease: The run's lease.
         warn: Told what people should hear of a sink that goes on all the same.
         only: Deliver to this sink alone.
@@ -48,7 +48,7 @@ class Deliveries:
     def __init__(
         self,
         spec: PipelineSpec,
-        tools: Tools,
+        context: RunContext,
         lease: HeldLease,
         *,
         warn: Callable[[str], None],
@@ -59,18 +59,20 @@ class Deliveries:
         self._source = spec.spec.source.config.id
         self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
         self._limits = spec.spec.engine.deliver
-        self._tools = tools
-        self._store = tools.store
+        self._context = context
+        self._store = context.store
         self._lease = lease
         self._warn = warn
         self._until = until
         row = self._store.lease(self._pipeline)
         session_id = None if row is None else row.session_id
-        self.sessions = tools.sessions(session_id, self._remember_session)
+        self.sessions = context.sessions(session_id, self._remember_session)
         self._spec = spec
-        self._journal = Deliverable(tools.store, self._pipeline, chained=bool(spec.spec.processors))
-        self._units = Units(spec.spec, tools.journal)
-        self._preparer = Preparer(spec, tools.journal, self.sessions, lease.run_id, warn)
+        self._journal = Deliverable(
+            context.store, self._pipeline, chained=bool(spec.spec.processors)
+        )
+        self._units = Units(spec.spec, context.journal)
+        self._preparer = Preparer(spec, context.journal, self.sessions, lease.run_id, warn)
         self._preparations = Preparations(
             self._preparer,
             self._journal,
@@ -93,7 +95,7 @@ class Deliveries:
             self._processing = Processing(
                 self._spec,
                 self._store,
-                self._tools.journal,
+                self._context.journal,
                 self.sessions,
                 self._lease,
                 processed=self._wake,
@@ -108,7 +110,7 @@ class Deliveries:
             self._sensing = Sensing(
                 self._spec,
                 self._store,
-                self._tools.journal,
+                self._context.journal,
                 self.sessions,
                 self._lease,
                 segments=self._journal,
@@ -133,13 +135,13 @@ class Deliveries:
             source=self._source,
             store=self._store,
             segments=self._journal,
-            journal=self._tools.journal,
+            journal=self._context.journal,
             lease=self._lease,
             warn=self._warn,
         )
         return Deliverer(
             sink_id=sink_id,
-            build_sink=lambda: self._tools.build_sink(sink_id),
+            build_sink=lambda: self._context.build_sink(sink_id),
             store=self._store,
             pipeline=self._pipeline,
             journal=self._journal,
@@ -150,7 +152,7 @@ class Deliveries:
                 self._spec,
                 sink_id,
                 store=self._store,
-                journal=self._tools.journal,
+                journal=self._context.journal,
                 lease=self._lease,
                 warn=self._warn,
             ),
@@ -158,7 +160,7 @@ class Deliveries:
                 sink_id,
                 self._pipeline,
                 store=self._store,
-                journal=self._tools.journal,
+                journal=self._context.journal,
                 lease=self._lease,
                 preparer=self._preparer,
                 resumption=resumption,

@@ -15,8 +15,8 @@ from deltaforge_dagster.pipeline.chain_jobs import run_job
 from deltaforge_dagster.pipeline.comparison import Difference
 from deltaforge_dagster.pipeline.preview_job import PreviewJob
 from deltaforge_dagster.pipeline.replay import check_contiguous, closed_range
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.stages import read_report
-from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.processors.chain import ChainSpec
 
 _TASKS = 16
@@ -42,7 +42,7 @@ class Preview:
 
 
 def preview(
-    tools: Tools,
+    context: RunContext,
     pipeline: str,
     number: int,
     chain: ChainSpec,
@@ -56,7 +56,7 @@ def preview(
     compared with what was captured.
 
     Args:
-        tools: The installation; the Spark session is one of its own.
+        context: The installation; the Spark session is one of its own.
         pipeline: Name of the pipeline.
         number: The range.
         chain: The processors to try.
@@ -70,13 +70,13 @@ def preview(
         SpecError: A processor cannot be made.
         SparkUnavailable: Spark failed.
     """
-    row = closed_range(tools.store, pipeline, number)
-    segments = tools.store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+    row = closed_range(context.store, pipeline, number)
+    segments = context.store.segments(pipeline, first=row.first_segment, last=row.last_segment)
     check_contiguous(row, segments)
     paths = [(one.path, one.delivered.path) for one in segments]
-    job = PreviewJob(chain, str(uuid.uuid4()), tools.journal.url, paths, sample, values)
+    job = PreviewJob(chain, str(uuid.uuid4()), context.journal.url, paths, sample, values)
     tasks = min(len(paths), _TASKS)
-    with tools.replay_sessions() as sessions:
+    with context.replay_sessions() as sessions:
         report = run_job(sessions, job, len(paths), tasks, f"range {number}")
     counts: dict[str, Counter[str]] = {one.id: Counter() for one in chain.processors}
     difference = Difference()

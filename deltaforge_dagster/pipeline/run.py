@@ -43,11 +43,11 @@ from deltaforge_dagster.pipeline.live_schemas import WarmStart
 from deltaforge_dagster.pipeline.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.run_context import Observer, RunContext
 from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
 from deltaforge_dagster.pipeline.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.splice import Splicer
-from deltaforge_dagster.pipeline.tools import Observer, Tools
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.base import Source
@@ -107,7 +107,7 @@ class LiveRun:
 
     Args:
         loaded: The pipeline file.
-        tools: Store, journal, Spark sessions, source and sinks.
+        context: Store, journal, Spark sessions, source and sinks.
         run_id: Names the holder of the lease.
         observer: Told what people should see.
         until_caught_up: End as soon as everything that the source had when the run began is
@@ -118,7 +118,7 @@ class LiveRun:
     def __init__(
         self,
         loaded: LoadedPipeline,
-        tools: Tools,
+        context: RunContext,
         run_id: str,
         observer: Observer,
         *,
@@ -127,8 +127,8 @@ class LiveRun:
     ) -> None:
         self._loaded = loaded
         self._engine = loaded.spec.spec.engine
-        self._tools = tools
-        self._store = tools.store
+        self._context = context
+        self._store = context.store
         self._run_id = run_id
         self._observer = observer
         self._until_caught_up = until_caught_up
@@ -195,12 +195,12 @@ class LiveRun:
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
         self._deliveries = Deliveries(
-            self._loaded.spec, self._tools, self._lease, warn=self._observer.warn
+            self._loaded.spec, self._context, self._lease, warn=self._observer.warn
         )
         self._pressure = BackPressure(
             self._loaded.spec,
             self._store,
-            self._tools.journal,
+            self._context.journal,
             self._lease,
             close_range=ranges.close,
             publish=self._observer.publish,
@@ -215,10 +215,10 @@ class LiveRun:
                 self._pressure.look(0)
                 self._capture = self._start_capture(pipeline, ranges)
                 self._warm_start = WarmStart(
-                    self._store, self._loaded.name, self._tools.build_source, self._observer.warn
+                    self._store, self._loaded.name, self._context.build_source, self._observer.warn
                 )
                 self._source_watch = SourceWatch(
-                    self._store, self._loaded, self._tools.build_source, self._observer.warn
+                    self._store, self._loaded, self._context.build_source, self._observer.warn
                 )
             ended = self._supervise(ranges, goal)
         except LeaseLost:
@@ -245,7 +245,7 @@ class LiveRun:
             return pipeline, None
         if pipeline.start_position is not None and not self._until_caught_up:
             return pipeline, None
-        source = self._tools.build_source()
+        source = self._context.build_source()
         try:
             pipeline = ensure_start(self._store, self._loaded, pipeline, source)
             return pipeline, source.head() if self._until_caught_up else None
@@ -265,14 +265,14 @@ class LiveRun:
         )
         gate = Gate(registry.pending, pauses=pauses)
         return Capture(
-            build_source=self._tools.build_source,
+            build_source=self._context.build_source,
             registry=registry,
-            journal=self._tools.journal,
+            journal=self._context.journal,
             pipeline=self._loaded.name,
             uid=pipeline.uid,
             lease=self._lease,
             ranges=ranges,
-            holds=Holds(self._store, self._tools.journal, self._lease),
+            holds=Holds(self._store, self._context.journal, self._lease),
             limits=limits,
             start=parse_position(position),
             next_segment=pipeline.next_segment,
@@ -281,14 +281,14 @@ class LiveRun:
             find_start=self._find_start,
             backlog=Backlog(
                 sessions=self._deliveries.sessions,
-                journal=self._tools.journal,
+                journal=self._context.journal,
                 pipeline=self._loaded.name,
                 uid=pipeline.uid,
                 lease=self._lease,
                 limits=self._engine.segment,
             ),
             splicer=Splicer(
-                self._store, self._tools.journal, self._lease, registry, limits, gate=gate
+                self._store, self._context.journal, self._lease, registry, limits, gate=gate
             ),
             gate=gate,
             paused=self._pressure.paused is not None,
@@ -296,7 +296,7 @@ class LiveRun:
         )
 
     def _find_start(self, source: Source, start: Position) -> Position:
-        refuse_lost_store(self._store, self._tools.journal, self._loaded.name)
+        refuse_lost_store(self._store, self._context.journal, self._loaded.name)
         config = self._loaded.spec.spec.source.config
         failover = Failover(self._store, self._lease, config.id, config.on_schema_drift)
         return failover.start(source, start)
@@ -323,7 +323,7 @@ class LiveRun:
         """Look after everything until the run is over; return why it is."""
         end = RunEnd(
             self._loaded,
-            self._tools,
+            self._context,
             deliveries=self._deliveries,
             pressure=self._pressure,
             capture=self._capture,

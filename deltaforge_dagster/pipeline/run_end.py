@@ -17,7 +17,7 @@ from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.deliveries import Deliveries
-from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.positions import Position
 
 
@@ -26,7 +26,7 @@ class RunEnd:
 
     Args:
         loaded: The pipeline file.
-        tools: Store and source.
+        context: Store and source.
         deliveries: The run's.
         pressure: Whether capture is paused.
         capture: The run's, None when it only delivers.
@@ -39,7 +39,7 @@ class RunEnd:
     def __init__(
         self,
         loaded: LoadedPipeline,
-        tools: Tools,
+        context: RunContext,
         *,
         deliveries: Deliveries,
         pressure: BackPressure,
@@ -50,8 +50,8 @@ class RunEnd:
     ) -> None:
         self._pipeline = loaded.name
         self._limits = loaded.spec.spec.engine.run
-        self._store = tools.store
-        self._build_source = tools.build_source
+        self._store = context.store
+        self._build_source = context.build_source
         self._deliveries = deliveries
         self._pressure = pressure
         self._capture = capture

@@ -32,9 +32,9 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.stage_job import REPORT, StageJob, Written, written_by
 from deltaforge_dagster.pipeline.strays import plan_strays
-from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.sights import parse_sight
@@ -73,7 +73,7 @@ class SnapshotRun:
 
     Args:
         loaded: The pipeline file.
-        tools: Store, journal, Spark sessions and source.
+        context: Store, journal, Spark sessions and source.
         warn: Told what people should know.
         progress: Told how far the snapshot has come, by table, whenever something was read.
         only: Names of the chunks to read, by table and number; None for all that are missing.
@@ -82,7 +82,7 @@ class SnapshotRun:
     def __init__(
         self,
         loaded: LoadedPipeline,
-        tools: Tools,
+        context: RunContext,
         *,
         warn: Callable[[str], None],
         progress: Callable[[dict[str, SnapshotProgress]], None],
@@ -92,8 +92,8 @@ class SnapshotRun:
         self._loaded = loaded
         self._options = loaded.spec.spec.source.config.snapshot or Snapshot(mode="never")
         self._room = loaded.spec.spec.engine.snapshot.max_staged_bytes
-        self._tools = tools
-        self._store = tools.store
+        self._context = context
+        self._store = context.store
         self._warn = warn
         self._progress = progress
         self._only = only
@@ -110,14 +110,14 @@ class SnapshotRun:
             NotAllowed: There is nothing to read, or the source cannot be read in this way.
             DeltaforgeError: Something cannot be read; what was read stays, and another run goes on.
         """
-        source = self._tools.build_source()
+        source = self._context.build_source()
         if not isinstance(source, SnapshotSource):
             raise NotAllowed(f"pipeline {self._name!r}: its source knows no snapshots")
         self._source = source
         try:
             snapshot = self._begun()
             self._watermarks = [source.snapshots().watermark()]
-            with self._tools.replay_sessions() as sessions:
+            with self._context.replay_sessions() as sessions:
                 self._read(snapshot, sessions)
         finally:
             source.close()
@@ -249,7 +249,7 @@ class SnapshotRun:
         job = StageJob(
             self._source,
             self._watermarks[-1],
-            self._tools.journal.url,
+            self._context.journal.url,
             self._name,
             snapshot.snapshot,
             [PlannedChunk(one.table_name, one.number, one.plan) for one in task.chunks],
@@ -286,7 +286,7 @@ class SnapshotRun:
         )
         failpoint("chunk-noted")
         if not noted and written.path is not None:
-            self._tools.journal.delete(written.path)
+            self._context.journal.delete(written.path)
 
     def _ended(self, future: Future[list[tuple[int, Written]]], task: _Task) -> None:
         """Take note of how a task ended; what can pass by itself is tried again."""

@@ -21,8 +21,8 @@ from deltaforge_dagster.config.turso import TursoSource
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.resources.platform import Opened
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.resources.tools import build_tools
 from tests.e2e.conftest import Shop
 from tests.fix_kafka import Record, read_topic
 from tests.pipeline.ends import MysqlShop
@@ -74,12 +74,12 @@ class Example:
         database = _DATABASES.get(type(self.loaded.spec.spec.source), Shop)
         self._database: Shop = database(dsn, redis_uri="")
         self._store = stage.opened.store
-        tools = build_tools(stage.opened, self.loaded)
-        self._tools = replace(tools, sessions=lambda _id, _remember: stage.sessions)
+        context = build_run_context(stage.opened, self.loaded)
+        self._context = replace(context, sessions=lambda _id, _remember: stage.sessions)
 
     def start(self) -> None:
         """Fix where the pipeline begins: now."""
-        source = self._tools.build_source()
+        source = self._context.build_source()
         try:
             ensure_start(self._store, self.loaded, register(self._store, self.loaded), source)
         finally:
@@ -94,7 +94,7 @@ class Example:
         for _ in range(_RUNS):
             run = LiveRun(
                 self.loaded,
-                self._tools,
+                self._context,
                 str(uuid.uuid4()),
                 Watcher(self._store, self.loaded.name),
                 until_caught_up=True,

@@ -26,7 +26,7 @@ from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.store import StateStore
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -78,8 +78,8 @@ def _read(pipeline: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     loaded = load_pipeline(pipeline)
     with Platform(Settings.from_env()).open() as opened:
-        tools = build_tools(opened, loaded)
-        SnapshotRun(loaded, tools, warn=lambda _: None, progress=lambda _: None).execute()
+        context = build_run_context(opened, loaded)
+        SnapshotRun(loaded, context, warn=lambda _: None, progress=lambda _: None).execute()
 
 
 def _execute(
@@ -103,7 +103,7 @@ def _work(pipeline: Path, run_id: str, until_caught_up: bool) -> RunOutcome:
         while True:
             run = LiveRun(
                 loaded,
-                build_tools(opened, loaded),
+                build_run_context(opened, loaded),
                 run_id,
                 Publisher(opened.store, loaded.name, pipeline.with_suffix(".published")),
                 until_caught_up=until_caught_up,

@@ -17,7 +17,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
 from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import SparkAddress
 from tests.kills import child
@@ -108,7 +108,7 @@ def begin(path: Path, environment: dict[str, str]) -> None:
     """Fix where the pipeline begins: now."""
     loaded = load_pipeline(path)
     with Platform(Settings.from_env({**os.environ, **environment})).open() as opened:
-        source = build_tools(opened, loaded).build_source()
+        source = build_run_context(opened, loaded).build_source()
         try:
             ensure_start(opened.store, loaded, register(opened.store, loaded), source)
         finally:

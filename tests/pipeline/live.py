@@ -13,10 +13,10 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions
-from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.state.store import StateStore
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
@@ -28,13 +28,13 @@ For each new one Spark starts a Python process that imports everything: a second
 """
 
 
-def warm_tools(opened: Opened, loaded: LoadedPipeline) -> Tools:
+def warm_tools(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     """Return what a run works with, with a Spark session that is warm unless the lease names another."""
 
     def sessions(session_id: str | None, remember: Callable[[str], None]) -> SparkSessions:
         return SparkSessions(opened.settings, session_id or WARM, remember)
 
-    return dataclasses.replace(build_tools(opened, loaded), sessions=sessions)
+    return dataclasses.replace(build_run_context(opened, loaded), sessions=sessions)
 
 
 def in_one_segment(events: int) -> str:

@@ -21,7 +21,7 @@ from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.run import LiveRun
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from tests.pipeline.live import Watcher
 
 
@@ -32,7 +32,7 @@ def main(path: Path, row_group_bytes: int) -> None:
     with Platform(Settings.from_env()).open() as opened:
         run = LiveRun(
             loaded,
-            build_tools(opened, loaded),
+            build_run_context(opened, loaded),
             str(uuid.uuid4()),
             Watcher(opened.store, loaded.name),
             until_caught_up=True,

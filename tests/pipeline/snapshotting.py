@@ -18,8 +18,8 @@ import pymysql
 from pymysql.constants import ER
 
 from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
-from deltaforge_dagster.pipeline.tools import Tools
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from deltaforge_dagster.state.store import StateStore
@@ -204,7 +204,7 @@ class Snapshots:
         self, only: Collection[tuple[str, int]] | None = None, *, dies_after: int | None = None
     ) -> SnapshotRow:
         """Read what is missing of it; with `dies_after`, so many tasks of it."""
-        tools = Tools(
+        context = RunContext(
             store=self.store,
             journal=self.stage.journal,
             sessions=lambda _id, _remember: InProcess(),
@@ -213,7 +213,7 @@ class Snapshots:
             build_sink=_no_sink,
         )
         return SnapshotRun(
-            self.loaded, tools, warn=lambda _: None, progress=lambda _: None, only=only
+            self.loaded, context, warn=lambda _: None, progress=lambda _: None, only=only
         ).execute()
 
     def newest(self) -> SnapshotRow:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from deltaforge_dagster.positions import BinlogPosition, parse_position
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sources.mysql.server_ids import server_id
@@ -141,7 +141,7 @@ def test_moving_from_deltaforge(feed: Feed) -> None:
 
 def position_of(feed: Feed) -> BinlogPosition:
     """Return where the server's log ends now."""
-    source = build_tools(feed.opened, feed.loaded).build_source()
+    source = build_run_context(feed.opened, feed.loaded).build_source()
     try:
         position = source.ensure_start()
     finally:

@@ -15,7 +15,7 @@ import pytest
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.pipeline.work import NoWork, find_work
 from deltaforge_dagster.positions import LsnPosition, parse_lsn, parse_position
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from deltaforge_dagster.sinks.file import FileSink
 from deltaforge_dagster.sources.base import Source
@@ -378,4 +378,4 @@ def threads() -> set[str]:
 
 def source_of(lives: Lives) -> Source:
     """Return a source of the pipeline."""
-    return build_tools(lives.feed.opened, lives.feed.loaded).build_source()
+    return build_run_context(lives.feed.opened, lives.feed.loaded).build_source()

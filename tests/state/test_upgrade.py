@@ -15,7 +15,7 @@ from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.replay import replay
 from deltaforge_dagster.pipeline.run import LiveRun
 from deltaforge_dagster.resources.platform import Platform
-from deltaforge_dagster.resources.tools import build_tools
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.servers.redis import RedisServer
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
@@ -48,17 +48,19 @@ def test_the_first_version_s_installation_goes_on(
     loaded = load_pipeline(home / "first.yaml")
 
     with Platform(settings, single_process=True).open() as opened:
-        store, tools = opened.store, build_tools(opened, loaded)
+        store, context = opened.store, build_run_context(opened, loaded)
         assert [row.range for row in store.ranges("first")] == [1, 2, 3]
         for segment in store.segments("first"):
             opened.journal.verify(segment)
         assert store.checkpoints("first")["redis"].segment == 1
         store.set_want("first", "paused")  # the database is gone
         watcher = Watcher(store, "first")
-        outcome = LiveRun(loaded, tools, str(uuid.uuid4()), watcher, until_caught_up=True).execute()
+        outcome = LiveRun(
+            loaded, context, str(uuid.uuid4()), watcher, until_caught_up=True
+        ).execute()
         assert (outcome.sink_errors, outcome.behind) == ({}, {})
 
-        with tools.replay_sessions() as sessions:
+        with context.replay_sessions() as sessions:
             run_id = str(uuid.uuid4())
             replay(
                 store,
@@ -66,7 +68,7 @@ def test_the_first_version_s_installation_goes_on(
                 "lines",
                 [1],
                 preparer=Preparer(loaded.spec, opened.journal, sessions, run_id),
-                build_sink=lambda: tools.build_sink("lines"),
+                build_sink=lambda: context.build_sink("lines"),
                 run_id=run_id,
                 progress=lambda _: None,
             )

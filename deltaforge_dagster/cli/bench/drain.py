@@ -290,7 +290,7 @@ def _write_raw(installation: Installation) -> float:
     They are those of the last segments, prepared once more and sent without a position.
     """
     messages = _last_messages(installation)
-    sink = installation.tools.build_sink("sink")
+    sink = installation.context.build_sink("sink")
     sink.open()
     try:
         written = 0
@@ -308,8 +308,8 @@ def _last_messages(installation: Installation) -> list[SinkBatch]:
     store, loaded = installation.store, installation.loaded
     row = store.pipeline(loaded.name)
     assert row is not None
-    with installation.tools.replay_sessions() as sessions:
-        preparer = Preparer(loaded.spec, installation.tools.journal, sessions, "raw")
+    with installation.context.replay_sessions() as sessions:
+        preparer = Preparer(loaded.spec, installation.context.journal, sessions, "raw")
         found: list[SinkBatch] = []
         rows = 0
         for number in range(row.next_segment - 1, 0, -1):

@@ -22,10 +22,10 @@ from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline.publication import pending
 from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened, Platform
+from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark_server import SparkServer
-from deltaforge_dagster.resources.tools import build_tools
 from deltaforge_dagster.sinks.base import SendGuard, Sink, SinkBatch
 from deltaforge_dagster.state.store import StateStore
 
@@ -40,7 +40,7 @@ class Installation:
     Attributes:
         acknowledged: What the sink has acknowledged since `acknowledged.reset()`.
         spark: The Spark server.
-        tools: What runs work with.
+        context: What runs work with.
     """
 
     def __init__(self, opened: Opened, loaded: LoadedPipeline, spark: SparkServer) -> None:
@@ -48,9 +48,10 @@ class Installation:
         self.acknowledged = Acknowledged()
         self._opened = opened
         self._loaded = loaded
-        tools = build_tools(opened, loaded)
-        self.tools: Tools = dataclasses.replace(
-            tools, build_sink=lambda sink_id: _Watched(tools.build_sink(sink_id), self.acknowledged)
+        context = build_run_context(opened, loaded)
+        self.context: RunContext = dataclasses.replace(
+            context,
+            build_sink=lambda sink_id: _Watched(context.build_sink(sink_id), self.acknowledged),
         )
 
     @property
@@ -67,7 +68,9 @@ class Installation:
         """Return a run, not yet begun."""
         observer = _Publisher(self.store)
         run_id = str(uuid.uuid4())
-        return LiveRun(self._loaded, self.tools, run_id, observer, until_caught_up=until_caught_up)
+        return LiveRun(
+            self._loaded, self.context, run_id, observer, until_caught_up=until_caught_up
+        )
 
     def catch_up(self, timeout: float | None = None) -> RunOutcome:
         """Execute a run that ends when everything is captured and delivered, or is asked to after a time."""

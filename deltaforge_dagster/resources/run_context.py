@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.tools import Tools
+from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.build import build_sink
 
 
-def build_tools(opened: Opened, loaded: LoadedPipeline) -> Tools:
+def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     """Return what a run of this pipeline works with; nothing is connected yet."""
     settings = opened.settings
-    return Tools(
+    return RunContext(
         store=opened.store,
         journal=opened.journal,
         sessions=lambda session_id, remember: SparkSessions(settings, session_id, remember),

@@ -31,7 +31,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class RunContext:
     """What a run works with besides its pipeline.
 
     Attributes:
