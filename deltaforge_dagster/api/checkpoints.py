@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from deltaforge_dagster.api import views
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.shapes import SinkCheckpoint
-from deltaforge_dagster.pipeline.begin_anew import begin_anew
+from deltaforge_dagster.pipeline.reset_pipeline import reset_pipeline
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["Checkpoints"])
 
@@ -28,4 +28,4 @@ def reset(loaded: Pipeline, context: Context) -> None:
     """
     before = context.store.pipeline(loaded.name)
     if before is not None:
-        begin_anew(context.store, context.journal, before)
+        reset_pipeline(context.store, context.journal, before)

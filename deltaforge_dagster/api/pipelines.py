@@ -29,8 +29,8 @@ from deltaforge_dagster.api.shapes import PipeChange, PipeDetail, PipeInfo
 from deltaforge_dagster.api.views import info, ops, shown
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.begin_anew import remove
 from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.reset_pipeline import remove
 from deltaforge_dagster.pipeline.wishes import go_on
 from deltaforge_dagster.state.stored_specs import StoredSpec
 

@@ -18,11 +18,11 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.begin_anew import begin_anew
 from deltaforge_dagster.pipeline.catalog import of_row
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.first_start import sink_positions
 from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.reset_pipeline import reset_pipeline
 from deltaforge_dagster.pipeline.work import ensure_start
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state import legacy
@@ -213,7 +213,7 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
         if ask:
             typer.echo("\n".join(["This deletes:", *_deleted(store, before, dropped)]), err=True)
             typer.confirm("Go on?", abort=True, err=True)
-        after = begin_anew(store, Journal(settings.journal_url), before)
+        after = reset_pipeline(store, Journal(settings.journal_url), before)
         where = (
             "where a new pipeline would: PostgreSQL has what the slot still holds, MySQL what is committed "
             "from then on"

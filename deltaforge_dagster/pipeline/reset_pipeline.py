@@ -1,4 +1,4 @@
-"""Letting a pipeline begin as a new one, and removing it: its state, and the files of its journal."""
+"""Reset or remove a pipeline: its state, and the files of its journal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
 
 
-def begin_anew(store: StateStore, journal: Journal, before: PipelineRow) -> PipelineRow:
-    """Forget journal and positions of a pipeline, so that its next run begins by the rules of its file.
+def reset_pipeline(store: StateStore, journal: Journal, before: PipelineRow) -> PipelineRow:
+    """Delete the journal and all positions of a pipeline: its next run starts as its first one did.
 
     Raises:
         NotAllowed: A run holds the lease.
@@ -21,7 +21,7 @@ def begin_anew(store: StateStore, journal: Journal, before: PipelineRow) -> Pipe
 
 
 def remove(store: StateStore, journal: Journal, name: str) -> None:
-    """Remove a pipeline that the store keeps, with all that is known of it and its journal.
+    """Remove a pipeline from the state store, with everything known about it, and its journal.
 
     Raises:
         NotAllowed: A run holds the lease.
@@ -34,5 +34,5 @@ def remove(store: StateStore, journal: Journal, name: str) -> None:
 
 
 def _sweep(journal: Journal, name: str, uid: str) -> None:
-    """Remove all that is left in a journal's folder, also what killed runs left there."""
+    """Delete every file of a journal, including those that killed runs left behind."""
     journal.sweep(name, uid, (), epoch=sys.maxsize, older_than=-1.0)
