@@ -11,13 +11,13 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.api import (
     checkpoints,
     dead_letters,
+    desired_state,
     health,
     metrics,
     pipelines,
     schemas,
     sensing,
     validate,
-    wishes,
 )
 from deltaforge_dagster.api.context import ApiContext
 from deltaforge_dagster.api.errors import add_handlers
@@ -30,7 +30,7 @@ _ROUTERS = (
     metrics.router,
     validate.router,
     pipelines.router,
-    wishes.router,
+    desired_state.router,
     checkpoints.router,
     dead_letters.router,
     schemas.router,

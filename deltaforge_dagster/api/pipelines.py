@@ -30,8 +30,8 @@ from deltaforge_dagster.api.views import info, ops, shown
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.desired_state import resume_pipeline
 from deltaforge_dagster.pipeline.reset_pipeline import remove
-from deltaforge_dagster.pipeline.wishes import go_on
 from deltaforge_dagster.state.stored_specs import StoredSpec
 
 router = APIRouter(prefix="/pipelines", tags=["Pipelines"])
@@ -70,7 +70,7 @@ def create(document: JsonObject, request: Request, context: Context) -> PipeChan
         raise PipelineExists(f"pipeline {loaded.name!r} exists already")
     if not context.store.add_stored_spec(loaded.name, orjson.dumps(document).decode()):
         raise PipelineExists(f"pipeline {loaded.name!r} exists already")
-    go_on(context.store, loaded)
+    resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
 
 
@@ -93,7 +93,7 @@ def patch(name: str, changes: JsonObject, request: Request, context: Context) ->
     text = orjson.dumps(document).decode()
     if not context.store.replace_stored_spec(name, stored.version, text):
         raise PipelineBusy(f"pipeline {name!r} was changed by somebody else meanwhile; ask again")
-    go_on(context.store, loaded)
+    resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
 
 
@@ -136,7 +136,7 @@ def _end(context: ApiContext, pipeline: AnyPipeline) -> None:
     """Have the pipeline's run end, and wait for it; gives up in time for an answer."""
     store = context.store
     if store.pipeline(pipeline.name) is not None:
-        store.set_want(pipeline.name, "stopped")
+        store.set_desired_state(pipeline.name, "stopped")
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         lease = store.lease(pipeline.name)

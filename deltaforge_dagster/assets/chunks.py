@@ -14,10 +14,10 @@ from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snap
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.snapshot_life import Life, living
 from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
-from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import begin, chunks_read
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
@@ -118,7 +118,7 @@ class SnapshotBeside:
             row = begin(store, self._loaded, self._run_context.build_source)
             if (
                 row.want != "running"
-                or wish(store, self._loaded, row) is None
+                or requested_snapshot(store, self._loaded, row) is None
                 or living(store, name)
             ):
                 return

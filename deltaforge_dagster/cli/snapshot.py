@@ -21,7 +21,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.snapshot_wish import wish
+from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow
@@ -103,7 +103,7 @@ def run(
                     f"pipeline {loaded.name!r} has an unfinished snapshot: leave --tables, --where and "
                     "--sinks out"
                 )
-        elif chosen or wish(opened.store, loaded, pipeline_row) is None:
+        elif chosen or requested_snapshot(opened.store, loaded, pipeline_row) is None:
             _wanted(opened.store, loaded, tables, where, sinks)
         console = Console(stderr=True)
         with _Bars(console) as bars:
@@ -152,7 +152,7 @@ def _opened(pipeline: str) -> Iterator[tuple[Opened, LoadedPipeline]]:
 def _wanted(
     store: StateStore, loaded: LoadedPipeline, tables: str, where: str | None, sinks: str
 ) -> SnapshotRow:
-    return store.want_snapshot(
+    return store.request_snapshot(
         loaded.name, tables=_names(tables), condition=where, cause="command", sinks=_names(sinks)
     )
 

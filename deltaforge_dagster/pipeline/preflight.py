@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.snapshot_wish import is_to_come
+from deltaforge_dagster.pipeline.requested_snapshot import is_snapshot_expected
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
@@ -29,7 +29,7 @@ def preflight(source: Source, store: StateStore | None, loaded: LoadedPipeline) 
         return source.preflight(
             parse_position(text) if text else None,
             newest[0].last_ts_us / 1e6 if newest else None,
-            snapshot=is_to_come(store, loaded),
+            snapshot=is_snapshot_expected(store, loaded),
         )
     except DeltaforgeError as error:
         return [Finding("connection", "error", str(error))]

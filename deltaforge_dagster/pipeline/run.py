@@ -51,7 +51,7 @@ from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.state.records import HoldRow, PipelineRow, Want
+from deltaforge_dagster.state.records import DesiredState, HoldRow, PipelineRow
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class LiveRun:
         self._awaits = awaits
         self.interrupted: RunOutcome | None = None
         self._asked_to_end: str | None = None
-        self._want: Want = "running"
+        self._want: DesiredState = "running"
         self._lease: HeldLease
         self._deliveries: Deliveries
         self._pressure: BackPressure
@@ -167,7 +167,7 @@ class LiveRun:
             self._run_id,
             seconds=run.lease_seconds,
             renew_seconds=run.renew_seconds,
-            on_renewal=self._look_for_wishes,
+            on_renewal=self._check_desired_state,
         )
         if lease is None:
             return RunOutcome("held elsewhere")
@@ -301,7 +301,7 @@ class LiveRun:
         failover = Failover(self._store, self._lease, config.id, config.on_schema_drift)
         return failover.start(source, start)
 
-    def _look_for_wishes(self) -> None:
+    def _check_desired_state(self) -> None:
         """After each renewal: has someone asked for something else, or edited the file?"""
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipeline(self._loaded.name)

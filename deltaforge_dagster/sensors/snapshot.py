@@ -19,8 +19,8 @@ from deltaforge_dagster.assets.names import (
 )
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
 from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
-from deltaforge_dagster.pipeline.snapshot_wish import wish
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
@@ -64,7 +64,7 @@ def look(
 ) -> dg.RunRequest | dg.SkipReason | None:
     """Return the run to start, or why none is started now; None when there is nothing to read."""
     pipeline = register(store, loaded)
-    snapshot = wish(store, loaded, pipeline) if pipeline.want == "running" else None
+    snapshot = requested_snapshot(store, loaded, pipeline) if pipeline.want == "running" else None
     if snapshot is None:
         return None
     number = snapshot.snapshot

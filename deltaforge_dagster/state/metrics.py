@@ -24,7 +24,7 @@ from deltaforge_dagster.state.metric_families import (
     RUN_FAILURES,
     Family,
 )
-from deltaforge_dagster.state.records import Want
+from deltaforge_dagster.state.records import DesiredState
 from deltaforge_dagster.state.tables import checkpoints, metrics, segments
 
 _Series = tuple[str, str]
@@ -101,8 +101,8 @@ class Stored:
     value: float
 
 
-def of_wish(before: Want, want: Want) -> Tally:
-    """Return the tally of somebody's wish."""
+def of_desired_state(before: DesiredState, want: DesiredState) -> Tally:
+    """Return the tally of a change of the desired state."""
     tally = Tally()
     if want != before and want == "paused":
         tally.add(PIPELINE_PAUSES)

@@ -12,8 +12,8 @@ from typing import Literal
 
 from deltaforge_dagster.tables import Contained
 
-Want = Literal["running", "paused", "stopped"]
-"""What people asked for: `paused` captures nothing but still delivers; `stopped` runs nothing."""
+DesiredState = Literal["running", "paused", "stopped"]
+"""Desired state of a pipeline: `paused` captures nothing but still delivers; `stopped` runs nothing."""
 
 Attachment = Literal["attached", "paused", "detached"]
 """What the journal does for a sink: keeps segments and delivers them, keeps them, or neither."""
@@ -46,7 +46,7 @@ class PipelineRow:
     confirmed_position: str | None
     next_segment: int
     next_range: int
-    want: Want
+    want: DesiredState
     probe_after: float
     """The sensor does not ask the source before this time (back-off after empty runs)."""
     probe_wait: float

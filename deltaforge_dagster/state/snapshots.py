@@ -61,7 +61,7 @@ def create(
     spec_hash: str,
     sinks: Sequence[str] = (),
 ) -> SnapshotRow:
-    """Want a snapshot; one of all rows is what its sinks were due to get.
+    """Request a snapshot; one of all rows is also the one that its sinks were due to get.
 
     Raises:
         NotAllowed: Another one is not finished, or there is no such sink.

@@ -32,13 +32,13 @@ from deltaforge_dagster.state.leases import check_lease, lock_lease, take_lease
 from deltaforge_dagster.state.metrics import Stored, Tally
 from deltaforge_dagster.state.migrate import migrate
 from deltaforge_dagster.state.records import (
+    DesiredState,
     Failure,
     Lease,
     LeaseRow,
     NotedFinding,
     PipelineRow,
     SinkStart,
-    Want,
 )
 from deltaforge_dagster.state.rows import (
     find_pipeline,
@@ -206,13 +206,13 @@ class StateStore(
         with self.database.read() as connection:
             return table_notes.defined(connection, name, position)
 
-    def set_want(self, name: str, want: Want) -> None:
+    def set_desired_state(self, name: str, want: DesiredState) -> None:
         """Say what the pipeline shall do; a run sees it when it next renews its lease."""
         with self.database.write() as connection:
             lock_lease(connection, name)
             before = known_pipeline(connection, name).want
             connection.execute(update(pipelines).where(pipelines.c.name == name).values(want=want))
-            metrics.count(connection, name, metrics.of_wish(before, want))
+            metrics.count(connection, name, metrics.of_desired_state(before, want))
 
     def set_probe(self, name: str, after: float, wait: float) -> None:
         """Let the sensor ask the source again at `after` (store's clock), `wait` s after the last."""

@@ -22,7 +22,7 @@ from deltaforge_dagster.state.store_base import StoreBase
 class StoreSnapshots(StoreBase):
     """The part of a `StateStore` about snapshots (see `snapshots`)."""
 
-    def want_snapshot(
+    def request_snapshot(
         self,
         name: str,
         *,
@@ -31,7 +31,7 @@ class StoreSnapshots(StoreBase):
         cause: str,
         sinks: Sequence[str] = (),
     ) -> SnapshotRow:
-        """Want a snapshot of a pipeline's tables for its sinks, of and for all when none is named.
+        """Request a snapshot of a pipeline's tables for its sinks; of all tables and for all sinks if none is named.
 
         Raises:
             NotAllowed: Another one is not finished, there is no such sink, or the pipeline was never

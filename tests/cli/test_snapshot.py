@@ -69,7 +69,7 @@ def test_how_far_it_is(home: Path) -> None:
     snapshot("start", "shop")
     snapshot("cancel", "shop")
     store = StateStore.open(f"sqlite:///{home}/state.db")
-    number = store.want_snapshot("shop", cause="initial").snapshot
+    number = store.request_snapshot("shop", cause="initial").snapshot
     chunks = [PlannedChunk("public.a", one, "{}") for one in (1, 2, 3)]
     store.plan_snapshot("shop", number, chunks)
     staged = StagedChunk("path", "sum", 1234, 10, "s", position(1), "{}", 1, 0.1)

@@ -109,7 +109,7 @@ def test_status_after_a_crash(store: StateStore) -> None:
     lease = held(store, "cache")
     capture(store, lease, 1)
     expire(store)
-    store.set_want(NAME, "paused")
+    store.set_desired_state(NAME, "paused")
 
     shown = lines("status")
 

@@ -101,7 +101,7 @@ class TestPipelines:
         assert store.journal_bytes("nobody") == 0
         for write in (
             lambda: store.set_start("nobody", position(1)),
-            lambda: store.set_want("nobody", "paused"),
+            lambda: store.set_desired_state("nobody", "paused"),
             lambda: store.set_probe("nobody", 1.0, 2.0),
             lambda: store.acquire_lease("nobody", "run-1", 30),
             lambda: store.reset_checkpoint("nobody", "redis", 0),
@@ -120,7 +120,7 @@ class TestPipelines:
     def test_want_and_probe(self, store: StateStore) -> None:
         """What people want and when the sensor asks again are kept as given."""
         store.register_pipeline(NAME, "spec-1", [])
-        store.set_want(NAME, "paused")
+        store.set_desired_state(NAME, "paused")
         store.set_probe(NAME, 12.5, 4.0)
 
         row = store.pipeline(NAME)

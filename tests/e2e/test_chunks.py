@@ -43,7 +43,7 @@ def spliced(
     store = deployment.store()
     wait(partial(is_over, shop, store, ROWS), what="the snapshot")
     yield webserver, store
-    store.set_want(NAME, "stopped")  # the run ends at once, and not only when it is killed
+    store.set_desired_state(NAME, "stopped")  # the run ends at once, and not only when it is killed
     store.close()
 
 

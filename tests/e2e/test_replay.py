@@ -53,7 +53,9 @@ def fed(shop: Shop, deploy: Callable[..., Deployment]) -> Iterator[Deployment]:
         lambda: store.checkpoints("again")["redis"].whole_segment == 3, what="the checkpoint"
     )
     yield deployment
-    store.set_want("again", "stopped")  # the run ends at once, and not only when it is killed
+    store.set_desired_state(
+        "again", "stopped"
+    )  # the run ends at once, and not only when it is killed
     store.close()
 
 

@@ -188,7 +188,7 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
     shop.execute(
         "UPDATE orders SET total = 7 WHERE id = 7", "INSERT INTO customers VALUES (1000, 'last')"
     )
-    number = store.want_snapshot(NAME, tables=[ORDERS], cause="command").snapshot
+    number = store.request_snapshot(NAME, tables=[ORDERS], cause="command").snapshot
     wait(lambda: spliced(store, number), what="the snapshot of the table that joined")
     for table in ("customers", "orders"):
         rows = source(shop, table)
@@ -196,5 +196,5 @@ def test_what_died_is_gone_on_with_and_what_joins_is_read(
             wait(partial(has, shop, f"{sink}.{table}", rows), what=f"{table} in {sink}")
     assert ops(shop, f"{NAME}.customers") - before == {"c": 1}
     assert ops(shop, "late.customers")["r"] == 10 * CHUNKS - 1
-    store.set_want(NAME, "stopped")
+    store.set_desired_state(NAME, "stopped")
     store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.config.load import load_pipeline
-from deltaforge_dagster.pipeline.snapshot_wish import wish
+from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
 from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from tests.kills.campaign import Campaign
@@ -33,7 +33,7 @@ def join(campaign: Campaign) -> RedisDestination:
 def ask(campaign: Campaign) -> SnapshotRow | None:
     """Do what a tick does: make the file known, and want the snapshot that it asks for."""
     loaded = load_pipeline(campaign.file)
-    return wish(campaign.store, loaded, register(campaign.store, loaded))
+    return requested_snapshot(campaign.store, loaded, register(campaign.store, loaded))
 
 
 @pytest.mark.timeout(1500)

@@ -127,7 +127,7 @@ def hammer(campaign: Campaign, kills: int) -> None:
     store, name, rng = campaign.store, campaign.name, campaign.rng
     for number in range(kills):
         if store.unfinished_snapshot(name) is None:
-            store.want_snapshot(name, cause="command")
+            store.request_snapshot(name, cause="command")
         reader = campaign.begin_reader(f"chunk-noted:{rng.randint(1, 4)}" if number % 2 else None)
         if number % 2:
             campaign.kill_at(f"{rng.choice(STEPS)}:{rng.randint(1, 4)}")
@@ -145,7 +145,7 @@ def finish(campaign: Campaign) -> None:
         while (newest := store.snapshots(name, newest=1)[0]).state != "spliced":
             assert time.monotonic() < deadline, campaign.report()
             if newest.state == "cancelled":  # rows moved all the time
-                store.want_snapshot(name, cause="command")
+                store.request_snapshot(name, cause="command")
             reader = campaign.begin_reader()
             campaign.catch_up()
             reader.join(300)
@@ -204,7 +204,7 @@ def test_in_the_end_the_sink_has_the_table(make_campaign: MakeCampaign, kills: i
     campaign = make_campaign(moves=True, body=6000, chunk_rows=60)
     campaign.fill(1500)
     with campaign.under_load():
-        campaign.store.want_snapshot(campaign.name, cause="command")
+        campaign.store.request_snapshot(campaign.name, cause="command")
         hammer(campaign, kills)
         eventually(lambda: campaign.workload.moved > 0, what="a row that moves")
     finish(campaign)

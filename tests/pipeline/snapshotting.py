@@ -198,7 +198,7 @@ class Snapshots:
 
     def want(self, *tables: str, condition: str | None = None) -> SnapshotRow:
         """Ask for a snapshot."""
-        return self.store.want_snapshot("p", tables=tables, condition=condition, cause="command")
+        return self.store.request_snapshot("p", tables=tables, condition=condition, cause="command")
 
     def read(
         self, only: Collection[tuple[str, int]] | None = None, *, dies_after: int | None = None

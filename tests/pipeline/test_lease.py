@@ -42,7 +42,7 @@ def test_only_one_run_holds_the_lease(registered: StateStore) -> None:
 
 
 def test_the_lease_outlives_its_term_while_it_is_renewed(registered: StateStore) -> None:
-    """Each renewal moves its end, here and in the store, and looks for people's wishes."""
+    """Each renewal moves its end, here and in the store, and checks the desired state."""
     renewals = threading.Semaphore(0)
     held = HeldLease.take(
         registered, "p", "run", seconds=120, renew_seconds=0.1, on_renewal=renewals.release

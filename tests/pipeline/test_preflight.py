@@ -66,7 +66,7 @@ def test_a_snapshot_that_is_unfinished(sqlite_store: StateStore, tmp_path: Path)
     assert to_come(sqlite_store, asking)
     assert sqlite_store.snapshots(NAME) == []
 
-    wanted = sqlite_store.want_snapshot(NAME, cause="initial").snapshot
+    wanted = sqlite_store.request_snapshot(NAME, cause="initial").snapshot
     assert to_come(sqlite_store, quiet)
     sqlite_store.cancel_snapshot(NAME, wanted, "no need")
     assert not to_come(sqlite_store, asking)

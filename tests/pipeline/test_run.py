@@ -118,14 +118,14 @@ def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str
     insert(feed.shop, 1, 1)
     eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
 
-    feed.store.set_want("feed", want)  # type: ignore[arg-type]
+    feed.store.set_desired_state("feed", want)  # type: ignore[arg-type]
     outcome = run.outcome()
 
     assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
     assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
     insert(feed.shop, 2, 2)
     assert feed.catch_up().captured == 0
-    feed.store.set_want("feed", "running")
+    feed.store.set_desired_state("feed", "running")
     assert feed.catch_up().captured == 1
 
 
@@ -198,7 +198,7 @@ def test_a_run_ends_although_a_sink_hangs(
     insert(feed.shop, 1, 1)
     eventually(lambda: feed.store.segments("feed"), what="the segment")
 
-    feed.store.set_want("feed", "stopped")
+    feed.store.set_desired_state("feed", "stopped")
     outcome = run.outcome()
 
     assert (outcome.reason, outcome.captured, outcome.behind) == ("stopped", 1, {"redis": 1})

@@ -90,7 +90,7 @@ class Desk:
         self._journal = Journal(f"file://{folder}")
         self._strays = Strays(store, self._journal, lease)
         self._segment = 0
-        store.want_snapshot("p", cause="command")
+        store.request_snapshot("p", cause="command")
         chunks = [Chunk(TABLE, number, kind) for number in (1, 2)]
         planned = [PlannedChunk(TABLE, one.number, one.to_json()) for one in chunks]
         assert store.plan_snapshot("p", 1, planned)

@@ -155,7 +155,7 @@ def test_a_paused_pipeline_captures_nothing_but_still_delivers(
 ) -> None:
     """Paused: changes start no run, a sink that is behind does; stopped: neither does."""
     find_work(sqlite_store, loaded, lambda: PlayedSource([]))
-    sqlite_store.set_want("p", "paused")
+    sqlite_store.set_desired_state("p", "paused")
     busy = PlayedSource([transaction(5)])
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
 
@@ -165,7 +165,7 @@ def test_a_paused_pipeline_captures_nothing_but_still_delivers(
         writer.release()
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), Work)
 
-    sqlite_store.set_want("p", "stopped")
+    sqlite_store.set_desired_state("p", "stopped")
     assert isinstance(find_work(sqlite_store, loaded, lambda: busy), NoWork)
 
 
@@ -231,7 +231,7 @@ def test_a_released_hold_is_work(store: StateStore, loaded: LoadedPipeline) -> N
     found = find_work(store, loaded, lambda: source)
     assert isinstance(found, Work)
     assert found.reason == "hold released"
-    store.set_want("p", "paused")
+    store.set_desired_state("p", "paused")
     assert isinstance(find_work(store, loaded, lambda: source), NoWork)
 
 
@@ -239,7 +239,7 @@ def test_chunks_that_were_read_are_work(sqlite_store: StateStore, loaded: Loaded
     """They wait for a run that takes them over; those of a held table for the end of the hold."""
     source = PlayedSource([])
     find_work(sqlite_store, loaded, lambda: source)
-    number = sqlite_store.want_snapshot("p", cause="command").snapshot
+    number = sqlite_store.request_snapshot("p", cause="command").snapshot
     chunk = PlannedChunk("public.t", 1, "{}")
     sqlite_store.plan_snapshot("p", number, [chunk])
     assert isinstance(find_work(sqlite_store, loaded, lambda: source), NoWork)

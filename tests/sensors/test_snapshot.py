@@ -86,7 +86,7 @@ def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
     begin(sqlite_store)
     for mode in (None, "", "never"):
         assert looked(mode) == "nothing"
-    sqlite_store.want_snapshot(NAME, cause="command")
+    sqlite_store.request_snapshot(NAME, cause="command")
     assert looked() == "run"
 
 
@@ -133,7 +133,7 @@ def test_only_what_is_missing(sqlite_store: StateStore, looked: Look) -> None:
     """Chunks that wait for the pipeline's run are nothing to read; one that is missing is."""
     looked()
     begin(sqlite_store)
-    number = sqlite_store.want_snapshot(NAME, cause="command").snapshot
+    number = sqlite_store.request_snapshot(NAME, cause="command").snapshot
     chunk = PlannedChunk("public.t", 1, "{}")
     sqlite_store.plan_snapshot(NAME, number, [chunk])
     assert looked() == "run"
@@ -151,7 +151,7 @@ def test_one_run_at_a_time(
     """One that shows signs of life is left alone, one without is reported failed; then there is a pause."""
     looked()
     begin(sqlite_store)
-    sqlite_store.want_snapshot(NAME, cause="command")
+    sqlite_store.request_snapshot(NAME, cause="command")
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
     run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTING, tags=tags)
     instance.report_engine_event("begins", run)
@@ -176,7 +176,7 @@ def test_what_somebody_reads_in_the_ui(
     """Its run is left alone while it works; what it has left when it died is read at once."""
     looked()
     begin(sqlite_store)
-    sqlite_store.want_snapshot(NAME, cause="command")
+    sqlite_store.request_snapshot(NAME, cause="command")
     run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED)
     assert looked() == "run"
     Life(sqlite_store, NAME, run.run_id).show()
@@ -195,7 +195,7 @@ def test_the_pause_grows(
     monkeypatch.setattr(module, "PAUSES_SECONDS", (1e4, 1e5, 1e6))
     looked()
     begin(sqlite_store)
-    sqlite_store.want_snapshot(NAME, cause="command")
+    sqlite_store.request_snapshot(NAME, cause="command")
     tags = {PIPELINE_TAG: NAME, RUN_TAG: "snapshot"}
     for least, most in ((1e3, 1e4), (1e4, 1e5), (1e5, 1e6), (1e5, 1e6)):
         run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)

@@ -41,7 +41,7 @@ def fill(store: StateStore) -> None:
     with store.fenced(lease) as writer:
         writer.add_processed([Processed(1, "chain", None, None, None, 0, 0, {"p": {"in": 3}})])
     store.mark_published(NAME, 1, "changes")
-    store.want_snapshot(NAME, tables=["public.orders"], condition=None, cause="command")
+    store.request_snapshot(NAME, tables=["public.orders"], condition=None, cause="command")
     Kv(store.database, "n").put("key", b"\x00\xff", ttl=60)
     for number in range(3):
         Log(store.database, "n").append("key", b"%d" % number)

@@ -71,11 +71,11 @@ def test_what_is_not_written_is_not_counted(sqlite_store: StateStore) -> None:
     assert sqlite_store.metrics() == []
 
 
-def test_wishes_are_counted(sqlite_store: StateStore) -> None:
+def test_changes_of_the_desired_state_are_counted(sqlite_store: StateStore) -> None:
     """A pause and what follows it count once each, however often they are asked for."""
     held(sqlite_store)
     for want in ("paused", "paused", "running", "running", "stopped", "running"):
-        sqlite_store.set_want(NAME, want)
+        sqlite_store.set_desired_state(NAME, want)
     assert numbers(sqlite_store, "pipeline_pauses_total") == {"": 1}
     assert numbers(sqlite_store, "pipeline_resumes_total") == {"": 2}
 

@@ -26,7 +26,7 @@ def staged(path: str = "one", rows: int = 10) -> StagedChunk:
 
 def reading(store: StateStore) -> int:
     """Begin a snapshot of two chunks, and return its number."""
-    number = store.want_snapshot(NAME, tables=[TABLE], cause="command").snapshot
+    number = store.request_snapshot(NAME, tables=[TABLE], cause="command").snapshot
     assert store.plan_snapshot(NAME, number, [FIRST, SECOND])
     return number
 
@@ -52,7 +52,7 @@ def test_a_snapshot_is_spliced_when_all_its_chunks_are(store: StateStore) -> Non
     lease = held(store)
     number = reading(store)
     with pytest.raises(NotAllowed, match=f"snapshot {number} is not finished"):
-        store.want_snapshot(NAME, cause="command")
+        store.request_snapshot(NAME, cause="command")
     for name, chunk in (("one", FIRST), ("two", SECOND)):
         assert store.stage_chunk(NAME, number, chunk, staged(name))
     assert store.snapshot_progress(NAME, number) == {TABLE: SnapshotProgress(0, 2, 0, 20, 200)}
@@ -63,13 +63,13 @@ def test_a_snapshot_is_spliced_when_all_its_chunks_are(store: StateStore) -> Non
 
     assert state(store) == "spliced"
     assert store.snapshot_progress(NAME, number) == {TABLE: SnapshotProgress(0, 0, 2, 20, 0)}
-    assert store.want_snapshot(NAME, cause="command").snapshot == number + 1
+    assert store.request_snapshot(NAME, cause="command").snapshot == number + 1
 
 
 def test_an_empty_plan_is_spliced_at_once(store: StateStore) -> None:
     """There is nothing to wait for where no table has a row."""
     held(store)
-    number = store.want_snapshot(NAME, cause="initial").snapshot
+    number = store.request_snapshot(NAME, cause="initial").snapshot
 
     assert store.plan_snapshot(NAME, number, [])
     assert state(store) == "spliced"
@@ -198,8 +198,8 @@ class TestOfSomeSinks:
         """Those of chunks, and no other; whoever asks for a sink that is not there hears of it."""
         lease = self.joined(store, "new")
         with pytest.raises(NotAllowed, match="has no sink 'none' \\(there is: first, new\\)"):
-            store.want_snapshot(NAME, cause="command", sinks=["new", "none"])
-        row = store.want_snapshot(NAME, cause="sink", sinks=["new"])
+            store.request_snapshot(NAME, cause="command", sinks=["new", "none"])
+        row = store.request_snapshot(NAME, cause="sink", sinks=["new"])
         store.plan_snapshot(NAME, row.snapshot, [FIRST])
         store.stage_chunk(NAME, row.snapshot, FIRST, staged())
         capture(store, lease, 3)
@@ -221,7 +221,7 @@ class TestOfSomeSinks:
             (nothing, nothing, nothing, 3),
             (nothing, nothing, nothing, 0),
         ):
-            row = store.want_snapshot(NAME, tables=tables, cause="command", sinks=sinks)
+            row = store.request_snapshot(NAME, tables=tables, cause="command", sinks=sinks)
             store.cancel_snapshot(NAME, row.snapshot, "enough")
 
             known = store.checkpoints(NAME)
@@ -231,7 +231,7 @@ class TestOfSomeSinks:
     def test_it_ends_with_the_last_of_its_sinks(self, store: StateStore) -> None:
         """Nobody would get it: it is cancelled, and says why."""
         lease = self.joined(store, "a", "b")
-        store.want_snapshot(NAME, cause="sink", sinks=["a", "b"])
+        store.request_snapshot(NAME, cause="sink", sinks=["a", "b"])
         with store.fenced(lease) as writer:
             writer.release()
         store.register_pipeline(NAME, "spec-3", ["first", "b"])
@@ -245,7 +245,7 @@ class TestOfSomeSinks:
     def test_a_pipeline_that_begins_anew(self, store: StateStore) -> None:
         """It begins by the rules of its file: what that asks for is due again."""
         lease = self.joined(store, "new")
-        row = store.want_snapshot(NAME, cause="sink", sinks=["new"])
+        row = store.request_snapshot(NAME, cause="sink", sinks=["new"])
         store.cancel_snapshot(NAME, row.snapshot, "enough")
         with store.fenced(lease) as writer:
             writer.release()

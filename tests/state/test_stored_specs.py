@@ -37,7 +37,7 @@ def test_a_removed_pipeline_leaves_nothing_but_its_numbers(store: StateStore) ->
     capture(store, lease, 1, 2)
     with store.fenced(lease) as writer:
         writer.add_dead_letters("redis", [dead_letter(1)], max_entries=9, overflow="block")
-    store.want_snapshot(NAME, cause="always")
+    store.request_snapshot(NAME, cause="always")
     Kv(store.database, f"spec/{NAME}").put("key", b"value")
     Log(store.database, f"schemas/{NAME}").append("key", b"value")
 

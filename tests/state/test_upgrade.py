@@ -53,7 +53,7 @@ def test_the_first_version_s_installation_goes_on(
         for segment in store.segments("first"):
             opened.journal.verify(segment)
         assert store.checkpoints("first")["redis"].segment == 1
-        store.set_want("first", "paused")  # the database is gone
+        store.set_desired_state("first", "paused")  # the database is gone
         watcher = Watcher(store, "first")
         outcome = LiveRun(
             loaded, context, str(uuid.uuid4()), watcher, until_caught_up=True

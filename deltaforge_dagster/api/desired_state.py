@@ -1,4 +1,4 @@
-"""Routes that let a pipeline pause, stop and go on."""
+"""Routes that pause, stop and resume a pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.shapes import PipeInfo
 from deltaforge_dagster.api.views import info
-from deltaforge_dagster.pipeline.wishes import end, go_on
+from deltaforge_dagster.pipeline.desired_state import request_end, resume_pipeline
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
 
@@ -15,19 +15,19 @@ router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
 @router.post("/pause")
 def pause(loaded: Pipeline, context: Context) -> PipeInfo:
     """Capture nothing more; what is in the journal is still delivered."""
-    end(context.store, loaded, "paused")
+    request_end(context.store, loaded, "paused")
     return info(context.store, loaded)
 
 
 @router.post("/stop")
 def stop(loaded: Pipeline, context: Context) -> PipeInfo:
     """Capture and deliver nothing more: the run closes its range and ends within seconds."""
-    end(context.store, loaded, "stopped")
+    request_end(context.store, loaded, "stopped")
     return info(context.store, loaded)
 
 
 @router.post("/resume")
 def resume(loaded: Pipeline, context: Context) -> PipeInfo:
     """Let a paused or stopped pipeline go on from its checkpoints."""
-    go_on(context.store, loaded)
+    resume_pipeline(context.store, loaded)
     return info(context.store, loaded)

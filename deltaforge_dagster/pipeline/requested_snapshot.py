@@ -1,11 +1,11 @@
-"""Whether the pipeline file asks for a snapshot now: `snapshot.mode` of its source.
+"""Request the snapshot that the pipeline file asks for (`snapshot.mode` of its source), if any.
 
-`initial` asks once, when the pipeline has begun, unless it began where DeltaForge or another reader stood:
-then whoever read before has brought what was there. `always` asks once for every version of the file.
-A new run of the pipeline asks for nothing. What was cancelled is not asked for again.
+`initial` requests one snapshot once the pipeline has a start position, unless it took over from DeltaForge or
+another reader, which has already delivered the existing rows. `always` requests one for each version of the
+file. Neither requests a cancelled snapshot again.
 
-A sink that was added with `start: snapshot` asks for one of its own, unless one for all sinks was
-wanted since.
+A sink that is added with `start: snapshot` gets a snapshot of its own, unless one for all sinks was
+requested in the meantime.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from deltaforge_dagster.state.store import StateStore
 
 
-def wish(store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow) -> SnapshotRow | None:
-    """Return the snapshot that is not finished, wanting one if the file asks for it.
+def requested_snapshot(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow
+) -> SnapshotRow | None:
+    """Return the unfinished snapshot; request one first if the file asks for it.
 
     Args:
         store: Where snapshots are.
@@ -32,13 +34,13 @@ def wish(store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow) -> Sn
         return None
     block = loaded.spec.spec.source.config.snapshot
     if block is not None and _asks(store, loaded, newest):
-        return store.want_snapshot(loaded.name, cause=block.mode)
+        return store.request_snapshot(loaded.name, cause=block.mode)
     sinks = _sinks_that_ask(store, loaded)
-    return store.want_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
+    return store.request_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
 
 
-def is_to_come(store: StateStore | None, loaded: LoadedPipeline) -> bool:
-    """Say whether a snapshot is unfinished, or will be asked for; wants none.
+def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bool:
+    """Return whether a snapshot is unfinished or will be requested; requests none itself.
 
     Args:
         store: Where snapshots are; None when nothing has run yet.
@@ -53,7 +55,7 @@ def is_to_come(store: StateStore | None, loaded: LoadedPipeline) -> bool:
 
 
 def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
-    """Return the sinks that are to begin with a snapshot, and have none so far."""
+    """Return the sinks that start with a snapshot and have none yet."""
     known = store.checkpoints(loaded.name)
     asking = [one.config.id for one in loaded.spec.spec.sinks if one.config.start == "snapshot"]
     return [one for one in asking if one in known and known[one].snapshot_due]

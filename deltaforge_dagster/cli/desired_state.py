@@ -11,7 +11,7 @@ from deltaforge_dagster.cli.output import say
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.cli.state import known_pipeline, opened_store
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.wishes import go_on
+from deltaforge_dagster.pipeline.desired_state import resume_pipeline
 
 
 def start(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
@@ -22,7 +22,7 @@ def start(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     with opened_store() as store:
         known_pipeline(store, loaded.name)
-        done = go_on(store, loaded)
+        done = resume_pipeline(store, loaded)
     snapshot = ", with a snapshot" if done.snapshot else ""
     running = done.before == "running"
     say(
@@ -36,7 +36,7 @@ def pause(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Capture nothing more; what is in the journal is still delivered."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        store.set_want(pipeline, "paused")
+        store.set_desired_state(pipeline, "paused")
     say(
         f"{pipeline} is paused: nothing more is captured, and the source keeps its log; "
         f"deltaforge resume {pipeline}",
@@ -49,7 +49,7 @@ def stop(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     """Capture and deliver nothing more; a run that is at work ends within seconds."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        store.set_want(pipeline, "stopped")
+        store.set_desired_state(pipeline, "stopped")
     say(
         f"{pipeline} is stopped, and the source keeps its log; deltaforge start {pipeline}",
         {"pipeline": pipeline, "want": "stopped"},
