@@ -37,7 +37,7 @@ from deltaforge_dagster.pipeline.stage_job import REPORT, StageJob, Written, wri
 from deltaforge_dagster.pipeline.strays import plan_strays
 from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.sources.read_views import parse_read_view
 from deltaforge_dagster.sources.snapshot import SnapshotSource
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.snapshot_records import (
@@ -273,7 +273,7 @@ class SnapshotRun:
     def _note(
         self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
     ) -> None:
-        first = first_unseen(self._store, before, written.sight)
+        first = first_not_visible(self._store, before, written.read_view)
         noted = (
             first is not None
             and first >= snapshot.since_segment
@@ -306,18 +306,18 @@ class SnapshotRun:
             self._backoff.reset()
 
 
-def first_unseen(store: StateStore, before: PipelineRow, sight: str) -> int | None:
+def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) -> int | None:
     """Return the number of the first segment that may have a change which a reading did not see.
 
     Args:
         store: Where segments are listed.
         before: The pipeline as it was before the reading.
-        sight: What the reading saw.
+        read_view: What the read could see.
 
     Returns:
         The number; None when the journal does not reach back so far, and the chunk has to be read again.
     """
-    seen = parse_sight(sight)
+    seen = parse_read_view(read_view)
     if seen.covers(_captured(before)):
         return before.next_segment
     last = before.next_segment - 1

@@ -30,7 +30,7 @@ from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
 from deltaforge_dagster.pipeline.strays import Strays
 from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.sources.read_views import parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HeldPart, SegmentRow
 from deltaforge_dagster.state.snapshot_records import ChunkRow
@@ -130,7 +130,7 @@ class Splicer:
         taken: list[tuple[ChunkRow, int]] = []
         try:
             for chunk, changed in self._usable(reached):
-                self._strays.splice(chunk, self._unseen(chunk, changed))
+                self._strays.splice(chunk, self._not_visible(chunk, changed))
                 writer = writer or open_writer()
                 before = writer.rows
                 self._write(chunk, changed, writer, reached)
@@ -196,7 +196,7 @@ class Splicer:
                 self._give_up(chunk, "segments that it has to be compared with are gone")
             elif not self._is_whole(chunk):
                 self._give_up(chunk, "its staging file is damaged")
-            elif not _table(chunk).primary_key and any(self._unseen(chunk, changed)):
+            elif not _table(chunk).primary_key and any(self._not_visible(chunk, changed)):
                 self._give_up(
                     chunk,
                     "the table has no key, so that nobody can tell what changed of it meanwhile: give "
@@ -252,19 +252,21 @@ class Splicer:
         columns = [column.name for column in table.columns]
         for rows in self._journal.staged(chunk.path):
             if table.primary_key:
-                rows = settled(rows, columns, self._unseen(chunk, changed))  # noqa: PLW2901
+                rows = settled(rows, columns, self._not_visible(chunk, changed))  # noqa: PLW2901
             if rows.num_rows:
                 writer.write(_stamped(rows, stamp))
 
-    def _unseen(self, chunk: ChunkRow, segments: Sequence[SegmentRow]) -> Iterator[pa.RecordBatch]:
+    def _not_visible(
+        self, chunk: ChunkRow, segments: Sequence[SegmentRow]
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of a chunk's table that its reading did not see, as they are captured."""
-        sight = parse_sight(chunk.sight or "")
+        read_view = parse_read_view(chunk.sight or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):
                 ours = pc.equal(full_names(batch), pa.scalar(chunk.table_name))
                 streamed = pc.not_equal(batch.column("op").cast(pa.string()), pa.scalar("r"))
                 rows = batch.filter(pc.and_(ours, streamed))
-                rows = rows.filter(sight.unseen(rows))
+                rows = rows.filter(read_view.not_visible(rows))
                 if rows.num_rows:
                     yield rows
 

@@ -113,17 +113,17 @@ class Strays:
                 if watched is not None:
                     self._note(self._snapshot, table, watched.moves(_updates(batch, table)))
 
-    def splice(self, chunk: ChunkRow, unseen: Iterable[pa.RecordBatch]) -> None:
+    def splice(self, chunk: ChunkRow, not_visible: Iterable[pa.RecordBatch]) -> None:
         """Note the strays that may have moved into a chunk after it was read.
 
         Args:
             chunk: It is about to be spliced.
-            unseen: Changes of its table that its reading did not see, in order.
+            not_visible: Changes of its table that the read could not see, in log order.
         """
         if Chunk.from_json(chunk.plan).kind == "whole":
             return  # there is no other chunk that a row could come from
         watched = _Watched.of(chunk)
-        for batch in unseen:
+        for batch in not_visible:
             moves = watched.moves(_updates(batch, chunk.table_name))
             self._note(chunk.snapshot, chunk.table_name, moves)
         self._tables.setdefault(chunk.table_name, watched)

@@ -7,10 +7,10 @@ commit that no SELECT sees yet. The caller does this:
 
 1. `Snapshots.watermark`, once the stream's start position is fixed, and again now and then;
 2. `Snapshots.plan`: the chunks, each of which anybody may read at any time, again, and elsewhere;
-3. `Snapshots.reader` and `ChunkReader.read`: rows, and what the read saw (`Sight`);
+3. `Snapshots.reader` and `ChunkReader.read`: rows, and what the read saw (`ReadView`);
 4. the rows are put into the journal behind everything captured up to `ChunkRead.position` or
    later. All changes that the read saw stand before them then. Of its rows are dropped those whose key
-   is in `before` or `after` of a change that `Sight.unseen` marks, in any segment up to there that is not
+   is in `before` or `after` of a change that `ReadView.not_visible` marks, in any segment up to there that is not
    `covered`: the stream has those rows as they became since.
 """
 
@@ -73,8 +73,8 @@ class Chunk:
         return cls(**fields, keys=None if keys is None else tuple(keys))
 
 
-class Sight(Protocol):
-    """What a read could see, as transactions of the log; `sights.parse_sight` reads its text."""
+class ReadView(Protocol):
+    """What a read could see, as transactions of the log; `read_views.parse_read_view` reads its text."""
 
     def to_json(self) -> str:
         """Return the text."""
@@ -88,7 +88,7 @@ class Sight(Protocol):
         """
         ...
 
-    def unseen(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
         """Say of captured changes whether the read did not see them, or perhaps not.
 
         Args:
@@ -107,14 +107,14 @@ class ChunkRead:
             version (`schema_version`, `schema_sequence` are null): whoever holds the lease registers it.
             Without a primary key the rows have no `key`, either; else their `key` is that of the
             stream.
-        sight: What it sees.
+        read_view: What it sees.
         position: The log up to here has everything that it sees.
         batches: The rows, in columns of `frame.CAPTURED`, op `r`, without a place in the log or a
             transaction. To be taken once, before the reader reads anything else.
     """
 
     table: TableSchema
-    sight: Sight
+    read_view: ReadView
     position: Position
     batches: Iterator[pa.RecordBatch]
 

@@ -17,7 +17,7 @@ from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.event_ids import ID_SIZE, mix_a, mix_b, write_event_id
 from deltaforge_dagster.sources.hiding import HiddenTable
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel, read_only
-from deltaforge_dagster.sources.snapshot import Chunk, Sight
+from deltaforge_dagster.sources.snapshot import Chunk, ReadView
 from deltaforge_dagster.tables import TableSchema
 
 
@@ -30,7 +30,7 @@ class SnapshotRows:
     Args:
         source_id: `id` of the source in the pipeline file.
         chunk: What is read.
-        sight: What the read sees.
+        read_view: What the read sees.
         table: The table as it is now.
         rules: What is hidden of its columns.
         ts_us: When it was read.
@@ -43,13 +43,13 @@ class SnapshotRows:
         self,
         source_id: str,
         chunk: Chunk,
-        sight: Sight,
+        read_view: ReadView,
         *,
         table: TableSchema,
         rules: ColumnRules,
         ts_us: int,
     ) -> None:
-        read = f"{source_id}\0{chunk.to_json()}\0{sight.to_json()}".encode()
+        read = f"{source_id}\0{chunk.to_json()}\0{read_view.to_json()}".encode()
         digest = hashlib.blake2b(read, digest_size=16, person=b"snapshot").digest()
         self._seed = np.frombuffer(digest, "<u8").astype(np.uint64)
         self._hidden = HiddenTable(rules, table)

@@ -24,7 +24,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.sources.base import ChangeBatch, Source
-from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.sources.read_views import parse_read_view
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, SnapshotSource
 from tests.contracts.test_source import LIMITS, Versions, bench  # noqa: F401 - a fixture
 from tests.sources.mysql.bench import MysqlBench
@@ -284,7 +284,7 @@ def test_rows_are_those_of_the_stream(journal: tuple[Any, Journal]) -> None:
 
 def test_snapshot_and_changes_make_the_table(journal: tuple[Any, Journal]) -> None:
     """While two writers insert, update, delete and change keys, chunks are read; put behind what was
-    captured up to their position, without the keys that unseen changes have, they and the changes make
+    captured up to their position, without the keys of changes that were not visible, they and the changes make
     the table, and no row ever becomes older.
     """  # noqa: D205 - one sentence
     check_splices(*journal)
@@ -386,11 +386,13 @@ def _spliced(
 def _kept(
     read: ChunkRead, rows: list[dict[str, Any]], before: list[pa.RecordBatch]
 ) -> list[dict[str, Any]]:
-    sight = parse_sight(read.sight.to_json())
+    read_view = parse_read_view(read.read_view.to_json())
     changed = set()
     for batch in before:
-        for row, unseen in zip(batch.to_pylist(), sight.unseen(batch).to_pylist(), strict=True):
-            if unseen and row["table"] == "orders":
+        for row, not_visible in zip(
+            batch.to_pylist(), read_view.not_visible(batch).to_pylist(), strict=True
+        ):
+            if not_visible and row["table"] == "orders":
                 changed |= {row["key"], *map(_key, filter(None, (row["before"], row["after"])))}
     return [row for row in rows if row["key"] not in changed]
 

@@ -61,13 +61,13 @@ def _filtered(session: Session, patterns: TablePatterns) -> list[Finding]:
 
 def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[Finding]:
     """Return the tables that are named and not there; without a right to see them nobody can tell."""
-    gone, unseen = [], []
+    gone, not_visible = [], []
     for db, table in _invisible(session, patterns.exact):
         refused = session.refusal(f"SELECT 1 FROM {quoted(db)}.{quoted(table)} LIMIT 0")  # noqa: S608 - quoted
         if refused in (_NO_SUCH_TABLE, _NO_SUCH_DATABASE):
             gone.append(f"{db}.{table}")
         elif refused is not None:
-            unseen.append(f"{db}.{table}")
+            not_visible.append(f"{db}.{table}")
     found = []
     if gone:
         found.append(
@@ -77,12 +77,12 @@ def _absent(session: Session, server: Server, patterns: TablePatterns) -> list[F
                 f"not captured, because no such table is there: {listed(gone)}",
             )
         )
-    if unseen:
+    if not_visible:
         found.append(
             Finding(
                 "tables",
                 "warning",
-                f"not there, or not for user {server.user!r} to see: {listed(unseen)}",
+                f"not there, or not for user {server.user!r} to see: {listed(not_visible)}",
                 f"GRANT SELECT ON *.* TO '{server.user}'@'...'",
             )
         )

@@ -45,8 +45,8 @@ from deltaforge_dagster.sources.mysql.result_rows import Rows, send_query
 from deltaforge_dagster.sources.mysql.selected import SESSION, SelectedColumn, SelectedRows, quoted
 from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.outbox import OutboxTables
-from deltaforge_dagster.sources.sights import GtidSight, PlaceSight
-from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, Sight
+from deltaforge_dagster.sources.read_views import GtidReadView, PositionReadView
+from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, ReadView
 from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import Column, TableSchema
@@ -279,7 +279,7 @@ class MysqlReader:
         self._busy = True
         _run(session, "SET character_set_results = utf8mb4")
         name = ".".join(map(quoted, chunk.table.split(".", 1)))
-        sight = self._begin(session, name)
+        read_view = self._begin(session, name)
         session.rows(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted
         found = ours.target(session, chunk.table)
         position = server_log.tail(session, ours.server.where, gtids=False)
@@ -289,7 +289,7 @@ class MysqlReader:
         rows = SnapshotRows(
             ours.source_id,
             chunk,
-            sight,
+            read_view,
             table=found.table,
             rules=ours.rules,
             ts_us=int(now[0]["us"]),
@@ -306,7 +306,7 @@ class MysqlReader:
             f"SELECT {', '.join(selected.expressions)} FROM {found.name}{index}"  # noqa: S608 - quoted names, literals
             f" WHERE {' AND '.join(conditions) or 'TRUE'}",
         )
-        return ChunkRead(rows.table, sight, position, self._batches(answer, selected, rows))
+        return ChunkRead(rows.table, read_view, position, self._batches(answer, selected, rows))
 
     def _batches(
         self, answer: Iterator[Rows], selected: SelectedRows, rows: SnapshotRows
@@ -321,23 +321,23 @@ class MysqlReader:
         except pymysql.MySQLError as error:
             raise self._snapshots.server.problem(error) from error
 
-    def _begin(self, session: Session, table: str) -> Sight:
+    def _begin(self, session: Session, table: str) -> ReadView:
         """Begin a transaction, and return what it sees."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
         if self._gtids:
             executed = server_log.executed(session)
             _run(session, begin)
-            return GtidSight(executed)
+            return GtidReadView(executed)
         if session.is_mariadb:
             _run(session, begin)
             rows = session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'")
             said = {row["Variable_name"].lower(): row["Value"] for row in rows}
             file, pos = said["binlog_snapshot_file"], int(said["binlog_snapshot_position"])
-            return PlaceSight(BinlogPosition(file, pos))
+            return PositionReadView(BinlogPosition(file, pos))
         with self._locked(table) as locked:
             place = server_log.tail(locked, self._snapshots.server.where, gtids=False)
             _run(session, begin)
-        return PlaceSight(place)
+        return PositionReadView(place)
 
     @contextmanager
     def _locked(self, table: str) -> Generator[Session]:

@@ -43,7 +43,7 @@ from deltaforge_dagster.sources.postgres.refusals import translate
 from deltaforge_dagster.sources.postgres.selected import SelectedRows
 from deltaforge_dagster.sources.postgres.values import ValueType, value_type
 from deltaforge_dagster.sources.postgres.watermark import Watermark
-from deltaforge_dagster.sources.sights import XidSight
+from deltaforge_dagster.sources.read_views import XidReadView
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
 from deltaforge_dagster.sources.tables import TablePatterns
@@ -245,7 +245,7 @@ class PostgresReader:
         ours = self.snapshots
         table = self._table(connection, chunk.table)
         with ours._readable(connection, table):  # noqa: SLF001 - the two are one
-            sight, position, ts_us = self._begin(connection, table, watermark)
+            read_view, position, ts_us = self._begin(connection, table, watermark)
             version = connection.info.server_version
             sent = identity.sent_schema(connection, table, ours.publication, version)
             types = {column.name: self._type(column.type_oid or 0) for column in sent.columns}
@@ -256,10 +256,10 @@ class PostgresReader:
             query = _select(found, list(types), conditions)
             lines = copied.pieces(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
         rows = SnapshotRows(
-            ours.source_id, chunk, sight, table=logged, rules=ours.rules, ts_us=ts_us
+            ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
         )
         batches = self._batches(lines, SelectedRows(types, logged.primary_key), rows)
-        return ChunkRead(rows.table, sight, position, batches)
+        return ChunkRead(rows.table, read_view, position, batches)
 
     def _batches(
         self, lines: Iterator[Bytes | bytes], selected: SelectedRows, rows: SnapshotRows
@@ -276,7 +276,7 @@ class PostgresReader:
 
     def _begin(
         self, connection: psycopg.Connection, table: catalog.Table, watermark: Watermark
-    ) -> tuple[XidSight, LsnPosition, int]:
+    ) -> tuple[XidReadView, LsnPosition, int]:
         """Begin a transaction that sees everything that was open at the watermark.
 
         Returns what it sees, where the log has all of that, and when that was.
@@ -305,8 +305,8 @@ class PostgresReader:
                 raise SourceUnavailable(
                     f"{self.snapshots.server.where}: table {table.full_name} was just replaced"
                 )
-            sight = XidSight.of(snapshot, LsnPosition(watermark.lsn))
-            if sight.sees(watermark.running):
+            read_view = XidReadView.of(snapshot, LsnPosition(watermark.lsn))
+            if read_view.sees(watermark.running):
                 break
             connection.execute("ROLLBACK")
             if time.monotonic() > deadline:
@@ -316,9 +316,9 @@ class PostgresReader:
                     f"{table.full_name} cannot be read before that"
                 )
             time.sleep(_POLL_SECONDS)
-        passed = [one.lsn for one in self._samples if sight.sees(one.running)]
+        passed = [one.lsn for one in self._samples if read_view.sees(one.running)]
         return (
-            replace(sight, since=LsnPosition(max([watermark.lsn, *passed]))),
+            replace(read_view, since=LsnPosition(max([watermark.lsn, *passed]))),
             LsnPosition(_record_end(parse_lsn(lsn), block)),
             ts_us,
         )

@@ -1,7 +1,7 @@
 """Snapshots of tables: chunks of them by primary key, each read in one session.
 
 A session sees rows and changes as they are at the same moment, so a read saw exactly the changes up to the
-newest one that is visible in it (`sights.TursoSight`).
+newest one that is visible in it (`read_views.TursoReadView`).
 
 Chunks end at keys, as values in JSON (a BLOB is `{"_base64":"..."}`). SQLite lets keys other than an INTEGER
 PRIMARY KEY have NULL in them: such rows belong to the first chunk. A table without a key is one chunk.
@@ -26,7 +26,7 @@ from deltaforge_dagster.errors import Retryable, SourceMisconfigured
 from deltaforge_dagster.positions import Position, TursoPosition, parse_position
 from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.sights import TursoSight
+from deltaforge_dagster.sources.read_views import TursoReadView
 from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk, ChunkRead
 from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
 from deltaforge_dagster.sources.turso.definitions import DB, Definition, captured
@@ -182,11 +182,11 @@ class TursoReader:
                 parameters,
             )
         now_us = time.time_ns() // 1000
-        sight = TursoSight(position)
+        read_view = TursoReadView(position)
         made = SnapshotRows(
-            self.source_id, chunk, sight, table=table.table, rules=self.rules, ts_us=now_us
+            self.source_id, chunk, read_view, table=table.table, rules=self.rules, ts_us=now_us
         )
-        return ChunkRead(made.table, sight, position, _batches(made, table, rows))
+        return ChunkRead(made.table, read_view, position, _batches(made, table, rows))
 
 
 def _batches(

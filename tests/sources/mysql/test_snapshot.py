@@ -10,7 +10,7 @@ import pytest
 
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.sources.mysql import snapshot
-from deltaforge_dagster.sources.sights import PlaceSight
+from deltaforge_dagster.sources.read_views import PositionReadView
 from deltaforge_dagster.sources.snapshot import Chunk, SnapshotSource
 from tests.contracts.test_snapshot import (
     capturing,
@@ -40,9 +40,9 @@ def whole(source: SnapshotSource, bench: MysqlBench) -> Chunk:
     return chunk
 
 
-def test_a_commit_that_the_log_has_and_nobody_sees_is_unseen(bench: MysqlBench) -> None:
+def test_a_commit_that_the_log_has_and_nobody_sees_is_not_visible(bench: MysqlBench) -> None:
     """While a group of commits waits to be synced the log has them, and they are captured, but a SELECT
-    does not see them yet: then they are unseen.
+    does not see them yet: then they are not visible.
     """  # noqa: D205 - one sentence
     bench.execute("INSERT INTO orders VALUES (1, 'old')")
     source = snapshot_source(bench)
@@ -62,10 +62,10 @@ def test_a_commit_that_the_log_has_and_nobody_sees_is_unseen(bench: MysqlBench) 
         finally:
             bench.run("SET GLOBAL binlog_group_commit_sync_delay = 0")
     writer.close()
-    (unseen,) = read.sight.unseen(captured.changes()).to_pylist()
-    assert unseen or json.loads(row["after"])["v"] == "new"
+    (not_visible,) = read.read_view.not_visible(captured.changes()).to_pylist()
+    assert not_visible or json.loads(row["after"])["v"] == "new"
     assert captured.ended is not None
-    assert read.sight.covers(captured.ended) == (not unseen)
+    assert read.read_view.covers(captured.ended) == (not not_visible)
 
 
 @pytest.mark.soak("versions")
@@ -87,7 +87,7 @@ def test_a_server_without_gtids(start_mysql: StartMysql, monkeypatch: pytest.Mon
             run(writer, "COMMIT")
             read = reader.read(chunk, "{}")
             assert [row["key"] for row in rows_of(read)] == ['{"id":100000}']
-            assert isinstance(read.sight, PlaceSight)
+            assert isinstance(read.read_view, PositionReadView)
             run(writer, "DELETE FROM orders")
         writer.close()
         with capturing(bench) as captured:

@@ -32,12 +32,14 @@ def bench(postgres_server: PostgresServer) -> Iterator[PostgresBench]:
         yield made
 
 
-def unseen_ids(sight: Any, captured: Journal) -> dict[int, bool]:
+def not_visible_ids(read_view: Any, captured: Journal) -> dict[int, bool]:
     """Return for each captured row of `orders` whether a read did not see its change."""
     changes = captured.changes()
     return {
-        json.loads(row["key"])["id"]: unseen
-        for row, unseen in zip(changes.to_pylist(), sight.unseen(changes).to_pylist(), strict=True)
+        json.loads(row["key"])["id"]: not_visible
+        for row, not_visible in zip(
+            changes.to_pylist(), read_view.not_visible(changes).to_pylist(), strict=True
+        )
         if row["key"] is not None
     }
 
@@ -68,8 +70,8 @@ def test_transactions_open_at_the_watermark_are_waited_for(
         ]
 
 
-def test_what_an_open_transaction_changes_is_unseen(bench: PostgresBench) -> None:
-    """Changes of a transaction that is open during the read are unseen once it is committed, those in
+def test_what_an_open_transaction_changes_is_not_visible(bench: PostgresBench) -> None:
+    """Changes of a transaction that is open during the read are not visible once it is committed, those in
     subtransactions as well; what was committed before is not.
     """  # noqa: D205 - one sentence
     source = snapshot_source(bench)
@@ -86,18 +88,23 @@ def test_what_an_open_transaction_changes_is_unseen(bench: PostgresBench) -> Non
             open_.commit()
             bench.execute("INSERT INTO orders VALUES (4, 'a')")
             captured.wait(lambda: captured.changes().num_rows == 4)
-            assert unseen_ids(read.sight, captured) == {1: True, 2: True, 3: False, 4: True}
+            assert not_visible_ids(read.read_view, captured) == {
+                1: True,
+                2: True,
+                3: False,
+                4: True,
+            }
             again = reader.read(whole(source), watermark)
             assert len(rows_of(again)) == 4
-            assert not any(unseen_ids(again.sight, captured).values())
-        assert again.sight.covers(LsnPosition(0))
+            assert not any(not_visible_ids(again.read_view, captured).values())
+        assert again.read_view.covers(LsnPosition(0))
         assert captured.ended is not None
-        assert not read.sight.covers(captured.ended)
+        assert not read.read_view.covers(captured.ended)
 
 
-def test_a_commit_that_waits_for_a_standby_is_unseen(start_postgres: StartPostgres) -> None:
+def test_a_commit_that_waits_for_a_standby_is_not_visible(start_postgres: StartPostgres) -> None:
     """A commit that waits for a synchronous standby stands in the log, and is captured, before any SELECT
-    sees it: it is unseen, though its position is before the read's. No read begins with a watermark of
+    sees it: it is not visible, though its position is before the read's. No read begins with a watermark of
     that time before it has ended.
     """  # noqa: D205 - one sentence
     server = start_postgres({})
@@ -121,7 +128,7 @@ def test_a_commit_that_waits_for_a_standby_is_unseen(start_postgres: StartPostgr
             )
             assert newest <= read.position
             changes = captured.changes()
-            assert read.sight.unseen(changes).to_pylist() == [False] * (value - 1) + [True]
+            assert read.read_view.not_visible(changes).to_pylist() == [False] * (value - 1) + [True]
             waiting = threading.Thread(
                 target=lambda: rows.update(
                     {row["key"]: row["after"] for row in rows_of(reader.read(whole(source), late))}

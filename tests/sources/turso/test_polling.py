@@ -10,7 +10,7 @@ import pytest
 from deltaforge_dagster.errors import NotAllowed, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.positions import TursoPosition, parse_position
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.sights import parse_sight
+from deltaforge_dagster.sources.read_views import parse_read_view
 from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import LIMITS, Versions, insert, inserts, take, whole
 from tests.sources.turso.bench import NativeBench, PollingBench, TriggerBench
@@ -64,20 +64,20 @@ def test_a_snapshot_knows_what_it_saw(bench: PollingBench) -> None:
         keys = [row["key"] for batch in read.batches for row in batch.to_pylist()]
     bench.execute(insert("orders", 2), insert("items", 8, 10))
     taken = take(bench, TursoPosition("polling"), whole(5))
-    sight = parse_sight(read.sight.to_json())
+    read_view = parse_read_view(read.read_view.to_json())
 
-    unseen = set()
+    not_visible = set()
     for rows in (one.rows for one in taken.batches if one.rows is not None):
-        marks = sight.unseen(rows).to_pylist()
-        unseen |= {
+        marks = read_view.not_visible(rows).to_pylist()
+        not_visible |= {
             (row["table"], row["pos"])
             for row, new in zip(rows.to_pylist(), marks, strict=True)
             if new
         }
     assert keys == ['{"id":1}']
-    assert unseen == {("orders", 2), ("items", 10)}  # 8 is below what it saw of `items`
-    assert sight.covers(read.position)
-    assert not sight.covers(taken.end)
+    assert not_visible == {("orders", 2), ("items", 10)}  # 8 is below what it saw of `items`
+    assert read_view.covers(read.position)
+    assert not read_view.covers(taken.end)
 
 
 def test_positions_by_table() -> None:

@@ -1,7 +1,7 @@
 """What a read of a table could see, and which captured changes that leaves out.
 
 Each database says it in its own words. All of them err on one side: a transaction that may not have
-been seen counts as unseen, for the stream has what it changed.
+been visible counts as not visible, because the stream delivers its changes.
 
 PostgreSQL: the snapshot of the read, `xmin:xmax:xip` (manual: "Transaction ID and Snapshot Information
 Functions"). A transaction was seen if its number is below `xmax` and not in `xip`, wherever its commit
@@ -42,7 +42,7 @@ from deltaforge_dagster.positions import (
     parse_lsn,
     parse_position,
 )
-from deltaforge_dagster.sources.snapshot import Sight
+from deltaforge_dagster.sources.snapshot import ReadView
 
 Mask = npt.NDArray[np.bool_]
 
@@ -50,13 +50,13 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
-class XidSight:
+class XidReadView:
     """What a PostgreSQL snapshot sees.
 
     Attributes:
         xmax: The number after the last one that had ended, as 64 bits. Later ones may have been running.
         running: Those below it that had not ended.
-        since: What is unseen was committed after this position.
+        since: Everything that is not visible was committed after this position.
     """
 
     xmax: int
@@ -64,7 +64,7 @@ class XidSight:
     since: LsnPosition
 
     @classmethod
-    def of(cls, snapshot: str, since: LsnPosition) -> XidSight:
+    def of(cls, snapshot: str, since: LsnPosition) -> XidReadView:
         """Return what a snapshot in PostgreSQL's notation sees.
 
         Raises:
@@ -78,7 +78,7 @@ class XidSight:
 
     def sees(self, xids: Sequence[str]) -> bool:
         """Say whether all of these transactions were seen, if they were committed."""
-        return not xids or not self._unseen(xids).any()
+        return not xids or not self._not_visible(xids).any()
 
     def to_json(self) -> str:
         """Return `{"xmax": n, "running": [...], "since": "X/Y"}`."""
@@ -89,11 +89,11 @@ class XidSight:
         """Say whether every transaction up to a position was seen for certain."""
         return isinstance(position, LsnPosition) and position <= self.since
 
-    def unseen(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
         """Say which changes were perhaps not seen; messages outside of transactions always were."""
-        return _by_transaction(rows, self._unseen)
+        return _by_transaction(rows, self._not_visible)
 
-    def _unseen(self, texts: Sequence[str]) -> Mask:
+    def _not_visible(self, texts: Sequence[str]) -> Mask:
         numbers = np.array([int(text) for text in texts], np.uint32)
         # The 64 bits of a number are the nearest to xmax that end in these 32.
         distance = (numbers - np.uint32(self.xmax & 0xFFFFFFFF)).astype(np.uint32).view(np.int32)
@@ -102,7 +102,7 @@ class XidSight:
 
 
 @dataclass(frozen=True, slots=True)
-class GtidSight:
+class GtidReadView:
     """What a read sees that began after a MySQL server had executed a set of GTIDs."""
 
     gtid_set: str
@@ -119,12 +119,12 @@ class GtidSight:
             and covers(self.gtid_set, position.gtid_set)
         )
 
-    def unseen(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
         """Say which changes were perhaps not seen: also those of transactions without a GTID."""
         anonymous = pc.and_(pc.is_null(_array(rows, "tx_id")), pc.is_valid(_array(rows, "file")))
-        return pc.or_(_by_transaction(rows, self._unseen), anonymous)
+        return pc.or_(_by_transaction(rows, self._not_visible), anonymous)
 
-    def _unseen(self, texts: Sequence[str]) -> Mask:
+    def _not_visible(self, texts: Sequence[str]) -> Mask:
         seen = GtidSet.parse(self.gtid_set)
         found = []
         for text in texts:
@@ -134,7 +134,7 @@ class GtidSight:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceSight:
+class PositionReadView:
     """What a read sees that stands exactly between two transactions of a binary log."""
 
     place: BinlogPosition
@@ -147,7 +147,7 @@ class PlaceSight:
         """Say whether every transaction up to a position was seen for certain."""
         return isinstance(position, BinlogPosition) and position <= self.place
 
-    def unseen(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
         """Say which changes stand behind the place."""
         file = _array(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
@@ -168,7 +168,7 @@ class PlaceSight:
 
 
 @dataclass(frozen=True, slots=True)
-class TursoSight:
+class TursoReadView:
     """What a read sees of a Turso or SQLite database: it is one moment for rows and changes."""
 
     position: TursoPosition
@@ -181,7 +181,7 @@ class TursoSight:
         """Say whether every transaction up to a position was seen for certain."""
         return isinstance(position, TursoPosition) and position <= self.position
 
-    def unseen(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
         """Say which changes have larger numbers; those by table have the table in `file`."""
         file = _array(rows, "file")
         assert isinstance(file, pa.DictionaryArray)
@@ -194,23 +194,23 @@ class TursoSight:
         return _mask(pos > limit)
 
 
-def parse_sight(text: str) -> Sight:
+def parse_read_view(text: str) -> ReadView:
     """Return what `to_json` wrote.
 
     Raises:
-        CorruptLog: The text is no sight.
+        CorruptLog: The text is not a read view.
     """
     try:
         fields = json.loads(text)
         if "mode" in fields:
             position = parse_position(text)
             assert isinstance(position, TursoPosition)
-            return TursoSight(position)
+            return TursoReadView(position)
         if "gtid_set" in fields:
-            return GtidSight(str(fields["gtid_set"]))
+            return GtidReadView(str(fields["gtid_set"]))
         if "file" in fields:
-            return PlaceSight(BinlogPosition(str(fields["file"]), int(fields["pos"])))
-        return XidSight(
+            return PositionReadView(BinlogPosition(str(fields["file"]), int(fields["pos"])))
+        return XidReadView(
             int(fields["xmax"]),
             tuple(int(xid) for xid in fields["running"]),
             LsnPosition(parse_lsn(fields["since"])),
@@ -220,13 +220,13 @@ def parse_sight(text: str) -> Sight:
 
 
 def _by_transaction(
-    rows: pa.RecordBatch | pa.Table, unseen: Callable[[Sequence[str]], Mask]
+    rows: pa.RecordBatch | pa.Table, not_visible: Callable[[Sequence[str]], Mask]
 ) -> pa.BooleanArray:
     """Ask of each transaction among the rows once; rows of none are no changes."""
     ids = _array(rows, "tx_id")
     assert isinstance(ids, pa.DictionaryArray)
     texts = [str(text) for text in ids.dictionary.to_pylist()]
-    found = unseen(texts) if texts else np.zeros(0, np.bool_)
+    found = not_visible(texts) if texts else np.zeros(0, np.bool_)
     return _mask(np.append(found, False)[_codes(ids)])
 
 
