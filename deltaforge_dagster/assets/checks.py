@@ -141,10 +141,10 @@ def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
 
 def _held(key: dg.AssetKey, holds: Sequence[HoldRow], pipeline: str) -> dg.AssetCheckEvaluation:
     kept = [hold for hold in holds if hold.state != "journaled"]
-    mend = f"; once that is mended: deltaforge hold release {pipeline} {{}}"
+    remedy = f"; once that is fixed: deltaforge hold release {pipeline} {{}}"
     lines = [
         f"{hold.kind} {hold.subject} ({hold.state}), {pluralize(hold.events, 'event')}: {hold.reason}"
-        + ("" if hold.kind == SCHEMA else mend.format(hold.subject))
+        + ("" if hold.kind == SCHEMA else remedy.format(hold.subject))
         for hold in kept
     ]
     events = sum(hold.events for hold in kept)

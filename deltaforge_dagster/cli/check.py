@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 
@@ -26,7 +25,7 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold re
 def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
     """Look at the source's settings, grants, log, tables and keys, and at each sink; say what is missing.
 
-    Each finding comes with the statement that mends it. Nothing is changed or written. The exit code
+    Each finding comes with the statement that fixes it. Nothing is changed or written. The exit code
     is 1 when something keeps changes from being captured or delivered, or will soon lose them.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
@@ -44,7 +43,10 @@ def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     found += sink_preflight.preflight(declared.sinks, loaded.name, names)
     failed = any(finding.level == "error" for finding in found)
     if json_output:
-        findings = [dataclasses.asdict(finding) for finding in found]
+        findings = [
+            {"subject": one.subject, "level": one.level, "text": one.text, "mend": one.remedy}
+            for one in found
+        ]
         typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
     else:
         _print(loaded.name, found)
@@ -56,10 +58,10 @@ def _print(pipeline: str, found: list[Finding]) -> None:
     for finding in found:
         level = (f"{finding.level:<8}", _STYLES[finding.level])
         console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
-        if finding.mend is not None:
-            console.print(Text.assemble(" " * 8, ("mend: ", "dim"), finding.mend))
+        if finding.remedy is not None:
+            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), finding.remedy))
     levels = Counter(finding.level for finding in found)
     console.print(
         f"{pipeline}: {levels['ok']} as needed, {levels['note']} to know, "
-        f"{levels['warning']} to look at soon, {levels['error']} to mend"
+        f"{levels['warning']} to look at soon, {levels['error']} to fix"
     )

@@ -112,7 +112,7 @@ def redrive(
     every: Annotated[bool, typer.Option("--all", help="Every dead entry.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Deliver entries again, after their cause is mended: by the pipeline file as it is then.
+    """Deliver entries again, after their cause is fixed: by the pipeline file as it is then.
 
     The sink's own deliverer does it, in the run that is live or in the next one: in order for each
     key, with what waits behind them. What is refused again stays.

@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def hold() -> None:
-    """Show what is kept back of a pipeline; release it once the cause is mended, or approve it."""
+    """Show what is kept back of a pipeline; release it once the cause is fixed, or approve it."""
 
 
 @app.command("list")
@@ -82,17 +82,17 @@ def release(
     if catalog and create_table is not None:
         raise NotAllowed("--create-table and --catalog exclude one another")
     database, _, name = table.partition(".")
-    mend: dict[str, Any] = {"db": database, "table": name}
+    fix: dict[str, Any] = {"db": database, "table": name}
     if create_table is not None:
         try:
-            mend["create_table"] = create_table.read_text()
+            fix["create_table"] = create_table.read_text()
         except OSError as error:
             raise NotAllowed(f"{create_table}: {error.strerror}") from error
     if catalog:
-        mend["catalog"] = True
+        fix["catalog"] = True
     with opened_store() as store:
         known_pipeline(store, pipeline)
-        row = store.release_hold(pipeline, TABLE, table, json.dumps(mend))
+        row = store.release_hold(pipeline, TABLE, table, json.dumps(fix))
     say(
         f"{table}: the next run delivers what is held, {pluralize(row.events, 'event')}.",
         {"pipeline": pipeline, "table": table, "events": row.events},

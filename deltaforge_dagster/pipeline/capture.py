@@ -62,7 +62,7 @@ class Capture:
 
     Attributes:
         error: Why capture stopped for good, or the newest reason it is trying again.
-        failed: Capture ended with an error that only a person can mend.
+        failed: Capture ended with an error that only a person can fix.
         next_attempt_at: Monotonic time at which it tries again after `error`.
         failing_since: Monotonic time since which nothing could be read; None while something can.
         passed: A position that the log has passed without a change for us, newer than

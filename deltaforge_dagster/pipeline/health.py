@@ -205,7 +205,7 @@ def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> Non
             one.subject,
             "error" if one.level == "error" else "warning",
             one.text,
-            one.mend,
+            one.remedy,
             since.get((one.subject, one.text), now),
         )
         for one in found

@@ -136,8 +136,8 @@ class Holds:
                 if hold.kind == SCHEMA:
                     batches = map(unpacked, self._events(hold))
                 else:
-                    mend = hold.mend or "{}"
-                    batches = source.decode_held(self._events(hold), mend, position, registry)
+                    fix = hold.mend or "{}"
+                    batches = source.decode_held(self._events(hold), fix, position, registry)
                 for rows in batches:
                     again.write(gate.take(ChangeBatch(rows, None)), writer)
                 again.write(gate.take(ChangeBatch(None, position)), writer)

@@ -36,7 +36,7 @@ def check_server(session: SparkSession, folder: str, prefix: str) -> None:
         prefix: How the probe's name begins, so that one left over is swept.
 
     Raises:
-        SettingsError: They do not; the message says what to mend.
+        SettingsError: They do not; the message says what to fix.
         PySparkException: The server or the session is gone.
     """
     path = f"{folder}/{prefix}.{uuid.uuid4().hex}.probe.arrow"

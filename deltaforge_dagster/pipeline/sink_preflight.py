@@ -133,8 +133,8 @@ def _subjects(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Findin
     rights = sink.rights()
     if rights is None:
         text = f"whether the NATS user may publish {listed(names)} only a message would show"
-        mend = f"let the user publish to {USER_INFO}, then the server tells"
-        return [Finding(subject, "note", text, mend)]
+        remedy = f"let the user publish to {USER_INFO}, then the server tells"
+        return [Finding(subject, "note", text, remedy)]
     patterns = {name: subject_pattern(compile_template(name)) for name in names}
     shares = {name: rights.of(pattern) for name, pattern in patterns.items()}
     none = [name for name, share in shares.items() if share == "none"]
@@ -142,12 +142,12 @@ def _subjects(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Findin
     found = []
     if none:
         text = f"the NATS user may not publish to {listed(none)}"
-        mend = f"allow it to publish to {listed([patterns[name] for name in none])}"
-        found.append(Finding(subject, "error", text, mend))
+        remedy = f"allow it to publish to {listed([patterns[name] for name in none])}"
+        found.append(Finding(subject, "error", text, remedy))
     if some:
         text = f"the NATS user may publish to some subjects of {listed(some)} only"
-        mend = f"allow it to publish to {listed([patterns[name] for name in some])}"
-        found.append(Finding(subject, "warning", text, mend))
+        remedy = f"allow it to publish to {listed([patterns[name] for name in some])}"
+        found.append(Finding(subject, "warning", text, remedy))
     if not found:
         found.append(Finding(subject, "ok", f"the NATS user may publish to {listed(names)}"))
     return found
@@ -203,8 +203,8 @@ def _topic(
     allowed = described.authorized_operations
     if allowed is not None and AclOperation.WRITE not in allowed:
         text = f"topic {topic!r} is there, but the Kafka user may not write it"
-        mend = f"kafka-acls --add --allow-principal User:... --operation Write --topic {topic}"
-        return Finding(subject, "error", text, mend)
+        remedy = f"kafka-acls --add --allow-principal User:... --operation Write --topic {topic}"
+        return Finding(subject, "error", text, remedy)
     count = len(described.partitions)
     partitions = pluralize(count, "partition")
     return Finding(subject, "ok", f"topic {topic!r} is there, with {partitions}")
@@ -213,16 +213,16 @@ def _topic(
 def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
     """Say who has to make the topic: the brokers may do it, and may not tell."""
     text = f"topic {topic!r} does not exist"
-    mend = f"kafka-topics --create --topic {topic}"
+    remedy = f"kafka-topics --create --topic {topic}"
     made = _brokers_make_topics(admin)
     if made is None:
         text += (
             "; whether the brokers make it (auto.create.topics.enable) they do not tell this user"
         )
-        return Finding(subject, "warning", text, mend)
+        return Finding(subject, "warning", text, remedy)
     if made:
         return _topic_to_make(admin, subject, topic, text)
-    return Finding(subject, "error", f"{text}, and the brokers do not make topics", mend)
+    return Finding(subject, "error", f"{text}, and the brokers do not make topics", remedy)
 
 
 def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> Finding:
@@ -236,8 +236,10 @@ def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> F
         error = error_of(exception)
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             text += ", and the Kafka user may not have the brokers make it"
-            mend = f"kafka-acls --add --allow-principal User:... --operation Create --topic {topic}"
-            return Finding(subject, "error", text, mend)
+            remedy = (
+                f"kafka-acls --add --allow-principal User:... --operation Create --topic {topic}"
+            )
+            return Finding(subject, "error", text, remedy)
         text += f"; the brokers make topics, but would not make this one: {error.str()}"
         return Finding(subject, "warning", text, f"kafka-topics --create --topic {topic}")
     text += (
@@ -249,11 +251,11 @@ def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> F
 def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
     """Say whether the sink's position may be kept; of transactions, only beginning one would tell."""
     text = f"whether the Kafka user may use transactional id {name!r} only a transaction would show"
-    mend = (
+    remedy = (
         "kafka-acls --add --allow-principal User:... --operation Write --operation Describe"
         f" --transactional-id {name}"
     )
-    found = [Finding(subject, "note", text, mend)]
+    found = [Finding(subject, "note", text, remedy)]
     asked = admin.describe_consumer_groups(
         [name], include_authorized_operations=True, request_timeout=_KAFKA_SECONDS
     )
@@ -265,8 +267,8 @@ def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
         refused = error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
     if refused or (allowed is not None and AclOperation.READ not in allowed):
         text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
-        mend = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
-        found.append(Finding(subject, "error", text, mend))
+        remedy = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
+        found.append(Finding(subject, "error", text, remedy))
     return found
 
 

@@ -297,13 +297,13 @@ class Source(Protocol):
         ...
 
     def decode_held(
-        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+        self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of held events of one table, as if they had never been held.
 
         Args:
             events: `HeldEvent.data` of every event, in order.
-            mend: What was found out about the table meanwhile, JSON text (`deltaforge hold`).
+            fix: What the user has said about the table since, JSON text (`deltaforge hold`).
             position: Where the journal ends.
             registry: Where table versions are registered.
 

@@ -1,4 +1,4 @@
-"""What a look at a source or sink found: one line per point, and the statement that mends it.
+"""What a look at a source or sink found: one line per point, and the statement that fixes it.
 
 `deltaforge check` shows them before the first run, the check `preflight` those of the source after
 each. A finding is an error when changes cannot be captured or delivered, or are about to be lost; a
@@ -33,13 +33,13 @@ class Finding:
         subject: What it is about: `connection`, `grants`, `binlog_format`, `slot` ...
         level: Whether it is as needed.
         text: What was found; names, no secret and no value of a row.
-        mend: Statements for the server, or a command, that change it.
+        remedy: Statements for the server, or a command, that fix it.
     """
 
     subject: str
     level: Level
     text: str
-    mend: str | None = None
+    remedy: str | None = None
 
     @property
     def bad(self) -> bool:
@@ -49,7 +49,7 @@ class Finding:
     @property
     def line(self) -> str:
         """Everything in one line: what it is about, what was found, what changes it."""
-        return f"{self.subject}: {and_run(self.text, self.mend)}"
+        return f"{self.subject}: {and_run(self.text, self.remedy)}"
 
 
 def and_run(text: str, command: str | None) -> str:
@@ -71,15 +71,15 @@ def retention_level(used: float) -> Level:
     return "error" if used >= RISK else "warning" if used >= CAUTION else "ok"
 
 
-def share_of_retention(text: str, used: float, mend: str) -> Finding:
+def share_of_retention(text: str, used: float, remedy: str) -> Finding:
     """Return what it means that something still to come takes this share of the log's retention.
 
     It need not come so: a warning, at most.
     """
     if used >= RISK:
-        return Finding("retention", "warning", f"HIGH RETENTION RISK: {text} ({used:.0%})", mend)
+        return Finding("retention", "warning", f"HIGH RETENTION RISK: {text} ({used:.0%})", remedy)
     if used >= CAUTION:
-        return Finding("retention", "warning", f"{text} ({used:.0%})", mend)
+        return Finding("retention", "warning", f"{text} ({used:.0%})", remedy)
     return Finding("retention", "ok", text)
 
 

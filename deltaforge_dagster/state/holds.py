@@ -5,7 +5,7 @@ newest form waits for approval) and its subject (`shop.orders`). It goes through
 
 =============  ====================================================================================
 `held`         events of the subject are kept, in files of the journal's folder (`hold_part`)
-`released`     somebody has mended what was wrong, or approved; the next run turns the events into
+`released`     somebody has fixed what was wrong, or approved; the next run turns the events into
                segments
 `journaled`    they are in the journal, the last one in `last_segment`; nothing is kept any more
 =============  ====================================================================================

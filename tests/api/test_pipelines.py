@@ -295,7 +295,7 @@ def test_pause_stop_and_resume(api: Api) -> None:
 
 
 def test_a_failed_pipeline(api: Api) -> None:
-    """It is unhealthy, and says why, until it is mended or somebody stops it."""
+    """It is unhealthy, and says why, until it is fixed or somebody stops it."""
     api.create("good")
     assert api.client.get("/health").json() == {"status": "healthy", "pipelines": 1}
     api.create("orders")

@@ -38,7 +38,7 @@ def run(*arguments: object) -> Result:
 def test_says_what_is_missing_and_makes_nothing(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1 with the statement that mends an error, 0 once it is mended; no state is made."""
+    """Exit code 1 with the statement that fixes an error, 0 once it is fixed; no state is made."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     file = tmp_path / "orders.yaml"
     file.write_text(FILE.format(dsn=postgres_dsn, sink=FOLDER.format(tmp_path)))
@@ -49,7 +49,7 @@ def test_says_what_is_missing_and_makes_nothing(
         after = run(file, "--json")
 
     assert before.exit_code == 1
-    assert 'mend: ALTER TABLE "public"."orders" REPLICA IDENTITY FULL' in before.output
+    assert 'fix: ALTER TABLE "public"."orders" REPLICA IDENTITY FULL' in before.output
     assert after.exit_code == 0, after.output
     answer = json.loads(after.output.splitlines()[-1])
     assert answer["ok"] is True

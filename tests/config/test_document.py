@@ -108,7 +108,7 @@ def test_any_text_is_parsed_or_has_a_problem(text: str) -> None:
 
 
 def test_a_tab_is_called_a_tab() -> None:
-    """The commonest mistake of indenting has a message that says how to mend it."""
+    """The commonest mistake of indenting has a message that says how to fix it."""
     (problem,) = parse("metadata:\n\tname: orders\n").problems
 
     assert problem.line == 2

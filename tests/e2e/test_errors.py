@@ -207,13 +207,13 @@ def test_each_problem_shows_once_and_stops_nobody(
 
     shop.execute(f"ALTER ROLE {reader} REPLICATION")
     eventually(lambda: started(deployment, "no-grant"), what="the start after the grant")
-    mended = eventually(  # reported by the same tick, after the start
+    fixed = eventually(  # reported by the same tick, after the start
         lambda: [
             one.passed for one in evaluations(deployment, "no-grant", "changes", check="source")
         ][:-1],
         what="the check after the grant",
     )
-    assert all(mended)
+    assert all(fixed)
     shop.execute(f"ALTER ROLE {reader} NOREPLICATION")
 
     deployment.stop()

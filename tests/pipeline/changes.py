@@ -179,7 +179,7 @@ class PlayedSource:
         )
 
     def decode_held(
-        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+        self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Refuse: nothing of this source is ever held, since its log describes every row."""
         raise UnsupportedEvent("events that this source never holds")

@@ -60,17 +60,17 @@ def test_held_events_come_as_if_they_had_never_been_held(stage: Stage) -> None:
     stage.capture(lambda _: held(stage) >= 8)
     assert stage.events("orders") == []
 
-    mend = {"db": bench.database, "table": "orders"}
+    fix = {"db": bench.database, "table": "orders"}
     with pytest.raises(NotAllowed, match="holds no table"):
         stage.store.release_hold("p", "table", "no.such", "{}")
-    stage.store.release_hold("p", "table", hold.subject, json.dumps(mend))
+    stage.store.release_hold("p", "table", hold.subject, json.dumps(fix))
     stage.capture(lambda capture: capture.reading)
     (hold,) = stage.store.holds("p")
     assert hold.state == "held"
     assert "--create-table" in hold.reason
 
     made = "CREATE TABLE orders (id int PRIMARY KEY, v longtext)"
-    stage.store.release_hold("p", "table", hold.subject, json.dumps(mend | {"create_table": made}))
+    stage.store.release_hold("p", "table", hold.subject, json.dumps(fix | {"create_table": made}))
     bench.execute("INSERT INTO orders VALUES (8, 10, 'last')")
     stage.capture(lambda _: len(stage.events("orders")) >= 9)
 

@@ -55,8 +55,8 @@ def test_a_table_waits_through_runs_and_comes_in_order(stage: Stage) -> None:
     stage.capture(lambda _: held(stage) >= 5)
     assert stage.events("orders") == []
 
-    mend = json.dumps({"db": "public", "table": "orders"})
-    stage.store.release_hold("p", "table", "public.orders", mend)
+    fix = json.dumps({"db": "public", "table": "orders"})
+    stage.store.release_hold("p", "table", "public.orders", fix)
     bench.execute(insert("orders", 4))
     stage.capture(lambda _: len(stage.events("orders")) >= 6)
 

@@ -163,7 +163,7 @@ def test_many_rows_through_files(make_feed: MakeFeed, shop: Shop) -> None:
 
 
 def test_a_broken_processor_stops_deliveries_not_capture(make_feed: MakeFeed, shop: Shop) -> None:
-    """The error names the processor and is that of every sink; once mended, nothing is missing."""
+    """The error names the processor and is that of every sink; once fixed, nothing is missing."""
     broken = MASK.replace("calls += 1;", "if (events.some((e) => e.after.id === 2)) events[0].x.y;")
     feed = make_feed(broken)
     shop.execute("INSERT INTO customers VALUES (1, 'a')")

@@ -202,12 +202,12 @@ def test_what_cannot_be_previewed(fed: Feed, tmp_path: Path) -> None:
 
 
 def test_a_range_that_sinks_lack(fed: Feed, tmp_path: Path) -> None:
-    """While a broken processor stops deliveries, a preview says what a mended one would make of the rows.
+    """While a broken processor stops deliveries, a preview says what a fixed one would make of the rows.
 
     They are compared with what was captured. A replay has nothing to deliver again yet.
     """
-    mended = tmp_path / "mended.yml"
-    mended.write_text(
+    fixed = tmp_path / "fixed.yml"
+    fixed.write_text(
         "processors: [{type: javascript, id: js, inline: '(e) => { e.after.n = 1; }'}]"
     )
     fed.path.write_text(fed.path.read_text().replace("calls += 1;", "events[0].x.y;"))
@@ -215,7 +215,7 @@ def test_a_range_that_sinks_lack(fed: Feed, tmp_path: Path) -> None:
     assert "mask" in fed.catch_up().sink_errors["redis"]
     asked = ("feed", "--range", str(fed.store.ranges("feed")[-1].range))
 
-    shown = command("preview", *asked, "--processors", str(mended), "--json")
+    shown = command("preview", *asked, "--processors", str(fixed), "--json")
     refused = command("replay", *asked, "--sink", "redis", "--reprocess")
 
     assert shown.exit_code == 0, shown.output

@@ -103,16 +103,16 @@ def test_topics_that_cannot_be_written(
     unseen = look("kafka", brokers=server.brokers, topic="unseen")
 
     assert levels(missing) == ["ok", "error"], missing
-    assert missing[1].mend == "kafka-topics --create --topic nobodys"
+    assert missing[1].remedy == "kafka-topics --create --topic nobodys"
     assert levels(refused) == ["ok", "error"], refused
-    assert "--operation Write --topic read-only" in str(refused[1].mend)
+    assert "--operation Write --topic read-only" in str(refused[1].remedy)
     assert levels(unseen)[-1] == "error"
     assert "topic 'unseen'" in unseen[-1].text
 
     rule(server, "deltaforge-shop:out", ResourceType.GROUP, AclPermissionType.DENY)
     kept = look("kafka", brokers=server.brokers, topic="cdc.${source.table}", exactly_once=True)
     assert levels(kept) == ["ok", "note", "note", "error"]
-    assert "--operation Describe --group deltaforge-shop:out" in str(kept[-1].mend)
+    assert "--operation Describe --group deltaforge-shop:out" in str(kept[-1].remedy)
 
     # As if these brokers made topics: whether they would, for this user, they are asked themselves.
     monkeypatch.setattr(looking, "_brokers_make_topics", lambda _: True)
@@ -124,7 +124,7 @@ def test_topics_that_cannot_be_written(
     forbidden = look("kafka", brokers=server.brokers, topic="forbidden")
     assert levels(to_make) == ["ok", "note"], to_make
     assert levels(forbidden) == ["ok", "error"], forbidden
-    assert "--operation Create --topic forbidden" in str(forbidden[1].mend)
+    assert "--operation Create --topic forbidden" in str(forbidden[1].remedy)
     topics = AdminClient({"bootstrap.servers": server.brokers}).list_topics(timeout=300).topics
     assert not {"nobodys", "forbidden"} & set(topics)
 
@@ -258,8 +258,8 @@ def test_subjects_that_may_not_be_published_to(start_nats: StartNats) -> None:
     assert given("some", "s.a").level == "ok"
     assert given("some", "t.${source.table}").level == "ok"
     assert given("some", "s.b").level == "error"
-    assert given("some", "s.b").mend == "allow it to publish to s.b"
-    assert given("some", "u.${source.table}").mend == "allow it to publish to u.>"
+    assert given("some", "s.b").remedy == "allow it to publish to s.b"
+    assert given("some", "u.${source.table}").remedy == "allow it to publish to u.>"
     assert given("some", "s.${source.table}").level == "warning"
     assert given("but", "t.${source.table}").level == "warning"
     assert given("but", "t.secret.${source.table}").level == "error"

@@ -191,7 +191,7 @@ def test_the_pause_grows(
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A reader that died once is followed soon; one that fails again and again leaves time to mend it."""
+    """A reader that died once is followed soon; one that fails again and again leaves time to fix it."""
     monkeypatch.setattr(module, "PAUSES_SECONDS", (1e4, 1e5, 1e6))
     looked()
     begin(sqlite_store)

@@ -173,25 +173,25 @@ class KnownTables:
             apply(self.tables, sql, db)
 
 
-def tables_of_mend(
-    mend: Mapping[str, Any], name: Name, now: Mapping[Name, CatalogTable]
+def tables_of_fix(
+    fix: Mapping[str, Any], name: Name, now: Mapping[Name, CatalogTable]
 ) -> KnownTables:
     """Return the catalog that a release asks for.
 
     Args:
-        mend: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or nothing.
+        fix: `{"create_table": "CREATE TABLE ..."}`, `{"catalog": true}` or nothing.
         name: The table.
         now: The tables of today's catalog; asked for with `catalog` only.
 
     Raises:
         UnsupportedEvent: The statement does not make a table for certain.
     """
-    if "create_table" in mend:
-        table = table_of_statement(str(mend["create_table"]), name[0])
+    if "create_table" in fix:
+        table = table_of_statement(str(fix["create_table"]), name[0])
         if table is None:
             raise UnsupportedEvent("the CREATE TABLE statement that was given is not understood")
         return KnownTables({name: table}, fixed=False)
-    return KnownTables(dict(now), fixed=bool(mend.get("catalog")))
+    return KnownTables(dict(now), fixed=bool(fix.get("catalog")))
 
 
 def follow(events: Iterator[bytes]) -> Iterator[tuple[Kept, Kept | None]]:

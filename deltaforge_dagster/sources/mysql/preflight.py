@@ -53,7 +53,7 @@ def preflight(
     outboxes: OutboxTables,
     snapshot: bool,
 ) -> list[Finding]:
-    """Return what was found, in the order in which things have to be mended.
+    """Return what was found, in the order in which things have to be fixed.
 
     Args:
         server: Where.
@@ -107,10 +107,10 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
         value = settings.get(name)
         if value is None or value.upper() == wanted:
             continue
-        mend = None
+        remedy = None
         if name != "gtid_mode":
-            mend = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
-        found.append(Finding(name, "note", f"{name} is {value}: {meaning}", mend))
+            remedy = server_log.lasting(session, f"SET PERSIST {name} = {wanted}")
+        found.append(Finding(name, "note", f"{name} is {value}: {meaning}", remedy))
     partial = settings.get("binlog_row_value_options", "")
     image = settings.get("binlog_row_image", "FULL").upper()
     if "PARTIAL_JSON" in partial.upper() and image != "FULL":
@@ -119,8 +119,8 @@ def _settings(session: Session, server: Server, source_id: str) -> list[Finding]
             " JSON column is logged as what it changed in a document that the log does not have,"
             " which stops the pipeline"
         )
-        mend = server_log.lasting(session, "SET PERSIST binlog_row_image = FULL")
-        found.append(Finding("binlog_row_value_options", "error", text, mend))
+        remedy = server_log.lasting(session, "SET PERSIST binlog_row_image = FULL")
+        found.append(Finding("binlog_row_value_options", "error", text, remedy))
     if settings.get("server_id") == str(server_id(source_id)):
         found.append(
             Finding(
@@ -164,9 +164,9 @@ def _retention(session: Session, lag: float) -> Finding:
     if lag:
         text += f"; the newest captured change is {lag / 3600:.1f} hours old ({used:.0%} of that)"
     longer = max(7 * _DAY, 2 * seconds)
-    mend = server_log.lasting(session, f"SET PERSIST binlog_expire_logs_seconds = {longer}")
+    remedy = server_log.lasting(session, f"SET PERSIST binlog_expire_logs_seconds = {longer}")
     level = retention_level(used)
-    return Finding("retention", level, text, None if level == "ok" else mend)
+    return Finding("retention", level, text, None if level == "ok" else remedy)
 
 
 def _tables(

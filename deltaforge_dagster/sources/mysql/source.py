@@ -41,7 +41,7 @@ from deltaforge_dagster.sources.mysql.dump import (
     open_dump,
     refusal,
 )
-from deltaforge_dagster.sources.mysql.held import tables_of_mend
+from deltaforge_dagster.sources.mysql.held import tables_of_fix
 from deltaforge_dagster.sources.mysql.held_decoder import decode_held
 from deltaforge_dagster.sources.mysql.log_scan import (
     between_transactions,
@@ -343,7 +343,7 @@ class MysqlSource:
         return open_dump(self._server, place, reader_id, _OPEN_SECONDS, follow=False)
 
     def decode_held(
-        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+        self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of held events of one table, as if they had never been held.
 
@@ -352,10 +352,10 @@ class MysqlSource:
         Raises:
             UnsupportedEvent: It is still not certain which columns they have.
         """
-        fields = json.loads(mend)
+        fields = json.loads(fix)
         name = (str(fields["db"]), str(fields["table"]))
         now = tables_now(self._server, name) if fields.get("catalog") else {}
-        tables = tables_of_mend(fields, name, now)
+        tables = tables_of_fix(fields, name, now)
         yield from decode_held(
             events,
             tables,

@@ -35,7 +35,7 @@ def preflight(
     failover: bool,
     needed_by: str | None,
 ) -> list[Finding]:
-    """Return what was found, in the order in which things have to be mended.
+    """Return what was found, in the order in which things have to be fixed.
 
     Args:
         connection: Where to ask; a few seconds suffice.
@@ -86,8 +86,8 @@ def _log(connection: psycopg.Connection, server: Server) -> list[Finding]:
         found.append(Finding("grants", "ok", f"role {server.user!r} may replicate"))
     else:
         name = sql.Identifier(server.user).as_string(connection)
-        mend = f"ALTER ROLE {name} REPLICATION"
-        found.append(Finding("grants", "error", f"role {server.user!r} may not replicate", mend))
+        remedy = f"ALTER ROLE {name} REPLICATION"
+        found.append(Finding("grants", "error", f"role {server.user!r} may not replicate", remedy))
     return found
 
 

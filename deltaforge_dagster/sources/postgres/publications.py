@@ -226,7 +226,7 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
         left_out = _left_out(connection, names, lacks.bare)
         if not lacks.ours:
             left_out = replace(
-                left_out, mend=f"{left_out.mend}; {_add(connection, name, lacks.bare)}"
+                left_out, remedy=f"{left_out.remedy}; {_add(connection, name, lacks.bare)}"
             )
         found.append(left_out)
     if lacks.refused:

@@ -333,7 +333,7 @@ class PostgresSource:
         )
 
     def decode_held(
-        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+        self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of held events of one table, as if they had never been held.
 
@@ -341,7 +341,7 @@ class PostgresSource:
             UnsupportedEvent: They still cannot be decoded.
         """
         del position
-        fields = json.loads(mend)
+        fields = json.loads(fix)
         if "create_table" in fields:
             raise UnsupportedEvent(
                 "PostgreSQL's log has the columns itself: release the table without --create-table"

@@ -197,7 +197,7 @@ class TursoSource:
         yield from self._changes(way, position, limits, registry, tidy=False)
 
     def decode_held(
-        self, events: Iterator[bytes], mend: str, position: Position, registry: SourceNotes
+        self, events: Iterator[bytes], fix: str, position: Position, registry: SourceNotes
     ) -> Iterator[pa.RecordBatch]:
         """Yield the changes of held events of one table, as if they had never been held.
 
@@ -206,7 +206,7 @@ class TursoSource:
         """
         at = _own(position)
         log = self._of(at).log
-        create_table = orjson.loads(mend).get("create_table")
+        create_table = orjson.loads(fix).get("create_table")
         batches = Batches(self._config.id, self._rules, registry)
         for data in events:
             match log:

@@ -118,9 +118,9 @@ def test_an_outbox_that_was_held_is_marked(bench: MysqlBench) -> None:
     assert shown(taken.rows) == [(None, "orders", "c", 1)]
 
     table = "CREATE TABLE my_outbox (id int PRIMARY KEY, v longtext)"
-    mend = json.dumps({"db": bench.database, "table": "my_outbox", "create_table": table})
+    fix = json.dumps({"db": bench.database, "table": "my_outbox", "create_table": table})
     batches: list[pa.RecordBatch] = list(
-        source(bench, "my_outbox").decode_held(iter(held), mend, taken.end, Versions())
+        source(bench, "my_outbox").decode_held(iter(held), fix, taken.end, Versions())
     )
 
     rows = [row for batch in batches for row in batch.to_pylist()]

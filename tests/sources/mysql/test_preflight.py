@@ -76,7 +76,7 @@ def test_a_table_without_a_key_and_one_that_is_missing(bench: MysqlBench) -> Non
 
     assert found["keys"].level == "note"
     assert f"{database}.keyless" in found["keys"].text
-    assert found["keys"].mend == (
+    assert found["keys"].remedy == (
         f"ALTER TABLE `{database}`.`another` ADD PRIMARY KEY (...); "
         f"ALTER TABLE `{database}`.`keyless` ADD PRIMARY KEY (...)"
     )
@@ -113,12 +113,12 @@ def test_partial_documents_without_the_whole_ones(bench: MysqlBench) -> None:
     try:
         found = look(bench)["binlog_row_value_options"]
         bench.run("SET GLOBAL binlog_row_image = FULL")
-        mended = look(bench)
+        fixed = look(bench)
     finally:
         bench.run("SET GLOBAL binlog_row_value_options = ''", "SET GLOBAL binlog_row_image = FULL")
 
-    assert (found.level, found.mend) == ("error", "SET PERSIST binlog_row_image = FULL")
-    assert "binlog_row_value_options" not in mended
+    assert (found.level, found.remedy) == ("error", "SET PERSIST binlog_row_image = FULL")
+    assert "binlog_row_value_options" not in fixed
 
 
 @pytest.mark.parametrize("half", ["SELECT", "REPLICATION SLAVE", "REPLICATION CLIENT"])
@@ -137,8 +137,8 @@ def test_tables_that_may_not_be_read(bench: MysqlBench) -> None:
     found, read = look(bench, dsn=dsn), look(bench, dsn=dsn, snapshot=True)
 
     assert (found["grants"].level, read["grants"].level) == ("note", "error")
-    assert str(found["grants"].mend).startswith(f"GRANT SELECT ON `{bench.database}`.")
-    assert found["grants"].mend == read["grants"].mend
+    assert str(found["grants"].remedy).startswith(f"GRANT SELECT ON `{bench.database}`.")
+    assert found["grants"].remedy == read["grants"].remedy
     assert "which the snapshot needs" in read["grants"].text
 
 
@@ -151,7 +151,7 @@ def test_tables_that_may_not_be_locked(bench: MysqlBench, monkeypatch: pytest.Mo
     found = look(bench, dsn=dsn, snapshot=True)["grants"]
 
     assert found.level == "warning"
-    assert str(found.mend).startswith(f"GRANT LOCK TABLES, SELECT ON `{bench.database}`.*")
+    assert str(found.remedy).startswith(f"GRANT LOCK TABLES, SELECT ON `{bench.database}`.*")
     assert look(bench, dsn=dsn)["grants"].level == "ok", "without a snapshot"
     bench.run(f"GRANT LOCK TABLES ON *.* TO 'u{bench.database[-12:]}'@'%'")
     assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
@@ -193,7 +193,7 @@ def test_retention_against_lag(bench: MysqlBench, share: float, level: str) -> N
     found = look(bench, start, time.time() - share * int(seconds))
 
     assert found["retention"].level == level
-    assert (found["retention"].mend is None) == (level == "ok")
+    assert (found["retention"].remedy is None) == (level == "ok")
     assert look(bench, bench.source().head(), 0.0)["retention"].level == "ok", "nothing behind"
 
 

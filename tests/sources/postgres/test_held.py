@@ -199,9 +199,9 @@ def test_tables_of_a_server_wait_until_they_can_be_read(bench: PostgresBench) ->
     assert "type public._mood" in kept[0].reason
     assert "today's primary key (number)" in kept[1].reason
 
-    def release(table: str, **mend: Any) -> list[tuple[Any, ...]]:
+    def release(table: str, **fix: Any) -> list[tuple[Any, ...]]:
         events = (event.data for event in kept if event.table == f"public.{table}")
-        fields = json.dumps({"db": "public", "table": table} | mend)
+        fields = json.dumps({"db": "public", "table": table} | fix)
         batches = bench.source().decode_held(events, fields, taken.end, Versions())
         rows = [row for batch in batches for row in batch.to_pylist()]
         return [(row["op"], row["before"], row["after"], row["key"]) for row in rows]

@@ -80,14 +80,16 @@ def test_replica_identities_and_keys(bench: PostgresBench) -> None:
 
     found = look(bench, tables=("public.keyless",))
     assert errors(found) == ["replica identity"]
-    assert found["replica identity"].mend == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+    assert (
+        found["replica identity"].remedy == 'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
+    )
 
     found = look(bench, tables=("public.keyless", "public.bare"))
-    assert found["replica identity"].mend == (
+    assert found["replica identity"].remedy == (
         'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL; '
         'ALTER TABLE "public"."keyless" REPLICA IDENTITY FULL'
     )
-    assert str(found["keys"].mend).count("ADD PRIMARY KEY") == 2
+    assert str(found["keys"].remedy).count("ADD PRIMARY KEY") == 2
 
     found = look(bench, tables=("public.orders", "public.keyless"))
     assert found["replica identity"].level == "warning"
@@ -107,16 +109,16 @@ def test_a_role_that_may_not(bench: PostgresBench, role: str) -> None:  # noqa: 
     with closing(bench.source(dsn=dsn)) as source:
         found = source.preflight(None, None)
 
-    assert [(one.subject, one.level) for one in found if one.mend and one.bad] == [
+    assert [(one.subject, one.level) for one in found if one.remedy and one.bad] == [
         ("grants", "error"),
         ("publication", "error"),
     ]
-    mends = {one.mend for one in found}
-    assert f'ALTER ROLE "{role}" REPLICATION' in mends
-    assert f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"' in mends
+    remedies = {one.remedy for one in found}
+    assert f'ALTER ROLE "{role}" REPLICATION' in remedies
+    assert f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"' in remedies
     (publication,) = [one for one in found if one.subject == "publication"]
     assert "lacks CREATE on the database, it does not own public.items" in publication.text
-    assert str(publication.mend).startswith('CREATE PUBLICATION "p" FOR TABLE "public"."items"')
+    assert str(publication.remedy).startswith('CREATE PUBLICATION "p" FOR TABLE "public"."items"')
 
 
 def test_an_owner_that_may_not_create_in_the_database(
@@ -166,12 +168,12 @@ def test_tables_that_a_snapshot_may_not_read(bench: PostgresBench, role: str) ->
     assert (noted.level, found.level) == ("note", "error")
     assert "the stream works, snapshots do not" in noted.text
     assert "which the snapshot needs" in found.text
-    assert found.mend == noted.mend
-    assert found.mend == (
+    assert found.remedy == noted.remedy
+    assert found.remedy == (
         f'GRANT USAGE ON SCHEMA "public" TO "{role}"; '
         f'GRANT SELECT ON "public"."orders" TO "{role}"; ALTER ROLE "{role}" BYPASSRLS'
     )
-    bench.execute(*str(found.mend).split("; "))
+    bench.execute(*str(found.remedy).split("; "))
     assert look(bench, dsn=dsn, snapshot=True)["grants"].level == "ok"
 
 
@@ -186,7 +188,7 @@ def test_tables_that_reselection_may_not_read(bench: PostgresBench, role: str) -
 
     (refused,) = [one for one in found if one.level == "error"]
     assert "which engine.values.toast: reselect needs" in refused.text
-    assert refused.mend == f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"'
+    assert refused.remedy == f'GRANT SELECT ON "public"."items", "public"."orders" TO "{role}"'
 
 
 def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> None:  # noqa: F811
@@ -203,7 +205,7 @@ def test_heartbeats_that_may_not_be_written(bench: PostgresBench, role: str) -> 
     found = look(bench, dsn=dsn, options=options)["heartbeat"]
 
     assert found.level == "warning"
-    bench.execute(str(found.mend))
+    bench.execute(str(found.remedy))
     assert look(bench, dsn=dsn, options=options)["heartbeat"].level == "ok"
     assert "heartbeat" not in look(bench, dsn=dsn)
 
@@ -238,7 +240,7 @@ def test_a_publication_that_lacks_something(bench: PostgresBench) -> None:
     bench.execute("ALTER PUBLICATION p DROP TABLE items")
     found = look(bench, start)["publication"]
     assert found.level == "error"
-    assert found.mend == 'ALTER PUBLICATION "p" ADD TABLE "public"."items"'
+    assert found.remedy == 'ALTER PUBLICATION "p" ADD TABLE "public"."items"'
 
     bench.execute("ALTER PUBLICATION p ADD TABLE items")
     bench.execute("ALTER PUBLICATION p SET (publish = 'insert, update')")
@@ -260,7 +262,7 @@ def test_log_that_a_slot_may_keep(start_postgres: StartPostgres) -> None:
         found = look(bench, start)["retention"]
 
         assert found.level == "error"
-        assert found.mend == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
+        assert found.remedy == "ALTER SYSTEM SET max_slot_wal_keep_size = -1"
 
 
 def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
@@ -274,11 +276,11 @@ def test_no_slot_or_sender_is_free(start_postgres: StartPostgres) -> None:
 
         found = look(bench)
         assert errors(found) == ["slot"]
-        assert found["slot"].mend == "ALTER SYSTEM SET max_wal_senders = 20"
+        assert found["slot"].remedy == "ALTER SYSTEM SET max_wal_senders = 20"
 
         bench.connection.execute(
             "SELECT pg_create_logical_replication_slot('taken', 'test_decoding')"
         )
         found = look(bench)
         assert errors(found) == ["slot"]
-        assert found["slot"].mend == "ALTER SYSTEM SET max_replication_slots = 20"
+        assert found["slot"].remedy == "ALTER SYSTEM SET max_replication_slots = 20"

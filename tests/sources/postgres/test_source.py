@@ -178,8 +178,8 @@ class TestStart:
         assert (finding.subject, finding.level) == ("replica identity", "warning")
         assert "not captured" in finding.text
         assert "public.bare" in finding.text
-        assert finding.mend == 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL'
-        bench.execute(finding.mend)
+        assert finding.remedy == 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL'
+        bench.execute(finding.remedy)
         assert bench.source(**of_all).maintain(start) == []
         bench.execute("UPDATE bare SET v = 'new'")
 
@@ -259,7 +259,7 @@ class TestPublication:
     """Tables that a publication sends and the patterns want, and the other way round."""
 
     def test_a_named_table_that_is_not_sent_is_an_error(self, bench: PostgresBench) -> None:
-        """The message has the statement, which mends it."""
+        """The message has the statement, which fixes it."""
         bench.execute("CREATE PUBLICATION p FOR TABLE orders")
         with pytest.raises(SourceMisconfigured) as caught:
             bench.source().ensure_start()
@@ -340,9 +340,9 @@ class TestPublication:
         (finding,) = bench.source().maintain(start)
         assert (finding.subject, finding.level) == ("publication", "error")
         assert "public.orders" in finding.text
-        assert finding.mend == 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
+        assert finding.remedy == 'ALTER PUBLICATION "p" ADD TABLE "public"."orders"'
         assert bench.source().maintain(None) == [finding]
-        bench.execute(finding.mend)
+        bench.execute(finding.remedy)
         assert bench.source().maintain(start) == []
 
     def test_an_identity_that_was_taken_away(self, bench: PostgresBench) -> None:
@@ -351,7 +351,7 @@ class TestPublication:
         bench.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
         (finding,) = bench.source().maintain(start)
         assert (finding.subject, finding.level) == ("replica identity", "error")
-        assert finding.mend == 'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL'
+        assert finding.remedy == 'ALTER TABLE "public"."orders" REPLICA IDENTITY FULL'
 
     def test_a_table_that_cannot_be_added_now_stops_nothing(
         self, bench: PostgresBench, caplog: pytest.LogCaptureFixture

@@ -117,10 +117,10 @@ def test_a_rename_that_is_not_recorded_keeps_rows_back(bench: NativeBench) -> No
     data = [one.data for one in kept]
     with pytest.raises(UnsupportedEvent, match="--create-table"):
         list(source.decode_held(iter(data), "{}", taken.end, versions))
-    mend = json.dumps({"create_table": "CREATE TABLE orders (id INTEGER PRIMARY KEY, w TEXT)"})
+    fix = json.dumps({"create_table": "CREATE TABLE orders (id INTEGER PRIMARY KEY, w TEXT)"})
     rows = [
         row
-        for batch in source.decode_held(iter(data), mend, taken.end, versions)
+        for batch in source.decode_held(iter(data), fix, taken.end, versions)
         for row in batch.to_pylist()
     ]
     assert [row["after"] for row in rows] == ['{"id":1,"w":"1"}', '{"id":2,"w":"2"}']
