@@ -161,7 +161,7 @@ FAULTS = (
     Fault(
         "mysql-open-gtid",
         "wrong moment",
-        "deltaforge_dagster/sources/mysql/handover.py",
+        "deltaforge_dagster/sources/mysql/transaction_assembler.py",
         "ended = int(state[TXS]) - (1 if state[OPEN] else 0)",
         "ended = int(state[TXS])",
         ("tests/sources/mysql/test_decoder.py",),

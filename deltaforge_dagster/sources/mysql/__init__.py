@@ -3,7 +3,7 @@
 `source` is what the run sees. From bytes to changes: `dump` asks for the log, `decoder` takes it in pieces.
 The first kernel notes what is in a piece (`scan`, `scan_rows`; formats are drawn in `binlog`, shapes of its
 notes in `layout`, why it stops in `stops`), the second writes row images (`rows`, and for single values
-`values`, `scalars`, `texts`, `floats`, `json_binary`), and `handover` and `batches` make change batches of
+`values`, `scalars`, `texts`, `floats`, `json_binary`), and `assembler` and `batches` make change batches of
 both. What else stands in a log:
 
 - statements, XA and events inside others: `rare_events`, with `statements`, `ddl`, `prepared`, `inner`,

@@ -3,7 +3,7 @@
 A `Decoder` is given the dump stream in pieces, as the socket hands them out, and returns record
 batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
 transactions in it until something stops it, `write_changes` writes their row images, and the rest of
-the columns is put around them in bulk (`handover`). Python acts once per piece and for rare events
+the columns is put around them in bulk (`assembler`). Python acts once per piece and for rare events
 (`rare_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
 on what went in, wherever it is cut.
 
@@ -27,7 +27,6 @@ from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.batches import BatchWriter
-from deltaforge_dagster.sources.mysql.handover import MAX_ROWS, Handover, Progress
 from deltaforge_dagster.sources.mysql.held import KeptRows
 from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
@@ -55,6 +54,11 @@ from deltaforge_dagster.sources.mysql.stops import (
     NEED_MORE,
     REACHED,
     SPLIT,
+)
+from deltaforge_dagster.sources.mysql.transaction_assembler import (
+    MAX_ROWS,
+    Progress,
+    TransactionAssembler,
 )
 from deltaforge_dagster.sources.mysql.values import LABEL_FORMS, ValueForms
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
@@ -124,7 +128,7 @@ class Decoder:
             rules=rules,
         )
         self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
-        self._found = Handover(self._writer, progress)
+        self._found = TransactionAssembler(self._writer, progress)
         self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
         self._rare = self._rare_events(

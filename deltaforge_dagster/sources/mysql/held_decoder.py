@@ -12,7 +12,6 @@ from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.mysql.decoder import Decoder
-from deltaforge_dagster.sources.mysql.handover import GtidRun
 from deltaforge_dagster.sources.mysql.held import (
     KeptBatch,
     KeptRows,
@@ -21,6 +20,7 @@ from deltaforge_dagster.sources.mysql.held import (
     follow,
 )
 from deltaforge_dagster.sources.mysql.statements import Xid
+from deltaforge_dagster.sources.mysql.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.mysql.decoder import Decoder
-from deltaforge_dagster.sources.mysql.handover import GtidRun
 from deltaforge_dagster.sources.mysql.samples import orders
 from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable
+from deltaforge_dagster.sources.mysql.transaction_assembler import GtidRun
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 

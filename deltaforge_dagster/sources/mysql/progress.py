@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.mariadb_gtid import DomainGtids, is_of_mariadb
 from deltaforge_dagster.positions import BinlogPosition
-from deltaforge_dagster.sources.mysql.handover import GtidRun
+from deltaforge_dagster.sources.mysql.transaction_assembler import GtidRun
 
 
 class Progress:

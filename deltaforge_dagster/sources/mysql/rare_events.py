@@ -27,7 +27,6 @@ from deltaforge_dagster.sources.mysql.binlog import (
 )
 from deltaforge_dagster.sources.mysql.ddl import Change, table_changes
 from deltaforge_dagster.sources.mysql.gtid_events import GtidEvent, parse_tagged_gtid, tag_hash
-from deltaforge_dagster.sources.mysql.handover import Handover
 from deltaforge_dagster.sources.mysql.held import Kept, KeptBatch, KeptRows, KeptStatement
 from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
@@ -83,6 +82,7 @@ from deltaforge_dagster.sources.mysql.stops import (
     UNSUPPORTED,
 )
 from deltaforge_dagster.sources.mysql.table_map import ID_SIZE
+from deltaforge_dagster.sources.mysql.transaction_assembler import TransactionAssembler
 from deltaforge_dagster.sources.mysql.versions import Catalog, TableVersions
 
 DAMAGE = {
@@ -111,7 +111,7 @@ class RareEvents:
 
     def __init__(
         self,
-        found: Handover,
+        found: TransactionAssembler,
         writer: BatchWriter,
         versions: TableVersions,
         *,

@@ -73,7 +73,7 @@ class Progress(Protocol):
         ...
 
 
-class Handover:
+class TransactionAssembler:
     """Lines of changes and transactions, and the batches made of them.
 
     Args:
