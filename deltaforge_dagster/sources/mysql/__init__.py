@@ -6,7 +6,7 @@ notes in `layout`, why it stops in `stops`), the second writes row images (`rows
 `values`, `scalars`, `texts`, `floats`, `json_binary`), and `assembler` and `batches` make change batches of
 both. What else stands in a log:
 
-- statements, XA and events inside others: `rare_events`, with `statements`, `ddl`, `prepared`, `inner`,
+- statements, XA and events inside others: `non_row_events`, with `statements`, `ddl`, `prepared`, `inner`,
   `payload`, `partial_json`, `mariadb_events`;
 - tables: `table_map` and `versions`; where the log does not say their columns, `catalog` and `definitions`;
 - what cannot be decoded yet: `held` and `held_decoder`.

@@ -4,7 +4,7 @@ A `Decoder` is given the dump stream in pieces, as the socket hands them out, an
 batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
 transactions in it until something stops it, `write_changes` writes their row images, and the rest of
 the columns is put around them in bulk (`assembler`). Python acts once per piece and for rare events
-(`rare_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
+(`non_row_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
 on what went in, wherever it is cut.
 
 Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
@@ -28,7 +28,6 @@ from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.batches import BatchWriter
 from deltaforge_dagster.sources.mysql.held import KeptRows
-from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
     BARE,
     BEGUN,
@@ -44,8 +43,9 @@ from deltaforge_dagster.sources.mysql.layout import (
     TX_TAG,
     TXS,
 )
+from deltaforge_dagster.sources.mysql.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.non_row_events import DAMAGE, NonRowEvents
 from deltaforge_dagster.sources.mysql.prepared import FindsPrepared
-from deltaforge_dagster.sources.mysql.rare_events import DAMAGE, RareEvents
 from deltaforge_dagster.sources.mysql.scan import SPLIT_SIZE, pass_event, scan
 from deltaforge_dagster.sources.mysql.stops import (
     BAD_EVENT,
@@ -100,7 +100,7 @@ class Decoder:
     `rules` say what is hidden of columns.
     """
 
-    _rare_events: ClassVar[type[RareEvents]] = RareEvents
+    _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Decoder:
         outboxes: OutboxTables = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
     ) -> None:
-        self._inner: list[InnerEvents] = []
+        self._inner: list[NestedEvents] = []
         self._inner_bytes = 0
         self._versions = TableVersions(
             registry=registry,
@@ -131,7 +131,7 @@ class Decoder:
         self._found = TransactionAssembler(self._writer, progress)
         self._state = self._found.state
         self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
-        self._rare = self._rare_events(
+        self._non_row = self._non_row_events(
             self._found,
             self._writer,
             self._versions,
@@ -197,7 +197,7 @@ class Decoder:
         try:
             found.flush(source, begun)
             if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
-                self._rare.act(stop, source)
+                self._non_row.act(stop, source)
                 found.claim(int(state[PACKET_END] - state[OFFSET]))
                 pass_event(state)
         except DeltaforgeError as error:
@@ -285,7 +285,7 @@ class Decoder:
         versions.describe(kept.table_map, self._found.here())
         for reason in versions.held.values():
             raise UnsupportedEvent(reason)
-        self._inner.append(InnerEvents(iter([kept.event])))
+        self._inner.append(NestedEvents(iter([kept.event])))
         with np.errstate(over="ignore"):
             while self._inner and self._error is None:
                 self._step_inside()

@@ -24,8 +24,8 @@ from deltaforge_dagster.sources.mysql.dump import (
     refusal,
 )
 from deltaforge_dagster.sources.mysql.gtid_events import parse_gtid
-from deltaforge_dagster.sources.mysql.inner import without_checksum
 from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.nested_events import without_checksum
 from deltaforge_dagster.sources.mysql.server_log import FILE_START
 from deltaforge_dagster.sources.pieces import PIECE_BYTES, PieceBuffer
 

@@ -24,7 +24,7 @@ from deltaforge_dagster.sources.mysql.layout import (
     MEASURED_OPEN,
     MEASURING,
 )
-from deltaforge_dagster.sources.mysql.rare_events import RareEvents
+from deltaforge_dagster.sources.mysql.non_row_events import NonRowEvents
 from deltaforge_dagster.sources.mysql.stops import (
     FORMAT,
     NEW_FILE,
@@ -37,7 +37,7 @@ from deltaforge_dagster.sources.mysql.stops import (
 _AS_A_DECODER = (FORMAT, NEW_FILE, NEW_TABLE, TAGGED)
 
 
-class _Passed(RareEvents):
+class _Passed(NonRowEvents):
     """Acts on what says where transactions and tables are; passes over rows, and ends at the rest."""
 
     def act(self, stop: int, source: Bytes) -> None:
@@ -64,7 +64,7 @@ class Outline(Decoder):
     Whatever ends it is its `Decoded.error`.
     """
 
-    _rare_events = _Passed
+    _non_row_events = _Passed
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

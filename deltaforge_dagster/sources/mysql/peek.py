@@ -7,8 +7,8 @@ import time
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql import binlog, server_log
 from deltaforge_dagster.sources.mysql.connection import Server
-from deltaforge_dagster.sources.mysql.inner import events
 from deltaforge_dagster.sources.mysql.log_scan import LogScan, table_of
+from deltaforge_dagster.sources.mysql.nested_events import events
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.mysql.statements import WORTH_A_RUN, statement

@@ -17,8 +17,8 @@ from deltaforge_dagster.errors import CorruptLog, PositionLost
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql import binlog
 from deltaforge_dagster.sources.mysql.connection import Server
-from deltaforge_dagster.sources.mysql.inner import events, without_checksum
 from deltaforge_dagster.sources.mysql.log_scan import LogScan, Seen
+from deltaforge_dagster.sources.mysql.nested_events import events, without_checksum
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.statements import Xid

@@ -20,7 +20,7 @@ from deltaforge_dagster.sources.mysql.binlog import (
     ROTATE,
     TRANSACTION_PAYLOAD,
 )
-from deltaforge_dagster.sources.mysql.inner import events, without_checksum
+from deltaforge_dagster.sources.mysql.nested_events import events, without_checksum
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.samples import Log
 from tests.sources.mysql import recorded

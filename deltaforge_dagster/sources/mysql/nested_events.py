@@ -10,7 +10,7 @@ from deltaforge_dagster.sources.kernel import Bytes, read_only
 from deltaforge_dagster.sources.mysql.binlog import HEADER
 
 
-class InnerEvents:
+class NestedEvents:
     """Whole events out of pieces that are cut anywhere.
 
     Args:
@@ -71,7 +71,7 @@ def events(pieces: Iterator[bytes]) -> Iterator[bytes]:
     Raises:
         CorruptLog: The pieces end inside an event, or an event is shorter than its header.
     """
-    inner = InnerEvents(pieces)
+    inner = NestedEvents(pieces)
     while (piece := inner.next()) is not None:
         at = 0
         while piece.size - at >= HEADER:

@@ -28,7 +28,6 @@ from deltaforge_dagster.sources.mysql.binlog import (
 from deltaforge_dagster.sources.mysql.ddl import Change, table_changes
 from deltaforge_dagster.sources.mysql.gtid_events import GtidEvent, parse_tagged_gtid, tag_hash
 from deltaforge_dagster.sources.mysql.held import Kept, KeptBatch, KeptRows, KeptStatement
-from deltaforge_dagster.sources.mysql.inner import InnerEvents
 from deltaforge_dagster.sources.mysql.layout import (
     BEGUN,
     CHECKSUM,
@@ -57,6 +56,7 @@ from deltaforge_dagster.sources.mysql.layout import (
 )
 from deltaforge_dagster.sources.mysql.log_scan import table_of
 from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
@@ -95,7 +95,7 @@ DAMAGE = {
 """What is wrong with a log, by the stops that say so."""
 
 
-class RareEvents:
+class NonRowEvents:
     """Acts on the events of one stream that the kernel leaves to Python.
 
     Args:
@@ -119,7 +119,7 @@ class RareEvents:
         captures: Callable[[str, str], bool],
         prepared: FindsPrepared,
         until: BinlogPosition | None,
-        inner: list[InnerEvents],
+        inner: list[NestedEvents],
     ) -> None:
         self._found = found
         self._state = found.state
@@ -190,7 +190,7 @@ class RareEvents:
 
         They are whole ones, one behind the other, without checksums, in pieces cut anywhere.
         """
-        self._inner.append(InnerEvents(events))
+        self._inner.append(NestedEvents(events))
 
     def _begin(self, event: GtidEvent) -> None:
         """Open the transaction of a GTID event that the kernel does not read."""
@@ -323,7 +323,7 @@ class RareEvents:
         kept = self._kept.take(xid)
         pieces = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
         self._state[OPEN] = BEGUN
-        self._inner.append(InnerEvents(pieces, self._found.commit))
+        self._inner.append(NestedEvents(pieces, self._found.commit))
 
     def _place(self) -> BinlogPosition:
         return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))
