@@ -1,6 +1,6 @@
 """Fill in the large values that the log does not have, with what the rows hold now.
 
-`unsent.find_unsent` names what is missing in a batch and the keys of its rows. Here that becomes one
+`unsent.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
 question for each table, and the answer, COPY text, becomes texts which `tuples` writes through the
 same conversion as those of the log. `Reselect` asks; the decoder does not know of a server.
 """
@@ -18,12 +18,12 @@ from deltaforge_dagster.sources.postgres.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.layout import ROW_TABLE
 from deltaforge_dagster.sources.postgres.relations import TableVersions
 from deltaforge_dagster.sources.postgres.tuples import FILL_COLUMN, FILL_ROW, FILL_START, FILL_WIDTH
-from deltaforge_dagster.sources.postgres.unsent import (
+from deltaforge_dagster.sources.postgres.unchanged_toast import (
     HOLE_COLUMN,
     HOLE_ROW,
     HOLE_START,
     MISSING,
-    find_unsent,
+    find_unchanged_toast,
     new_holes,
 )
 from deltaforge_dagster.tables import Column, TableSchema
@@ -109,7 +109,7 @@ class Filler:
             DeltaforgeError: As `Reselect.answer` does.
         """
         versions = self._versions
-        count, stop = find_unsent(
+        count, stop = find_unchanged_toast(
             source, rows, first, last, versions.tables, versions.columns, self._holes
         )
         last = max(int(stop), first + 1)

@@ -49,7 +49,7 @@ def _cell_end(source: Bytes, at: int, end: int) -> int:
 
 
 @kernel
-def find_unsent(
+def find_unchanged_toast(
     source: Bytes,
     rows: Longs,
     first: int,
@@ -104,5 +104,5 @@ def find_unsent(
 
 
 def new_holes(lines: int) -> Longs:
-    """Return scratch for `find_unsent`."""
+    """Return scratch for `find_unchanged_toast`."""
     return np.empty((lines, HOLE_WIDTH), np.int64)
