@@ -6,7 +6,7 @@ first kernel notes what is in a piece (`scan`; formats are drawn in `pgoutput`, 
 `reselect` for values that the log lacks), and `batches` makes record batches of both, with the table
 versions of `relations`. What cannot be decoded yet is `held`; other applications' messages are `messages`.
 
-About the server: `connection`, `handshake`, `slots`, `publications`, `beginnings`, `endings`, `heartbeat`,
+About the server: `connection`, `handshake`, `slots`, `publications`, `slot_setup`, `stream_errors`, `heartbeat`,
 `catalog`, `identity`, `preflight`. Tables themselves are read by `snapshot`, in `chunks`, as `watermark`
 demands (`copied`, `libpq_lines`, `copy_text`, `selected`). `samples`, `made_up` and `families` make streams
 without a server.

@@ -31,13 +31,13 @@ from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.pieces import PieceBuffer
 from deltaforge_dagster.sources.postgres import (
-    beginnings,
     catalog,
-    endings,
     identity,
     publications,
     rights,
+    slot_setup,
     slots,
+    stream_errors,
 )
 from deltaforge_dagster.sources.postgres.batches import Unsent
 from deltaforge_dagster.sources.postgres.connection import Server
@@ -142,7 +142,7 @@ class PostgresSource:
         """
         wanted = None if at is None else _lsn(at)
         with self._server.query(_START_SECONDS) as connection:
-            return beginnings.ensure_start(
+            return slot_setup.ensure_start(
                 connection,
                 self._server,
                 self._config,
@@ -495,7 +495,7 @@ class PostgresSource:
             stream.start(command)
         except RefusedError as refused:
             stream.close()
-            raise endings.refusal(refused, server, config, started=False) from None
+            raise stream_errors.refusal(refused, server, config, started=False) from None
         except BaseException:
             stream.close()
             raise
@@ -514,7 +514,7 @@ class PostgresSource:
                 stream.send_status()
             yield from self._hand_on(stream, decoded, limits)
             if decoded.foreign:
-                raise endings.ending(
+                raise stream_errors.ending(
                     stream,
                     bytes(buffer.data[decoded.consumed : buffer.length]),
                     self._server,
