@@ -14,11 +14,11 @@ from deltaforge_dagster.processors import spliced_fields
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks import nats_answers, nats_pack, resp, resp_replies
 from deltaforge_dagster.sources import hiding, kernel, snapshot_rows
-from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import selected as mysql_selected
+from deltaforge_dagster.sources.mysql import synthetic_log as mysql
 from deltaforge_dagster.sources.postgres import copied as postgres_copied
-from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import selected as postgres_selected
+from deltaforge_dagster.sources.postgres import synthetic_log as postgres
 
 _COMPILED = "*.nbi"
 """Numba's index of the machine code of a kernel; its folders are there as soon as a kernel is imported."""

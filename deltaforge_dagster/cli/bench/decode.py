@@ -17,13 +17,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from deltaforge_dagster.sources.mysql import families as mysql_families
-from deltaforge_dagster.sources.mysql import made_up as mysql
 from deltaforge_dagster.sources.mysql import samples as mysql_samples
+from deltaforge_dagster.sources.mysql import synthetic_log as mysql
+from deltaforge_dagster.sources.mysql import type_families as mysql_families
 from deltaforge_dagster.sources.mysql.decoder import Decoder as MysqlDecoder
-from deltaforge_dagster.sources.postgres import families as postgres_families
-from deltaforge_dagster.sources.postgres import made_up as postgres
 from deltaforge_dagster.sources.postgres import samples as postgres_samples
+from deltaforge_dagster.sources.postgres import synthetic_log as postgres
+from deltaforge_dagster.sources.postgres import type_families as postgres_families
 from deltaforge_dagster.sources.postgres.decoder import Decoder as PostgresDecoder
 
 PIECE = 4 << 20
@@ -65,7 +65,7 @@ def bench_decode(
     stream = np.frombuffer(made, np.uint8)
     decoder.warm()
     copying = min(_seconds_to_copy(stream) for _ in range(repeats))
-    decoding = min(_seconds_to_decode(decoder.make_up(), stream) for _ in range(repeats))
+    decoding = min(_seconds_to_decode(decoder.synthetic_decoder(), stream) for _ in range(repeats))
     return {
         "rows": rows,
         "log_bytes_per_row": stream.size / rows,

@@ -13,5 +13,5 @@ both. What else stands in a log:
 
 About the server: `connection`, `server_log`, `mariadb_log`, `identity`, `preflight`, `peek`, `log_scan`.
 Long backlogs are divided by `outline` and `stretches`. Tables themselves are read by `snapshot`, in `chunks`
-(`selected`, `result_rows`, `result_text`). `samples`, `made_up` and `families` make logs without a server.
+(`selected`, `result_rows`, `result_text`). `samples`, `synthetic_log` and `families` make logs without a server.
 """

@@ -22,7 +22,7 @@ from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, Stretch
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.mysql import identity, made_up, mariadb_log, peek, server_log
+from deltaforge_dagster.sources.mysql import identity, mariadb_log, peek, server_log, synthetic_log
 from deltaforge_dagster.sources.mysql.catalog import (
     SYSTEM_DATABASES,
     Catalog,
@@ -267,7 +267,7 @@ class MysqlSource:
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""
-        made_up.warm()
+        synthetic_log.warm()
 
     def divide(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]

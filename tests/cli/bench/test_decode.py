@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.cli.bench.decode import Log, bench_decode
-from deltaforge_dagster.sources.postgres import families, made_up
+from deltaforge_dagster.sources.postgres import synthetic_log
 
 
 @pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
@@ -20,7 +20,7 @@ def test_measures_what_it_decodes(source: Log, size: int) -> None:
 def test_measures_each_family(family: str) -> None:
     """Every family of types decodes without an error, to its end."""
     stream = families.stream(family, 100)
-    decoded = made_up.make_up().feed(stream, len(stream))
+    decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
 
     assert (decoded.error, decoded.consumed) == (None, len(stream))
     assert bench_decode(Log.POSTGRES, rows=100, repeats=1, family=family)["rows"] == 100

@@ -13,9 +13,9 @@ import pymysql
 from deltaforge_dagster.config.sources import MysqlConfig
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.servers.mysql import connect
-from deltaforge_dagster.sources.mysql.made_up import warm
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.sources.mysql.synthetic_log import warm
 
 PIPELINE = "orders"
 

@@ -18,11 +18,11 @@ from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.mysql import samples
 from deltaforge_dagster.sources.mysql.decoder import Decoder
 from deltaforge_dagster.sources.mysql.event_ids import write_event_ids
-from deltaforge_dagster.sources.mysql.made_up import warm
 from deltaforge_dagster.sources.mysql.rows import write_changes
 from deltaforge_dagster.sources.mysql.samples import FILE, SID, Field, Log, bitmap, packed
 from deltaforge_dagster.sources.mysql.scan import commit, pass_event, scan
 from deltaforge_dagster.sources.mysql.scan_rows import find_table
+from deltaforge_dagster.sources.mysql.synthetic_log import warm
 from deltaforge_dagster.sources.mysql.table_map import CatalogColumn, CatalogTable
 from deltaforge_dagster.sources.mysql.transaction_assembler import GtidRun
 from tests.chance import examples

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deltaforge_dagster.sources.mysql.families import COLUMNS, NAMES, stream
+from deltaforge_dagster.sources.mysql.type_families import COLUMNS, NAMES, stream
 from tests.sources.mysql.test_decoder import decode, rows_of
 
 

@@ -18,10 +18,10 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 def warm() -> None:
     """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
     stream = orders(2)
-    make_up().feed(stream, len(stream))
+    synthetic_decoder().feed(stream, len(stream))
 
 
-def make_up() -> Decoder:
+def synthetic_decoder() -> Decoder:
     """Return a decoder for made-up streams (`samples`): no registry, no catalog."""
     return Decoder(
         source_id="made-up",
