@@ -43,7 +43,7 @@ def decode(
         bool, typer.Option(help="Each family of types by itself, in rows of a key and ten columns.")
     ] = False,
 ) -> None:
-    """Decode a made-up log from memory on one core; every line is a JSON object."""
+    """Decode a synthetic log from memory on one core; every line is a JSON object."""
     for family in _FAMILIES[source] if families else (None,):
         named = {} if family is None else {"family": family}
         typer.echo(json.dumps(named | bench_decode(source, rows, family=family)))

@@ -1,4 +1,4 @@
-"""A decoder for made-up streams (`samples`): to compile the kernels, and to measure them."""
+"""A decoder for synthetic streams (`samples`): to compile the kernels, and to measure them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 def warm() -> None:
-    """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
+    """Compile every kernel, or load it from the cache, by decoding a small synthetic stream."""
     stream = orders(2)
     synthetic_decoder().feed(stream, len(stream))
 
 
 def synthetic_decoder() -> Decoder:
-    """Return a decoder for made-up streams (`samples`): no registry, no catalog."""
+    """Return a decoder for synthetic streams (`samples`): no registry, no catalog."""
     return Decoder(
         source_id="made-up",
         progress=_NoProgress(),
@@ -40,7 +40,7 @@ class _NoPosition:
     pos: int
 
     def to_json(self) -> str:
-        """Return a made-up text."""
+        """Return a synthetic text."""
         return str(self.pos)
 
     def __lt__(self, other: _NoPosition) -> bool:
@@ -54,12 +54,12 @@ class _NoProgress:
     """Knows nothing but the place in the file."""
 
     def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> Position:
-        """Return a made-up position."""
+        """Return a synthetic position."""
         del gtids, file
         return _NoPosition(pos)
 
     def within(self, file: str, pos: int) -> Position:
-        """Return a made-up position."""
+        """Return a synthetic position."""
         del file
         return _NoPosition(pos)
 
@@ -68,7 +68,7 @@ class _NoRegistry:
     """A registry that keeps nothing, for a stream that means nothing."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return a made-up stamp."""
+        """Return a synthetic stamp."""
         del table, position
         return SchemaStamp("sha256:", 1, 1)
 

@@ -1,4 +1,4 @@
-"""Made-up logs of one family of types each: to measure what its values cost.
+"""Synthetic logs of one family of types each: to measure what its values cost.
 
 A row is a key, and ten columns of the family. There are few different rows, so that making a log takes
 less time than decoding it.

@@ -2,7 +2,7 @@
 
 `source` is what the run sees. From bytes to changes: `stream` receives, `decoder` takes it in pieces. The
 first kernel notes what is in a piece (`scan`; formats are drawn in `pgoutput`, shapes of its notes in
-`layout`), the second writes row images (`tuples`, with `values` and `array_text`; `fills`, `unsent` and
+`layout`), the second writes row images (`tuples`, with `values` and `array_text`; `fills`, `unchanged_toast` and
 `reselect` for values that the log lacks), and `batches` makes record batches of both, with the table
 versions of `relations`. What cannot be decoded yet is `held`; other applications' messages are `messages`.
 

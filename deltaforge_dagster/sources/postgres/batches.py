@@ -70,7 +70,7 @@ _DAMAGED = {
 }
 
 
-Unsent = Literal[0, 1] | Reselect
+UnchangedToast = Literal[0, 1] | Reselect
 """What stands for a value that was not sent: `tuples.MARK`, `tuples.OMIT`, or what this finds now."""
 
 
@@ -83,11 +83,13 @@ class BatchWriter:
         versions: TableVersions,
         seed: npt.NDArray[np.uint64],
         max_rows: int,
-        unsent: Unsent,
+        unchanged_toast: UnchangedToast,
     ) -> None:
         self._versions = versions
-        self._mode = FILL if isinstance(unsent, Reselect) else unsent
-        self._filler = Filler(versions, unsent) if isinstance(unsent, Reselect) else None
+        self._mode = FILL if isinstance(unchanged_toast, Reselect) else unchanged_toast
+        self._filler = (
+            Filler(versions, unchanged_toast) if isinstance(unchanged_toast, Reselect) else None
+        )
         self._seed = seed
         self._db = pa.array([db])
         self._ops = pa.array(OP_LETTERS)

@@ -23,7 +23,7 @@ from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegist
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.event_ids import id_seed
 from deltaforge_dagster.sources.kernel import Bytes, read_only
-from deltaforge_dagster.sources.postgres.batches import BatchWriter, Unsent
+from deltaforge_dagster.sources.postgres.batches import BatchWriter, UnchangedToast
 from deltaforge_dagster.sources.postgres.held import KeptChange, changes_of, decoded
 from deltaforge_dagster.sources.postgres.layout import (
     END,
@@ -122,7 +122,7 @@ class Decoder:
 
     Transactions that committed before `start` are skipped whole: they were read before. Changes of
     tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
-    do not depend on the choice of tables. `unsent` is what stands for large values that an update did
+    do not depend on the choice of tables. `unchanged_toast` is what stands for large values that an update did
     not touch. `outboxes` are the prefixes of messages that are events of outboxes.
     `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of those that cannot be
     decoded now, come out as they are, to be kept back (`held`).
@@ -137,7 +137,7 @@ class Decoder:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
-        unsent: Unsent = MARK,
+        unchanged_toast: UnchangedToast = MARK,
         outboxes: Globs = NO_OUTBOX,
         rules: ColumnRules = NO_RULES,
         held: Mapping[str, str] | None = None,
@@ -153,7 +153,9 @@ class Decoder:
             held=held or {},
             built_in=built_in,
         )
-        self._writer = BatchWriter(db, self._versions, id_seed(source_id), MAX_ROWS, unsent)
+        self._writer = BatchWriter(
+            db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
+        )
         self._messages = MessageFilter()
         self._state = np.zeros(STATE_WIDTH, np.int64)
         self._state[START_LSN] = start.lsn

@@ -1,6 +1,6 @@
 """Fill in the large values that the log does not have, with what the rows hold now.
 
-`unsent.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
+`unchanged_toast.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
 question for each table, and the answer, COPY text, becomes texts which `tuples` writes through the
 same conversion as those of the log. `Reselect` asks; the decoder does not know of a server.
 """

@@ -46,14 +46,14 @@ class Coverage:
     Attributes:
         ours: It was made here, so that it may be changed.
         absent: `schema.table` that the patterns name and that is no table here.
-        unsent: Tables that it could send, and does not.
+        unpublished: Tables that it could publish, and does not.
         bare: Tables without a replica identity that it does not send.
         refused: Tables without a replica identity that it sends: their UPDATEs or DELETEs fail.
     """
 
     ours: bool
     absent: Sequence[str]
-    unsent: Sequence[catalog.Table]
+    unpublished: Sequence[catalog.Table]
     bare: Sequence[catalog.Table]
     refused: Sequence[catalog.Table]
 
@@ -138,22 +138,24 @@ def extend(
     table is locked, or belongs to another role) is logged, and tried again the next time.
     """
     lacks = coverage(connection, name, patterns)
-    if lacks is None or not lacks.ours or not lacks.unsent:
+    if lacks is None or not lacks.ours or not lacks.unpublished:
         return
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
-            connection.execute(_adding(name, lacks.unsent))
+            connection.execute(_adding(name, lacks.unpublished))
     except psycopg.Error as error:
         logger.warning(
             "%s: publication %s does not get %s (%s)",
             server.where,
             name,
-            _names(lacks.unsent),
+            _names(lacks.unpublished),
             one_line(str(error)),
         )
     else:
-        logger.info("%s: publication %s now sends %s", server.where, name, _names(lacks.unsent))
+        logger.info(
+            "%s: publication %s now sends %s", server.where, name, _names(lacks.unpublished)
+        )
 
 
 def check(
@@ -173,7 +175,7 @@ def check(
         raise missing(server, name)
     if lacks.absent:
         raise _no_tables(server, lacks.absent)
-    named = [table for table in lacks.unsent if (table.schema, table.name) in patterns.exact]
+    named = [table for table in lacks.unpublished if (table.schema, table.name) in patterns.exact]
     if named:
         raise SourceMisconfigured(
             f"{server.where}: publication {name!r} does not send {_names(named)}; run: "
@@ -211,14 +213,14 @@ def findings(connection: psycopg.Connection, name: str, lacks: Coverage) -> list
                 f"not captured, because no such table is there: {listed(lacks.absent)}",
             )
         )
-    if lacks.unsent:
+    if lacks.unpublished:
         found.append(
             Finding(
                 "publication",
                 "error",
                 f"not captured, because publication {name!r} does not send them: "
-                f"{listed([table.full_name for table in lacks.unsent])}",
-                _add(connection, name, lacks.unsent),
+                f"{listed([table.full_name for table in lacks.unpublished])}",
+                _add(connection, name, lacks.unpublished),
             )
         )
     if lacks.bare:

@@ -39,7 +39,7 @@ from deltaforge_dagster.sources.postgres import (
     slots,
     stream_errors,
 )
-from deltaforge_dagster.sources.postgres.batches import Unsent
+from deltaforge_dagster.sources.postgres.batches import UnchangedToast
 from deltaforge_dagster.sources.postgres.connection import Server
 from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
 from deltaforge_dagster.sources.postgres.handshake import RefusedError
@@ -293,7 +293,7 @@ class PostgresSource:
         """
         assert isinstance(start, LsnPosition)
         stream = self._open(start)
-        unsent = self._unsent()
+        unchanged_toast = self._unchanged_toast()
         decoder = Decoder(
             source_id=self._config.id,
             db=self._server.database,
@@ -301,7 +301,7 @@ class PostgresSource:
             registry=registry,
             catalog=catalog.Catalog(self._server.query),
             captures=self._patterns.matches,
-            unsent=unsent,
+            unchanged_toast=unchanged_toast,
             outboxes=self._outboxes,
             held=registry.held(),
             rules=self._rules,
@@ -314,8 +314,8 @@ class PostgresSource:
         finally:
             if heartbeat is not None:
                 heartbeat.stop()
-            if isinstance(unsent, Reselection):
-                unsent.close()
+            if isinstance(unchanged_toast, Reselection):
+                unchanged_toast.close()
             stream.close()
 
     def read_again(
@@ -346,7 +346,7 @@ class PostgresSource:
             raise UnsupportedEvent(
                 "PostgreSQL's log has the columns itself: release the table without --create-table"
             )
-        unsent = self._unsent()
+        unchanged_toast = self._unchanged_toast()
         decoder = Decoder(
             source_id=self._config.id,
             db=self._server.database,
@@ -354,15 +354,15 @@ class PostgresSource:
             registry=registry,
             catalog=catalog.Catalog(self._server.query, remade=bool(fields.get("catalog"))),
             captures=lambda _schema, _table: True,
-            unsent=unsent,
+            unchanged_toast=unchanged_toast,
             rules=self._rules,
             built_in=self._built_in,
         )
         try:
             yield from decoder.decode_held(events)
         finally:
-            if isinstance(unsent, Reselection):
-                unsent.close()
+            if isinstance(unchanged_toast, Reselection):
+                unchanged_toast.close()
 
     def confirm(self, position: Position) -> None:
         """Let the server forget the log up to `position`, told with the next status message.
@@ -461,7 +461,7 @@ class PostgresSource:
             return "engine.values.toast: reselect"
         return "the snapshot" if snapshot else None
 
-    def _unsent(self) -> Unsent:
+    def _unchanged_toast(self) -> UnchangedToast:
         match self._values.toast:
             case "unchanged":
                 return MARK

@@ -1,4 +1,4 @@
-"""A decoder for made-up streams (`samples`): to compile the kernels, and to measure them."""
+"""A decoder for synthetic streams (`samples`): to compile the kernels, and to measure them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 def warm() -> None:
-    """Compile every kernel, or load it from the cache, by decoding a small made-up stream."""
+    """Compile every kernel, or load it from the cache, by decoding a small synthetic stream."""
     stream = xlog(1, message(1, "warm", b"{}", transactional=False)) + orders(2)
     synthetic_decoder().feed(stream, len(stream))
 
 
 def synthetic_decoder() -> Decoder:
-    """Return a decoder for made-up streams (`samples`): no registry, only built-in types."""
+    """Return a decoder for synthetic streams (`samples`): no registry, only built-in types."""
     return Decoder(
         source_id="made-up",
         db="made-up",
@@ -31,7 +31,7 @@ class _NoRegistry:
     """A registry that keeps nothing, for a stream that means nothing."""
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Return a made-up stamp."""
+        """Return a synthetic stamp."""
         del table, position
         return SchemaStamp("sha256:", 1, 1)
 

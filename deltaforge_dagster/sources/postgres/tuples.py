@@ -13,7 +13,7 @@ white space. `write_changes` fills three texts at once, each in the form of an A
     message  its content        null              the content  null
 
 K holds the key columns and null for all others, O the whole old row. In N, a large value that the
-update did not touch is not sent. `unsent` says what stands for it:
+update did not touch is not sent. `unchanged_toast` says what stands for it:
 
 - `MARK`: `{"_unchanged":true}`;
 - `OMIT`: nothing, the column is left out;
@@ -94,7 +94,7 @@ MAX_COLUMNS = 1664
 MARK: Literal[0] = 0
 OMIT: Literal[1] = 1
 FILL: Literal[2] = 2
-"""What `unsent` may be."""
+"""What `unchanged_toast` may be."""
 
 FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
 """Of `fills`, ordered by row and column: number of the row; place of the column in it; where its text
@@ -148,7 +148,7 @@ def _write_tuple(
     spans: Longs,
     stack: Bytes,
     report: Longs,
-    unsent: int,
+    unchanged_toast: int,
     before: Bytes,
     old_spans: Longs,
     old_whole: bool,
@@ -184,7 +184,7 @@ def _write_tuple(
             return at, BAD_TUPLE
         sent = source[at]
         at += 1
-        if sent == _TOAST and unsent == OMIT:
+        if sent == _TOAST and unchanged_toast == OMIT:
             spans[index, 0] = _NOT_SENT
             continue
         if place > opened:
@@ -208,9 +208,9 @@ def _write_tuple(
             spans[index, 0] = _NOT_SENT
             fill = -1
             old = _NOT_SENT
-            if unsent == FILL and (old_whole or columns[column, COLUMN_KEY] != 0):
+            if unchanged_toast == FILL and (old_whole or columns[column, COLUMN_KEY] != 0):
                 old = old_spans[index, 0]
-            if unsent == FILL and old == _NOT_SENT:
+            if unchanged_toast == FILL and old == _NOT_SENT:
                 fill = _next_fill(row, index, fills, report)
             if old != _NOT_SENT:
                 if out.size - place < old_spans[index, 1] - old + OVERHEAD:
@@ -297,7 +297,7 @@ def write_changes(
     spans: Longs,
     stack: Bytes,
     report: Longs,
-    unsent: int,
+    unchanged_toast: int,
     fills: Longs,
 ) -> int:
     """Write the texts of `rows[first:last]`, and return the row where it stopped.
@@ -353,7 +353,7 @@ def write_changes(
             at, after_to = _write_tuple(
                 source, at + 1, end, row, table, tables, columns, names,
                 after, after_at, new_spans, stack, report,
-                unsent, before, old_spans, part == _OLD_ROW, fills,
+                unchanged_toast, before, old_spans, part == _OLD_ROW, fills,
             )  # fmt: skip
             if after_to < 0:
                 report[CODE] = after_to

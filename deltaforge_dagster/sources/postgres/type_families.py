@@ -1,4 +1,4 @@
-"""Made-up streams of one family of types each, to measure what its values cost to decode.
+"""Synthetic streams of one family of types each, to measure what its values cost to decode.
 
 Every row has a key and ten columns of one type; a thousand different rows, in transactions of a
 hundred, repeat as often as is asked for.

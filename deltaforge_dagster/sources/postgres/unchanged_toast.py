@@ -89,14 +89,14 @@ def find_unchanged_toast(
                 if after == MISSING:
                     return started, row
                 is_key = columns[first_column + index, COLUMN_KEY] != 0
-                unsent = source[at] == _TOAST and part == _NEW
-                if unsent or (is_key and source[at] == _TEXT):
+                unchanged_toast = source[at] == _TOAST and part == _NEW
+                if unchanged_toast or (is_key and source[at] == _TEXT):
                     holes[used, HOLE_ROW] = row
                     holes[used, HOLE_COLUMN] = index
-                    holes[used, HOLE_START] = MISSING if unsent else at + 5
-                    holes[used, HOLE_END] = MISSING if unsent else after
+                    holes[used, HOLE_START] = MISSING if unchanged_toast else at + 5
+                    holes[used, HOLE_END] = MISSING if unchanged_toast else after
                     used += 1
-                    lacks = lacks or unsent
+                    lacks = lacks or unchanged_toast
                 at = after
         if not lacks:
             used = started

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.cli.bench.decode import Log, bench_decode
-from deltaforge_dagster.sources.postgres import synthetic_log
+from deltaforge_dagster.sources.postgres import synthetic_log, type_families
 
 
 @pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
@@ -16,10 +16,10 @@ def test_measures_what_it_decodes(source: Log, size: int) -> None:
     assert all(number > 0 for number in measured.values())
 
 
-@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("family", type_families.NAMES)
 def test_measures_each_family(family: str) -> None:
     """Every family of types decodes without an error, to its end."""
-    stream = families.stream(family, 100)
+    stream = type_families.stream(family, 100)
     decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
 
     assert (decoded.error, decoded.consumed) == (None, len(stream))

@@ -153,7 +153,7 @@ def decode(chance: random.Random, recorded: Recorded, content: bytes) -> Deltafo
         registry=Registry(),
         catalog=recorded,
         captures=lambda _schema, _table: True,
-        unsent=chance.choice([MARK, OMIT, Odd(chance)]),
+        unchanged_toast=chance.choice([MARK, OMIT, Odd(chance)]),
         built_in=chance.choice([BUILT_IN, ISO_TIMESTAMPS]),
     )
     tail, at = b"", 0
