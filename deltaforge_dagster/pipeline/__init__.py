@@ -4,7 +4,7 @@ A live run:
 
 - `run` begins and ends everything (`lease`, `run_end`), with a `run_context` from outside; `work` says whether one is
   needed, `first_start` where it begins;
-- `capture`: the source's stream through `gate` and `cutter` into segments and `ranges`; `backlog` for many
+- `capture`: the source's stream through `schema_approval` and `cutter` into segments and `ranges`; `backlog` for many
   readers, `failover` for another server, `holds` for what cannot be decoded, `splice` for snapshots;
 - `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
 - `deliveries`: a `deliverer` per sink, which goes on where `resume` says, sends `units` and puts aside

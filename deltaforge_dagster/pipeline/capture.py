@@ -28,11 +28,11 @@ from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.cutter import Cutter, Hold
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
 from deltaforge_dagster.pipeline.ranges import Ranges
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (
     ChangeBatch,
@@ -93,7 +93,7 @@ class Capture:
         find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
         backlog: Backlog | None = None,
         splicer: Splicer | None = None,
-        gate: Gate | None = None,
+        approval: SchemaApproval | None = None,
         paused: bool = False,
         source_id: str = "source",
     ) -> None:
@@ -124,7 +124,7 @@ class Capture:
         self._find_start = find_start
         self._backlog = backlog
         self._splicer = splicer
-        self._gate = gate or Gate()
+        self._approval = approval or SchemaApproval()
         self._source_id = source_id
         self._read_before = False
         self._met: Versions = set()
@@ -276,7 +276,7 @@ class Capture:
                 for batch in stream:
                     if self._stop.is_set():
                         break
-                    for one in self._gate.take(batch):
+                    for one in self._approval.take(batch):
                         cutter.take(one)
                     if not self._still_fails(cutter):
                         backoff.reset()
@@ -323,7 +323,7 @@ class Capture:
         assert isinstance(source, DivisibleSource)
         return self._backlog.read(
             source,
-            self._gate.beside(self._registry),
+            self._approval.beside(self._registry),
             start,
             self._next_segment,
             add=self._add_stretch,
@@ -359,7 +359,7 @@ class Capture:
         self._holds.release(
             source,
             self._registry,
-            self._gate,
+            self._approval,
             start,
             open_writer=self._open_writer,
             seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),

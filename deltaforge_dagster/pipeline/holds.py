@@ -9,8 +9,8 @@ never go back, and what sinks keep as their own position stays in order. Since n
 table is captured before that, its held events come first in every sink. What still cannot be decoded
 is held again, with the new reason, and the run goes on.
 
-A table may be held twice: its rows wait for approval (`gate`), and then come events that cannot be
-decoded. So what was approved is released first, and what can be decoded at last goes through the gate.
+A table may be held twice: its rows wait for approval (`approval`), and then come events that cannot be
+decoded. So what was approved is released first, and what can be decoded at last goes through schema approval.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.held import HeldWriter
 from deltaforge_dagster.journal.writer import SegmentWriter
-from deltaforge_dagster.pipeline.gate import Gate, Waiting, unpacked
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval, Waiting, unpacked
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes
 from deltaforge_dagster.state.holds import SCHEMA
@@ -108,25 +108,25 @@ class Holds:
         self,
         source: Source,
         registry: SourceNotes,
-        gate: Gate,
+        approval: SchemaApproval,
         position: Position,
         *,
         open_writer: Callable[[], SegmentWriter],
         seal: Callable[[SegmentWriter, HoldRow, Sequence[HeldPart]], None],
     ) -> None:
-        """Write a segment for each released hold, and let the gate begin.
+        """Write a segment for each released hold, and start the schema approval.
 
         Args:
             source: Decodes the events.
             registry: For the source.
-            gate: Keeps back what waits for approval.
+            approval: Holds rows that wait for approval.
             position: Where the journal ends.
             open_writer: Makes the writer of the next segment.
             seal: Makes it durable, and the hold's events journaled with it, but for those of it that
                 are kept back again.
         """
         holds = self._store.holds(self._lease.pipeline)
-        gate.begin({one.subject: one.reason for one in holds if _waits(one)})
+        approval.begin({one.subject: one.reason for one in holds if _waits(one)})
         released = [hold for hold in holds if hold.state == "released"]
         for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
             again = _KeptAgain(partial(self.open, since=parse_position(hold.since_position)))
@@ -139,8 +139,8 @@ class Holds:
                     fix = hold.mend or "{}"
                     batches = source.decode_held(self._events(hold), fix, position, registry)
                 for rows in batches:
-                    again.write(gate.take(ChangeBatch(rows, None)), writer)
-                again.write(gate.take(ChangeBatch(None, position)), writer)
+                    again.write(approval.take(ChangeBatch(rows, None)), writer)
+                again.write(approval.take(ChangeBatch(None, position)), writer)
             except (Retryable, LeaseLost):
                 writer.abort()
                 again.abort()

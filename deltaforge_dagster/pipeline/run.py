@@ -34,7 +34,6 @@ from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.deliveries import Deliveries
 from deltaforge_dagster.pipeline.failover import Failover
-from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.health import with_remedy
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.interrupts import uninterrupted
@@ -46,6 +45,7 @@ from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.run_context import Observer, RunContext
 from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.source_watch import SourceWatch
 from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
@@ -263,7 +263,7 @@ class LiveRun:
         registry = FencedRegistry(
             self._store, self._lease, self._loaded.spec.metadata.tenant, pauses=pauses
         )
-        gate = Gate(registry.pending, pauses=pauses)
+        approval = SchemaApproval(registry.pending, pauses=pauses)
         return Capture(
             build_source=self._context.build_source,
             registry=registry,
@@ -288,9 +288,9 @@ class LiveRun:
                 limits=self._engine.segment,
             ),
             splicer=Splicer(
-                self._store, self._context.journal, self._lease, registry, limits, gate=gate
+                self._store, self._context.journal, self._lease, registry, limits, approval=approval
             ),
-            gate=gate,
+            approval=approval,
             paused=self._pressure.paused is not None,
             source_id=source.id,
         )

@@ -23,9 +23,9 @@ from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
-from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
 from deltaforge_dagster.pipeline.strays import Strays
 from deltaforge_dagster.pipeline.waiting import full_names
@@ -57,7 +57,7 @@ class Splicer:
         lease: The run's lease.
         registry: Where table versions are registered, and tables are held.
         limits: `engine.segment`: how much is taken over together, roughly.
-        gate: Keeps tables back whose form waits for approval; their chunks wait, too.
+        approval: Holds tables whose new schema waits for approval; their chunks wait, too.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Splicer:
         registry: FencedRegistry,
         limits: SegmentLimits,
         *,
-        gate: Gate | None = None,
+        approval: SchemaApproval | None = None,
     ) -> None:
         self._store = store
         self._journal = journal
         self._lease = lease
         self._registry = registry
         self._limits = limits
-        self._gate = gate or Gate()
+        self._approval = approval or SchemaApproval()
         self._strays = Strays(store, journal, lease)
         self._looked_at = float("-inf")
         self._waiting: list[ChunkRow] = []
@@ -171,7 +171,7 @@ class Splicer:
             found = self._store.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST
             )
-        held = {**self._registry.held(), **self._gate.kept} if found else {}
+        held = {**self._registry.held(), **self._approval.kept} if found else {}
         # Last, and in this order: another thread asks `waits` at any time, and may end the run on a no.
         self._waiting = [chunk for chunk in found if chunk.table_name not in held]
         self._looked_at = time.monotonic()
@@ -207,15 +207,15 @@ class Splicer:
 
     def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
         """Say whether a chunk's table is kept back, perhaps from here on because of its form."""
-        if chunk.table_name in self._gate.kept:
+        if chunk.table_name in self._approval.kept:
             return True
         stamp = self._registry.register_read(_table(chunk), reached)
-        reason = self._gate.pending.get(stamp.sequence)
+        reason = self._approval.pending.get(stamp.sequence)
         if reason is None:
             return False
         nothing = HeldPart(SCHEMA, chunk.table_name, reason, reached.to_json(), "", "", 0, 0)
         self._lease.write(lambda writer: writer.begin_hold(nothing))
-        self._gate.kept[chunk.table_name] = reason
+        self._approval.kept[chunk.table_name] = reason
         return True
 
     def _is_whole(self, chunk: ChunkRow) -> bool:

@@ -18,11 +18,11 @@ from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.positions import LsnPosition, Position, parse_position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.state.database import clock
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
         registry=registry,
         journal=journal,
         holds=Holds(store, journal, lease),
-        gate=Gate(registry.pending, pauses=True),
+        approval=SchemaApproval(registry.pending, pauses=True),
         pipeline="p",
         uid=row.uid,
         lease=lease,

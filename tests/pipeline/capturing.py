@@ -14,12 +14,12 @@ from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.gate import Gate
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
@@ -107,11 +107,11 @@ class Stage:
             with contextlib.suppress(SparkUnavailable):  # or the one reader would be done before
                 backlog.warm_up(self.bench.source()).result()
         registry = FencedRegistry(self.store, lease, "acme", pauses=self.pauses)
-        gate = Gate(registry.pending, pauses=self.pauses)
+        approval = SchemaApproval(registry.pending, pauses=self.pauses)
         capture = Capture(
             backlog=backlog,
-            splicer=Splicer(self.store, self.journal, lease, registry, limits, gate=gate),
-            gate=gate,
+            splicer=Splicer(self.store, self.journal, lease, registry, limits, approval=approval),
+            approval=approval,
             build_source=self.bench.source,
             registry=registry,
             journal=self.journal,

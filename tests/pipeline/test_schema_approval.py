@@ -1,159 +1,203 @@
-"""Tables whose form changes wait for approval: captured from real servers, in order and complete."""
+"""The gate: what waits for approval, and where transactions end in what passes."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline import live_schemas, schema_views
-from deltaforge_dagster.state.store import StateStore
-from tests.contracts.test_source import insert
-from tests.pipeline.capturing import Stage
-from tests.sources.mysql.bench import MysqlBench
-from tests.sources.postgres.bench import PostgresBench
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.pipeline.schema_approval import SchemaApproval, Waiting, unpacked
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from tests.contracts.test_source import Versions
+from tests.pipeline.changes import frame, transaction, unfinished
+from tests.state.make import table as form
 
-
-@pytest.fixture
-def mysql_stage(mysql_dsn: str, tmp_path: Path) -> Iterator[Stage]:
-    """A pipeline that captures `orders` and `items`, and asks before a table has another form."""
-    store = StateStore.open(f"sqlite:///{tmp_path / 'state.db'}")
-    try:
-        with MysqlBench(mysql_dsn) as bench:
-            yield Stage(bench, store, tmp_path / "journal", knows_tables=True)
-    finally:
-        store.close()
+TABLES = ("a", "b", "c")
+WHY = "not approved"
+Row = dict[str, Any]
 
 
-@pytest.fixture
-def postgres_stage(postgres_dsn: str, tmp_path: Path) -> Iterator[Stage]:
-    """The same on PostgreSQL."""
-    store = StateStore.open(f"sqlite:///{tmp_path / 'state.db'}")
-    try:
-        with PostgresBench(postgres_dsn) as bench:
-            yield Stage(bench, store, tmp_path / "journal")
-    finally:
-        store.close()
+def rows_of(transactions: Sequence[Sequence[tuple[str, int]]]) -> list[Row]:
+    """Return the rows of transactions, each row a table and the sequence of its version."""
+    (template,) = frame([1]).to_pylist()
+    found: list[Row] = []
+    for number, changes in enumerate(transactions):
+        for index, (table, sequence) in enumerate(changes):
+            found.append(
+                template
+                | {
+                    "table": table,
+                    "schema_sequence": sequence or None,
+                    "pos": len(found),
+                    "tx_id": str(number),
+                    "tx_end": index == len(changes) - 1,
+                }
+            )
+    return found
 
 
-def held(stage: Stage) -> int:
-    """Return how many changes are held."""
-    return sum(hold.events for hold in stage.store.holds("p") if hold.state == "held")
+def batches_of(rows: Sequence[Row], cuts: Sequence[int]) -> list[ChangeBatch]:
+    """Return the rows in batches, cut anywhere; those that end with a transaction say so."""
+    places = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+    found = []
+    for begin, end in pairwise(places):
+        part = list(rows[begin:end])
+        whole = part[-1]["tx_end"]
+        found.append(
+            ChangeBatch(
+                pa.RecordBatch.from_pylist(part, schema=CAPTURED),
+                LsnPosition(end) if whole else None,
+            )
+        )
+    return found
 
 
-def images(stage: Stage, table: str) -> list[Any]:
-    """Return the newest images of a table's rows in the journal, in order."""
-    rows = [row for row in stage.events(table) if row["op"] in "cud"]
-    return [json.loads(row["after"] or row["before"]) for row in rows]
+@dataclass
+class Through:
+    """What came through a gate: rows that passed, rows that were kept of each table."""
+
+    passed: list[Row] = field(default_factory=list)
+    kept: dict[str, list[Row]] = field(default_factory=dict)
+
+    def take(self, approval: SchemaApproval, batch: ChangeBatch) -> None:
+        """Let a batch through; where it ends a segment may end."""
+        for one in approval.take(batch):
+            self.passed += [] if one.rows is None else one.rows.to_pylist()
+            for event in one.held:
+                assert isinstance(event, Waiting)
+                rows = unpacked(event.data).to_pylist()
+                assert event.changes == len(rows)
+                self.kept.setdefault(event.table, []).extend(rows)
 
 
-def waits_and_comes(stage: Stage, orders: str) -> None:
-    """Alter a table twice, and see what waits, what passes, and what comes after each approval."""
-    stage.pauses = True
-    bench, store = stage.bench, stage.store
-    bench.execute(insert("orders", 1), insert("items", 1))
-    stage.capture(lambda _: len(images(stage, "items")) >= 1)
+def expected(rows: Sequence[Row], pending: set[int]) -> Through:
+    """Say row by row what a gate does."""
+    found = Through()
+    for row in rows:
+        name = f"public.{row['table']}"
+        if row["schema_sequence"] in pending:
+            found.kept.setdefault(name, [])
+        lane = found.kept.get(name, found.passed)
+        lane.append(dict(row))
+    for lane in (found.passed, *found.kept.values()):
+        for row, later in zip_longest(lane, lane[1:]):
+            row["tx_end"] = later is None or later["tx_id"] != row["tx_id"]
+    return found
 
-    bench.execute("ALTER TABLE orders ADD COLUMN n int")
-    # One transaction of both tables ends with a row that waits.
-    bench.execute(insert("items", 2), "INSERT INTO orders (id, v, n) VALUES (2, 'b', 2)")
-    stage.capture(lambda _: held(stage) >= 1 and len(images(stage, "items")) >= 2)
-    bench.execute("UPDATE orders SET n = 3 WHERE id = 1", insert("items", 3))
-    stage.capture(lambda _: held(stage) >= 2 and len(images(stage, "items")) >= 3)
 
-    assert [one["id"] for one in images(stage, "orders")] == [1]
-    assert [row["tx_end"] for row in stage.events("items")] == [True, True, True]
-    (hold,) = store.holds("p")
-    assert (hold.kind, hold.subject, hold.state) == ("schema", orders, "held")
-    assert "version 2 of the table (+ n int" in hold.reason
-    assert f"deltaforge hold approve p {orders}" in hold.reason
-    (of_orders,) = [one for one in schema_views.tables(store, "p") if one["name"] == orders]
-    assert of_orders["pending"] == [2]
+sequences = st.integers(0, 6)
+changes = st.lists(st.tuples(st.sampled_from(TABLES), sequences), min_size=1, max_size=5)
 
-    # What comes between the approval and the next run waits for an approval of its own.
-    assert store.approve_table("p", orders) == 2
-    bench.execute("ALTER TABLE orders ADD COLUMN m int")
-    bench.execute("INSERT INTO orders (id, v, n, m) VALUES (4, 'd', 4, 4)", insert("items", 4))
-    stage.capture(lambda _: held(stage) >= 1 and len(images(stage, "items")) >= 4)
-    assert [(one["id"], one.get("n")) for one in images(stage, "orders")] == [
-        (1, None),
-        (2, 2),
-        (1, 3),
+
+@given(
+    transactions=st.lists(changes, min_size=1, max_size=8),
+    pending=st.sets(st.integers(4, 6)),
+    cuts=st.lists(st.integers(0, 40), max_size=8),
+)
+def test_rows_wait_in_order_and_transactions_end(
+    transactions: list[list[tuple[str, int]]], pending: set[int], cuts: list[int]
+) -> None:
+    """From a waiting version's first row on its table is kept, whole and in order; the rest passes.
+
+    Wherever batches are cut, each transaction ends exactly once in what passes, and once in what is
+    kept of each table that it changed.
+    """
+    # A version is of one table: 4 of a, 5 of b, 6 of c.
+    own = {"a": 4, "b": 5, "c": 6}
+    of_tables = [
+        [(table, own[table] if sequence >= 4 else sequence) for table, sequence in one]
+        for one in transactions
     ]
-    assert [row["tx_end"] for row in stage.events("orders")][1:] == [True, True]
+    rows = rows_of(of_tables)
+    found = Through()
+    approval = SchemaApproval(dict.fromkeys(pending, WHY), pauses=True)
+    approval.begin({})
+    for batch in batches_of(rows, cuts):
+        found.take(approval, batch)
 
-    store.approve_table("p", orders)
-    bench.execute("INSERT INTO orders (id, v, n, m) VALUES (5, 'e', 5, 5)", insert("items", 5))
-    stage.capture(lambda _: len(images(stage, "orders")) >= 5)
-    assert [(one["id"], one.get("m")) for one in images(stage, "orders")][3:] == [(4, 4), (5, 5)]
-    assert [one["id"] for one in images(stage, "items")] == [1, 2, 3, 4, 5]
-    rows = [row for row in stage.rows() if row["table"] in {"orders", "items"}]
-    assert len({row["event_id"] for row in rows}) == len(rows) == 10
-    with pytest.raises(NotAllowed, match="waits for approval"):
-        store.approve_table("p", orders)
-
-    history = store.table_history("p", orders)
-    sequences = {row["schema_sequence"] for row in rows if row["table"] == "orders"}
-    assert {one.stamp.sequence for one in history.versions} == sequences
+    assert found == expected(rows, pending)
+    assert approval.kept == dict.fromkeys(found.kept, WHY)
 
 
-def compares(stage: Stage, orders: str) -> None:
-    """Alter a table while nothing runs; the comparison says how, and registers nothing."""
-    stage.pauses = False
-    stage.bench.execute("ALTER TABLE orders DROP COLUMN m")
-    before = stage.store.table_versions("p")
-    source = stage.bench.source()
-    try:
-        found = live_schemas.reload(stage.store, "p", source)
-    finally:
-        source.close()
+def test_what_is_held_already_waits_from_the_start() -> None:
+    """A table that a run before has held stays held, whatever its rows are."""
+    approval = SchemaApproval(pauses=True)
+    approval.begin({"public.orders": WHY})
+    found = Through()
+    found.take(approval, transaction(1, 2))
 
-    by_name = {one["name"]: one for one in found["tables"]}
-    assert by_name[orders]["status"] == "altered"
-    assert by_name[orders]["differences"] == ["column_dropped m"]
-    others = {one["status"] for name, one in by_name.items() if name != orders}
-    assert others <= {"same", "new"}
-    assert stage.store.table_versions("p") == before
+    assert not found.passed
+    assert [row["pos"] for row in found.kept["public.orders"]] == [1, 2]
 
 
-@pytest.mark.mysql
-def test_mysql(mysql_stage: Stage) -> None:
-    """MySQL, with the little that its log says by default."""
-    orders = f"{mysql_stage.bench.database}.orders"
-    waits_and_comes(mysql_stage, orders)
-    compares(mysql_stage, orders)
+def test_a_segments_end_is_behind_every_row() -> None:
+    """Where the source says that all is whole nothing stays in the gate."""
+    approval = SchemaApproval(pauses=True)
+    approval.begin({})
+    found = Through()
+    found.take(approval, unfinished(1))
+    found.take(approval, ChangeBatch(frame([2]).slice(0, 0), None))
+    found.take(approval, ChangeBatch(None, LsnPosition(3)))
+
+    assert [(row["pos"], row["tx_end"]) for row in found.passed] == [(1, True)]
 
 
-@pytest.mark.postgres
-def test_postgres(postgres_stage: Stage) -> None:
-    """PostgreSQL, whose log describes a table anew with the first change after it was altered."""
-    waits_and_comes(postgres_stage, "public.orders")
-    compares(postgres_stage, "public.orders")
+def test_a_new_reader_begins_without_the_open_transaction() -> None:
+    """What a stream left unfinished is read again, and comes once."""
+    approval = SchemaApproval(pauses=True)
+    approval.begin({})
+    found = Through()
+    (cut,) = [unfinished(1, 2)]
+    assert cut.rows is not None
+    found.take(approval, ChangeBatch(cut.rows.slice(0, 1), None))
+    approval.begin({})
+    found.take(approval, transaction(1, 2))
+
+    assert [row["pos"] for row in found.passed] == [1, 2]
 
 
-@pytest.mark.postgres
-def test_a_table_changed_within_a_transaction(postgres_stage: Stage) -> None:
-    """Rows before and behind an ALTER of one transaction: the first pass, and end it."""
-    stage = postgres_stage
-    stage.pauses = True
-    stage.bench.execute(insert("orders", 1))
-    stage.capture(lambda _: len(stage.rows()) >= 1)
-    stage.bench.execute(
-        insert("orders", 2), "ALTER TABLE orders ADD COLUMN n int", insert("orders", 3)
-    )
-    stage.bench.execute("ALTER TABLE orders DROP COLUMN n", insert("orders", 4))
-    stage.capture(lambda _: held(stage) >= 2)
-    assert [row["tx_end"] for row in stage.events("orders")] == [True, True]
+def test_without_anything_to_wait_for_batches_pass_untouched() -> None:
+    """A pipeline that pauses no table pays nothing: the same batch comes out."""
+    approval = SchemaApproval()
+    approval.begin({})
+    for batch in (unfinished(1, 2), transaction(3), ChangeBatch(None, None)):
+        assert list(approval.take(batch)) == [batch]
 
-    stage.store.approve_table("p", "public.orders")
-    stage.capture(lambda _: len(stage.rows()) >= 4)
 
-    assert [one["id"] for one in images(stage, "orders")] == [1, 2, 3, 4]
-    history = stage.store.table_history("p", "public.orders")
-    # The form of before is in force again, and keeps its stamp.
-    assert [sequence for _, sequence in history.in_force] == [1, 2, 1]
-    assert history.current.stamp.version == 1
+def test_what_a_source_keeps_back_stays_in_its_place() -> None:
+    """Events that the source itself keeps back go on with their batch."""
+    event = HeldEvent("public.items", "why", b"raw")
+    approval = SchemaApproval({1: WHY}, pauses=True)
+    approval.begin({})
+    batch = ChangeBatch(frame([1]), LsnPosition(1), held=(event,))
+    (passed,) = approval.take(batch)
+
+    assert passed.rows is None
+    assert passed.held[0] == event
+    assert isinstance(passed.held[1], Waiting)
+
+
+def test_readers_beside_the_stream_end_before_what_waits() -> None:
+    """They are told of every table that is held, and refused a version that waits; or nothing changes."""
+    registry = Versions()
+    registry.holds = {"public.odd": "cannot be decoded"}
+    assert SchemaApproval().beside(registry) is registry
+    approval = SchemaApproval({2: WHY}, pauses=True)
+    approval.begin({"public.orders": WHY})
+    beside = approval.beside(registry)
+
+    assert beside.held() == {"public.odd": "cannot be decoded", "public.orders": WHY}
+    assert beside.register(form("a"), LsnPosition(1)).sequence == 1
+    with pytest.raises(UnsupportedEvent, match=WHY):
+        beside.register(form("a", "b"), LsnPosition(2))
+    beside.define({"t": "as it is"}, LsnPosition(3))
+    assert beside.defined(LsnPosition(3)) == {"t": "as it is"}

@@ -1,13 +1,13 @@
-"""The gate before the journal: rows of tables whose new form nobody has approved do not pass it.
+"""Schema approval: hold the rows of tables whose new schema version has not been approved.
 
-With `engine.schemas.on_schema_change: pause_table` the first row of a version that waits for approval
-closes the gate for its table: from that row on everything of the table is kept back, decoded as it is
-(`Waiting`), until a run begins after the approval. Other tables pass. Whatever brings rows to the
-journal goes through here: the stream, and held events that can be decoded at last.
+With `engine.schemas.on_schema_change: pause_table`, a table is held from the first row of a version that
+waits for approval: this row and all later ones of the table become held events (`Waiting`, already
+decoded) until a run starts after the approval. Other tables pass. All rows on their way to the journal
+pass through here: those of the log stream, and those of held events that can be decoded at last.
 
-`tx_end` marks the last row of a transaction, so it moves where that row is kept back: what passes, and
-what is kept of each table, ends its transactions by itself. To know which row is the last, one
-row of a transaction that is still open waits here until more of it comes.
+`tx_end` marks the last row of a transaction. When that row is held, the mark has to move, so the rows
+that pass and the held rows of each table are separate streams, each with its own marks. To know which
+row is the last, each stream keeps one row of an open transaction until more of it arrives.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def unpacked(data: bytes) -> pa.RecordBatch:
 
 
 @dataclass(slots=True)
-class _Lane:
-    """What passes, or is kept back of one table: batches whose transactions end in it."""
+class _RowStream:
+    """The rows that pass, or the held rows of one table, with `tx_end` set within this stream."""
 
     last: pa.RecordBatch | None = None
 
     def take(self, rows: pa.RecordBatch, chosen: _Mask, ends: _Mask) -> list[pa.RecordBatch]:
-        """Return the chosen rows, each transaction's last one marked; keep one that may be the last.
+        """Return the chosen rows with `tx_end` set; keep back one that may end its transaction.
 
         Args:
-            rows: A batch in the log's order.
-            chosen: Which of them are of this lane.
-            ends: Which of them end a transaction.
+            rows: A batch in log order.
+            chosen: Which rows belong to this stream.
+            ends: Which rows end a transaction in the log.
         """
         # Of the transaction, among those of the batch.
         number: npt.NDArray[np.int64] = np.cumsum(ends) - ends
@@ -75,50 +75,50 @@ class _Lane:
         found = []
         if self.last is not None and (whole or places.size):
             goes_on = bool(of.size) and of[0] == 0
-            found.append(_ending(self.last, np.array([not goes_on])))
+            found.append(_with_tx_end(self.last, np.array([not goes_on])))
             self.last = None
         if not places.size:
             return found
         last_of_its_own = np.append(of[1:] != of[:-1], of[-1] < whole)
-        mine = _ending(rows.filter(pa.array(chosen)), last_of_its_own)
+        mine = _with_tx_end(rows.filter(pa.array(chosen)), last_of_its_own)
         if not last_of_its_own[-1]:
             self.last = mine.slice(len(places) - 1)
             mine = mine.slice(0, len(places) - 1)
         return [*found, mine] if mine.num_rows else found
 
     def end(self) -> list[pa.RecordBatch]:
-        """Return the row that waits, as the last of its transaction."""
+        """Return the row that was kept back, as the last one of its transaction."""
         last, self.last = self.last, None
-        return [] if last is None else [_ending(last, np.array([True]))]
+        return [] if last is None else [_with_tx_end(last, np.array([True]))]
 
 
 @dataclass(slots=True)
-class Gate:
-    """What passes into the journal of one run, and what does not.
+class SchemaApproval:
+    """Separates the rows that may enter the journal from those of tables that wait for approval.
 
-    Used by one thread; `begin` before each reader of the log.
+    Used by one thread; call `begin` before each reader of the log.
 
     Args:
-        pending: Sequences of the versions that wait for approval, and why; may grow.
-        pauses: Whether any may be added.
+        pending: Sequence numbers of the versions that wait for approval, each with the reason; may grow.
+        pauses: Whether versions may be added.
 
     Attributes:
-        kept: Full names of the tables that are kept back, and why.
+        kept: Full names of the held tables, each with the reason.
     """
 
     pending: Mapping[int, str] = field(default_factory=dict)
     pauses: bool = False
     kept: dict[str, str] = field(default_factory=dict)
-    _lanes: dict[str | None, _Lane] = field(default_factory=dict)
+    _streams: dict[str | None, _RowStream] = field(default_factory=dict)
 
     def begin(self, kept: Mapping[str, str]) -> None:
-        """Begin a reader; `kept` are the tables that are held for approval."""
+        """Prepare for a new reader of the log; `kept` are the tables that are held already."""
         self.kept = dict(kept)
-        self._lanes = {}
+        self._streams = {}
 
     def take(self, batch: ChangeBatch) -> Iterator[ChangeBatch]:
-        """Yield a batch without the rows that are kept back, which come out as held events."""
-        waits = any(lane.last is not None for lane in self._lanes.values())
+        """Yield a batch whose held rows were replaced by held events."""
+        waits = any(stream.last is not None for stream in self._streams.values())
         if not (self.pauses or self.kept) or (batch.rows is None and not waits):
             yield batch
             return
@@ -141,7 +141,7 @@ class Gate:
         yield ChangeBatch(last, batch.end, batch.log_bytes, (*batch.held, *events))
 
     def beside(self, registry: SourceNotes) -> SourceNotes:
-        """Return the registry of readers whose rows do not come this way: they end before such a row."""
+        """Return a registry for readers whose rows bypass this object: it stops them before a version that waits."""
         return _Beside(registry, self) if self.pauses or self.kept else registry
 
     def _through(
@@ -152,14 +152,14 @@ class Gate:
         ends: _Mask,
         batch: ChangeBatch,
     ) -> list[pa.RecordBatch]:
-        """Return what comes out of the lane of a table, or of everything that passes."""
-        lane = self._lanes.setdefault(table, _Lane())
-        found = lane.take(rows, chosen, ends)
+        """Return the next rows of a table's held stream, or (None) of the stream that passes."""
+        stream = self._streams.setdefault(table, _RowStream())
+        found = stream.take(rows, chosen, ends)
         # Where a segment may end every transaction is whole.
-        return found if batch.end is None else [*found, *lane.end()]
+        return found if batch.end is None else [*found, *stream.end()]
 
     def _kept_rows(self, rows: pa.RecordBatch) -> dict[str, _Mask]:
-        """Return which rows are kept back of each table that has some."""
+        """Return a mask of the held rows for each table that has some."""
         sequences = rows.column("schema_sequence")
         here = cast("list[int]", pc.unique(sequences).to_pylist())
         waiting = [one for one in here if one in self.pending]
@@ -185,33 +185,33 @@ class Gate:
 
 
 class _Beside:
-    """A registry that refuses what would be kept back."""
+    """A registry that refuses versions that wait for approval."""
 
-    def __init__(self, registry: SourceNotes, gate: Gate) -> None:
+    def __init__(self, registry: SourceNotes, approval: SchemaApproval) -> None:
         self._registry = registry
-        self._gate = gate
+        self._approval = approval
 
     def register(self, table: TableSchema, position: Position) -> SchemaStamp:
-        """Register a version, unless it waits for approval."""
+        """Register a schema version, unless it waits for approval."""
         stamp = self._registry.register(table, position)
-        if stamp.sequence in self._gate.pending:
-            raise UnsupportedEvent(self._gate.pending[stamp.sequence])
+        if stamp.sequence in self._approval.pending:
+            raise UnsupportedEvent(self._approval.pending[stamp.sequence])
         return stamp
 
     def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
-        """Note what tables look like."""
+        """Record table definitions."""
         self._registry.define(definitions, position)
 
     def defined(self, position: Position) -> dict[str, str]:
-        """Return how tables looked at a position."""
+        """Return the table definitions at a position."""
         return self._registry.defined(position)
 
     def held(self) -> Mapping[str, str]:
-        """Return the tables whose events are kept back, in whatever form."""
-        return {**self._registry.held(), **self._gate.kept}
+        """Return the tables that are held, decoded or not, each with the reason."""
+        return {**self._registry.held(), **self._approval.kept}
 
 
-def _ending(rows: pa.RecordBatch, ends: _Mask) -> pa.RecordBatch:
+def _with_tx_end(rows: pa.RecordBatch, ends: _Mask) -> pa.RecordBatch:
     return rows.set_column(_TX_END, CAPTURED.field(_TX_END), pa.array(ends))
 
 
