@@ -32,9 +32,9 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.relocated_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.stage_job import REPORT, StageJob, Written, written_by
-from deltaforge_dagster.pipeline.strays import plan_strays
 from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.read_views import parse_read_view
@@ -209,7 +209,7 @@ class SnapshotRun:
     def _missing(self, snapshot: SnapshotRow) -> Iterator[ChunkRow]:
         """Yield the chunks that are to be read, by table and number."""
         if self._only is None:
-            plan_strays(self._store, self._name, snapshot)
+            plan_relocated_rows(self._store, self._name, snapshot)
         for chunk in self._store.chunks(self._name, snapshot.snapshot, state="planned"):
             if self._only is None or (chunk.table_name, chunk.number) in self._only:
                 yield chunk

@@ -25,9 +25,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.registry import FencedRegistry
+from deltaforge_dagster.pipeline.relocated_rows import RelocatedRows
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
-from deltaforge_dagster.pipeline.strays import Strays
 from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.read_views import parse_read_view
@@ -76,7 +76,7 @@ class Splicer:
         self._registry = registry
         self._limits = limits
         self._approval = approval or SchemaApproval()
-        self._strays = Strays(store, journal, lease)
+        self._relocated_rows = RelocatedRows(store, journal, lease)
         self._looked_at = float("-inf")
         self._waiting: list[ChunkRow] = []
 
@@ -95,7 +95,7 @@ class Splicer:
         """Note the rows that move between chunks, of a segment that is about to be in the journal."""
         if self._looked_at == float("-inf"):
             self._look()
-        self._strays.watch(segment)
+        self._relocated_rows.watch(segment)
 
     def splice(
         self, reached: Position, *, open_writer: Callable[[], SegmentWriter], seal: Seal
@@ -130,7 +130,7 @@ class Splicer:
         taken: list[tuple[ChunkRow, int]] = []
         try:
             for chunk, changed in self._usable(reached):
-                self._strays.splice(chunk, self._not_visible(chunk, changed))
+                self._relocated_rows.splice(chunk, self._not_visible(chunk, changed))
                 writer = writer or open_writer()
                 before = writer.rows
                 self._write(chunk, changed, writer, reached)
@@ -166,7 +166,7 @@ class Splicer:
         """Look for chunks that were read; those of held tables wait until nothing is held of them."""
         found: list[ChunkRow] = []
         snapshot = self._store.unfinished_snapshot(self._lease.pipeline)
-        self._strays.look(snapshot)
+        self._relocated_rows.look(snapshot)
         if snapshot is not None:
             found = self._store.chunks(
                 self._lease.pipeline, snapshot.snapshot, state="read", limit=_MOST

@@ -1,7 +1,7 @@
 """What starts the runs that read snapshots: the pipeline's sensor, or one of their own beside a schedule.
 
 A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
-missing: their run died, what it had read could not be used, or rows have strayed (`strays`). One runs at a
+missing: their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). One runs at a
 time. After a run that failed there is a pause, a longer one after several.
 """
 
@@ -71,7 +71,7 @@ def look(
     planned = (
         snapshot.state == "wanted"
         or store.chunks(loaded.name, number, state="planned", limit=1)
-        or store.stray_tables(loaded.name, number)
+        or store.relocated_tables(loaded.name, number)
     )
     if not planned:
         return dg.SkipReason(f"snapshot {number} is read; the pipeline's run takes it over")

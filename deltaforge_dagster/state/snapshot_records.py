@@ -10,7 +10,7 @@ them at a time and without the pipeline's lease, and taken over by the pipeline'
 ===========  ======================================================================================
 
 A snapshot is `wanted` until its chunks are planned, `reading` until all of them are spliced and no
-`strays` are left, and `cancelled` for ever when somebody or something has stopped it; then what is
+`relocated_rows` are left, and `cancelled` for ever when somebody or something has stopped it; then what is
 not spliced yet never will be.
 """
 

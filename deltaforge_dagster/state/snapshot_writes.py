@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deltaforge_dagster.state import snapshots, strays
+from deltaforge_dagster.state import relocated_rows, snapshots
 from deltaforge_dagster.state.snapshot_records import ChunkRow
 from deltaforge_dagster.state.writing import Writing
 
@@ -24,6 +24,6 @@ class SnapshotWrites(Writing):
         """Let a chunk be read once more, since what was read of it cannot be used."""
         snapshots.plan_again(self._connection, self._lease.pipeline, chunk)
 
-    def note_strays(self, snapshot: int, table: str, keys: Collection[str]) -> None:
-        """Note rows that no chunk of their table may have (see `state.strays`)."""
-        strays.note(self._connection, self._lease.pipeline, snapshot, table, keys)
+    def note_relocated_rows(self, snapshot: int, table: str, keys: Collection[str]) -> None:
+        """Note rows that no chunk of their table may have (see `state.relocated_rows`)."""
+        relocated_rows.note(self._connection, self._lease.pipeline, snapshot, table, keys)

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.state import strays
+from deltaforge_dagster.state import relocated_rows
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.rows import read_checkpoints
 from deltaforge_dagster.state.snapshot_records import (
@@ -39,7 +39,7 @@ from deltaforge_dagster.state.snapshot_records import (
     StagedChunk,
 )
 from deltaforge_dagster.state.tables import checkpoints, chunks, segments, snapshots
-from deltaforge_dagster.state.tables import strays as stray_rows
+from deltaforge_dagster.state.tables import relocated_rows as relocated_table
 
 _PROBLEM_LENGTH = 2000
 _NOT_READ: dict[str, None] = dict.fromkeys(
@@ -251,7 +251,7 @@ def reopen(
         )
 
 
-def plan_strays(
+def plan_relocated_rows(
     connection: Connection,
     pipeline: str,
     snapshot: int,
@@ -260,23 +260,23 @@ def plan_strays(
     keys: Collection[str],
     attempts: int,
 ) -> None:
-    """Let strays of a table be looked for by a chunk more; nothing when it is there already."""
+    """Let one more chunk look for relocated rows of a table; nothing when it is there already."""
     known = select(chunks.c.number).where(_chunk(pipeline, snapshot, chunk))
     reading = select(snapshots.c.snapshot).where(
         _this(pipeline, snapshot), snapshots.c.state == "reading"
     )
     if connection.execute(known).first() or not connection.execute(reading).first():
         return
-    strays.drop(connection, pipeline, snapshot, chunk.table_name, keys)
+    relocated_rows.drop(connection, pipeline, snapshot, chunk.table_name, keys)
     row = _planned(pipeline, snapshot, chunk) | {"attempts": attempts}
     connection.execute(insert(chunks), [row])
 
 
 def finish(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Note that a snapshot is spliced when all its chunks are, and no row has strayed."""
+    """Note that a snapshot is spliced when all its chunks are, and no relocated row is left."""
     left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
-    lost = select(stray_rows.c.digest).where(
-        stray_rows.c.pipeline == pipeline, stray_rows.c.snapshot == snapshot
+    lost = select(relocated_table.c.digest).where(
+        relocated_table.c.pipeline == pipeline, relocated_table.c.snapshot == snapshot
     )
     connection.execute(
         update(snapshots)
@@ -303,7 +303,7 @@ def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -
             .where(_of(pipeline, snapshot), chunks.c.state == "read")
             .values(state="planned", **_NOT_READ)
         )
-        strays.drop_all(connection, pipeline, snapshot)
+        relocated_rows.drop_all(connection, pipeline, snapshot)
     return bool(cancelled.rowcount)
 
 
@@ -385,7 +385,7 @@ def expire_chunks(connection: Connection, pipeline: str, *, before: float) -> in
 
 def forget(connection: Connection, pipeline: str) -> None:
     """Drop every snapshot of a pipeline."""
-    for table in (snapshots, chunks, stray_rows):
+    for table in (snapshots, chunks, relocated_table):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 

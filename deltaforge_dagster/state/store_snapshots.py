@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from deltaforge_dagster.state import snapshots, strays
+from deltaforge_dagster.state import relocated_rows, snapshots
 from deltaforge_dagster.state.leases import lock_lease
 from deltaforge_dagster.state.rows import known_pipeline
 from deltaforge_dagster.state.snapshot_records import (
@@ -97,22 +97,24 @@ class StoreSnapshots(StoreBase):
         with self.database.write() as connection:
             return snapshots.stage(connection, name, snapshot, chunk, staged)
 
-    def strays(self, name: str, snapshot: int, table: str) -> list[str]:
-        """Return the keys of a table's rows that are to be looked for (see `state.strays`)."""
+    def relocated_rows(self, name: str, snapshot: int, table: str) -> list[str]:
+        """Return the keys of a table's rows that are to be looked for (see `state.relocated_rows`)."""
         with self.database.read() as connection:
-            return strays.read(connection, name, snapshot, table)
+            return relocated_rows.read(connection, name, snapshot, table)
 
-    def stray_tables(self, name: str, snapshot: int) -> list[str]:
-        """Return the tables whose strays can be looked for now: their chunks are all spliced."""
+    def relocated_tables(self, name: str, snapshot: int) -> list[str]:
+        """Return the tables whose relocated rows can be looked for now: their chunks are all spliced."""
         with self.database.read() as connection:
-            return strays.ready(connection, name, snapshot)
+            return relocated_rows.ready(connection, name, snapshot)
 
-    def plan_strays(
+    def plan_relocated_rows(
         self, name: str, snapshot: int, chunk: PlannedChunk, *, keys: Collection[str], attempts: int
     ) -> None:
-        """Let strays of a table be looked for by a chunk more."""
+        """Let one more chunk look for relocated rows of a table."""
         with self.database.write() as connection:
-            snapshots.plan_strays(connection, name, snapshot, chunk, keys=keys, attempts=attempts)
+            snapshots.plan_relocated_rows(
+                connection, name, snapshot, chunk, keys=keys, attempts=attempts
+            )
 
     def reopen_chunks(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
         """Let spliced chunks of a snapshot, by table and number, be read once more."""

@@ -299,7 +299,7 @@ metrics = Table(
     Column("value", Double, nullable=False),
 )
 
-strays = Table(
+relocated_rows = Table(
     "stray",
     metadata,
     Column("pipeline", Text, primary_key=True),

@@ -1,4 +1,4 @@
-"""Strays: rows that move between chunks while these are read (`state.strays`), found and looked for.
+"""Find rows that move between chunks while these are read, and read them once more (`state.relocated_rows`).
 
 Any update that leaves columns out and may take its row from one chunk to another is of interest, if
 one of the table's chunks has been spliced already, or is just being spliced and did not see it: that
@@ -35,7 +35,7 @@ from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
 
 MAX_ROUNDS = 10
-"""How often rows of a table may be looked for in vain before its snapshot is cancelled."""
+"""How often rows of a table may be looked for without success before its snapshot is cancelled."""
 
 Move = tuple[str, str]
 """A row's key before and after an update."""
@@ -71,8 +71,8 @@ class _Watched:
                 yield cast("str", old.get(index, row["key"])), row["key"]
 
 
-class Strays:
-    """Notes strays for one run; used by its capture thread, as `splice.Splicer` is.
+class RelocatedRows:
+    """Records the relocated rows that one run sees; used by its capture thread, as `splice.Splicer` is.
 
     Args:
         store: Where they are noted.
@@ -94,16 +94,16 @@ class Strays:
             return
         self._snapshot = snapshot.snapshot
         # In this order: what is planned meanwhile is in the one, or the other.
-        strayed = self._store.stray_tables(self._lease.pipeline, self._snapshot)
+        relocated = self._store.relocated_tables(self._lease.pipeline, self._snapshot)
         progress = self._store.snapshot_progress(self._lease.pipeline, self._snapshot)
         self._tables = {
             table: self._tables.get(table)
             for table, one in progress.items()
-            if one.chunks > 1 and one.spliced and (one.spliced < one.chunks or table in strayed)
+            if one.chunks > 1 and one.spliced and (one.spliced < one.chunks or table in relocated)
         }
 
     def watch(self, segment: WrittenSegment) -> None:
-        """Note the strays of a segment that is about to be in the journal."""
+        """Record the relocated rows of a segment that is about to be in the journal."""
         tables = [table for table in self._tables if "u" in segment.counts.get(table, {})]
         if not tables:
             return
@@ -114,7 +114,7 @@ class Strays:
                     self._note(self._snapshot, table, watched.moves(_updates(batch, table)))
 
     def splice(self, chunk: ChunkRow, not_visible: Iterable[pa.RecordBatch]) -> None:
-        """Note the strays that may have moved into a chunk after it was read.
+        """Record the rows that may have moved into a chunk after it was read.
 
         Args:
             chunk: It is about to be spliced.
@@ -134,7 +134,7 @@ class Strays:
             return
         pipeline = self._lease.pipeline
         # In this order: what is planned meanwhile is in the one, or the other.
-        strayed = set(self._store.strays(pipeline, snapshot, table))
+        relocated = set(self._store.relocated_rows(pipeline, snapshot, table))
         open_ = [
             Chunk.from_json(chunk.plan)
             for state in ("planned", "read")
@@ -142,10 +142,10 @@ class Strays:
         ]
         keys = {new for _, new in found}
         if not any(chunk.keys is None for chunk in open_) and len(open_) < 2:
-            wanted = strayed.union(*(chunk.keys or () for chunk in open_))
+            wanted = relocated.union(*(chunk.keys or () for chunk in open_))
             keys = set(_followed(found, wanted))
-        if keys - strayed:
-            self._lease.write(lambda writing: writing.note_strays(snapshot, table, keys))
+        if keys - relocated:
+            self._lease.write(lambda writing: writing.note_relocated_rows(snapshot, table, keys))
 
     def _watched(self, table: str) -> _Watched | None:
         """Return what is known of a table; None when all its chunks are to be read once more by now."""
@@ -155,13 +155,13 @@ class Strays:
         return _Watched.of(spliced[0]) if spliced else None
 
 
-def plan_strays(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
-    """Plan chunks for strays of tables that are read otherwise; any run that reads chunks may do so.
+def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
+    """Plan chunks for the relocated rows of tables whose other chunks are done; any run that reads chunks may do so.
 
     Where that was of no use too often, the snapshot is cancelled.
     """
-    for table in store.stray_tables(pipeline, snapshot.snapshot):
-        keys = store.strays(pipeline, snapshot.snapshot, table)
+    for table in store.relocated_tables(pipeline, snapshot.snapshot):
+        keys = store.relocated_rows(pipeline, snapshot.snapshot, table)
         last = store.chunks(pipeline, snapshot.snapshot, table=table)[-1]
         again = Chunk.from_json(last.plan).keys is not None
         rounds = last.attempts + 1 if again else 0
@@ -177,7 +177,7 @@ def plan_strays(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None
             table, number, "whole", where=snapshot.condition, rows=len(keys), keys=tuple(keys)
         )
         planned = PlannedChunk(table, number, chunk.to_json())
-        store.plan_strays(pipeline, snapshot.snapshot, planned, keys=keys, attempts=rounds)
+        store.plan_relocated_rows(pipeline, snapshot.snapshot, planned, keys=keys, attempts=rounds)
 
 
 def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:

@@ -11,31 +11,33 @@ LOOKING = PlannedChunk(TABLE, 3, "{}")
 LONG = '{"id":"' + "x" * 10_000 + '"}'
 
 
-def test_a_snapshot_is_not_finished_before_strays_are_looked_for(store: StateStore) -> None:
+def test_a_snapshot_is_not_finished_before_relocated_rows_are_looked_for(store: StateStore) -> None:
     """They are ready once every chunk of their table is spliced; then one more chunk takes them."""
     lease = held(store)
     number = reading(store)
     for chunk in (FIRST, SECOND):
         assert store.stage_chunk(NAME, number, chunk, staged(str(chunk.number)))
     with store.fenced(lease) as writer:
-        writer.note_strays(number, TABLE, ["{1}", LONG])
-        writer.note_strays(number, TABLE, ["{1}"])
-    assert store.strays(NAME, number, TABLE) == sorted([LONG, "{1}"])
+        writer.note_relocated_rows(number, TABLE, ["{1}", LONG])
+        writer.note_relocated_rows(number, TABLE, ["{1}"])
+    assert store.relocated_rows(NAME, number, TABLE) == sorted([LONG, "{1}"])
     first, second = read(store, number)
     splice(store, lease, first)
-    assert store.stray_tables(NAME, number) == []
+    assert store.relocated_tables(NAME, number) == []
     splice(store, lease, second)
     assert state(store) == "reading"
-    assert store.stray_tables(NAME, number) == [TABLE]
+    assert store.relocated_tables(NAME, number) == [TABLE]
 
-    store.plan_strays(NAME, number, LOOKING, keys=["{1}"], attempts=2)
-    store.plan_strays(NAME, number, LOOKING, keys=[LONG], attempts=2)  # another run was faster
+    store.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=2)
+    store.plan_relocated_rows(
+        NAME, number, LOOKING, keys=[LONG], attempts=2
+    )  # another run was faster
 
-    assert store.strays(NAME, number, TABLE) == [LONG]
-    assert store.stray_tables(NAME, number) == []
+    assert store.relocated_rows(NAME, number, TABLE) == [LONG]
+    assert store.relocated_tables(NAME, number) == []
     (chunk,) = store.chunks(NAME, number, table=TABLE, state="planned")
     assert (chunk.number, chunk.attempts) == (3, 2)
-    store.plan_strays(NAME, number, PlannedChunk(TABLE, 4, "{}"), keys=[LONG], attempts=0)
+    store.plan_relocated_rows(NAME, number, PlannedChunk(TABLE, 4, "{}"), keys=[LONG], attempts=0)
     for one in (3, 4):
         assert store.stage_chunk(NAME, number, PlannedChunk(TABLE, one, ""), staged(str(one)))
     for row in read(store, number):
@@ -43,15 +45,15 @@ def test_a_snapshot_is_not_finished_before_strays_are_looked_for(store: StateSto
     assert state(store) == "spliced"
 
 
-def test_strays_of_a_cancelled_snapshot_are_not_looked_for(store: StateStore) -> None:
+def test_relocated_rows_of_a_cancelled_snapshot_are_not_looked_for(store: StateStore) -> None:
     """Nor is a chunk planned for them."""
     lease = held(store)
     number = reading(store)
     with store.fenced(lease) as writer:
-        writer.note_strays(number, TABLE, ["{1}"])
+        writer.note_relocated_rows(number, TABLE, ["{1}"])
     assert store.cancel_snapshot(NAME, number, "enough")
 
-    store.plan_strays(NAME, number, LOOKING, keys=["{1}"], attempts=0)
+    store.plan_relocated_rows(NAME, number, LOOKING, keys=["{1}"], attempts=0)
 
-    assert store.strays(NAME, number, TABLE) == []
+    assert store.relocated_rows(NAME, number, TABLE) == []
     assert len(store.chunks(NAME, number)) == 2

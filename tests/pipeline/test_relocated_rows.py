@@ -9,7 +9,11 @@ import pytest
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.strays import MAX_ROUNDS, Strays, plan_strays
+from deltaforge_dagster.pipeline.relocated_rows import (
+    MAX_ROUNDS,
+    RelocatedRows,
+    plan_relocated_rows,
+)
 from deltaforge_dagster.sources.snapshot import Chunk, ChunkKind
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, SnapshotRow, StagedChunk
 from deltaforge_dagster.state.store import StateStore
@@ -78,7 +82,7 @@ DESCRIBED = TableSchema("shop", "public", "orders", COLUMNS, ("id",))
 
 
 class Desk:
-    """A snapshot of two chunks of a table, and the strays of a run that takes them over."""
+    """A snapshot of two chunks of a table, and the relocated rows of a run that takes them over."""
 
     def __init__(self, store: StateStore, folder: Path, kind: ChunkKind) -> None:
         store.register_pipeline("p", "hash", ["s"])
@@ -88,7 +92,7 @@ class Desk:
         assert lease is not None
         self.store, self.lease = store, lease
         self._journal = Journal(f"file://{folder}")
-        self._strays = Strays(store, self._journal, lease)
+        self._relocated_rows = RelocatedRows(store, self._journal, lease)
         self._segment = 0
         store.request_snapshot("p", cause="command")
         chunks = [Chunk(TABLE, number, kind) for number in (1, 2)]
@@ -102,10 +106,10 @@ class Desk:
         assert self.store.stage_chunk("p", 1, chunk, read)
         (chunk,) = self.store.chunks("p", 1, state="read")
         self.lease.write(lambda writer: writer.splice_chunk(chunk, segment=None, rows=0))
-        self._strays.look(self.store.unfinished_snapshot("p"))
+        self._relocated_rows.look(self.store.unfinished_snapshot("p"))
 
     def capture(self, *moves: tuple[int, int], whole: bool = False) -> list[str]:
-        """Capture updates of rows, from key to key; return what has strayed then."""
+        """Capture updates of rows, from key to key; return which rows were relocated."""
         rows = []
         for number, (old, new) in enumerate(moves):
             after = {"id": new, "v": 1} | ({"t": "x"} if whole else {"t": {"_unchanged": True}})
@@ -116,8 +120,8 @@ class Desk:
         self._segment += 1
         writer = self._journal.writer("p", "uid", self._segment, self.lease.epoch)
         writer.write(batch(rows))
-        self._strays.watch(writer.close())
-        return self.store.strays("p", 1, TABLE)
+        self._relocated_rows.watch(writer.close())
+        return self.store.relocated_rows("p", 1, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +152,13 @@ def test_only_rows_that_are_looked_for_are_followed(
     snapshot = store.unfinished_snapshot("p")
     assert snapshot is not None
     for number in range(MAX_ROUNDS):
-        plan_strays(store, "p", snapshot)
+        plan_relocated_rows(store, "p", snapshot)
         (planned,) = store.chunks("p", 1, state="planned")
         assert Chunk.from_json(planned.plan).keys == (f'{{"id":{9 + number}}}',)
         assert desk.capture((5, 6), (9 + number, 10 + number)) == [f'{{"id":{10 + number}}}']
         desk.splice(planned.number)
 
-    plan_strays(store, "p", snapshot)
+    plan_relocated_rows(store, "p", snapshot)
 
     cancelled = store.snapshots("p")[0]
     assert cancelled.state == "cancelled"

@@ -1,9 +1,9 @@
-"""Strays: rows of a snapshot's table that may have moved between two of its chunks, past both readings.
+"""Relocated rows: rows of a snapshot's table that may have moved between two of its chunks, past both readings.
 
 A row gets another key, or another place, after the chunk that it moves into was read and before the one
 that it leaves is. Neither reading has it then. As a rule that does no harm: the stream brings the row as
 it became. But an update may leave columns out (`sources.images`), and then nobody would bring these.
-`pipeline.strays` tells which rows may be of this kind; here is noted which keys they have now, until a
+`pipeline.relocated_rows` tells which rows may be of this kind; here is noted which keys they have now, until a
 chunk is planned that looks for them in the whole table. A snapshot is not finished before.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select
 
-from deltaforge_dagster.state.tables import chunks, strays
+from deltaforge_dagster.state.tables import chunks, relocated_rows
 
 
 def note(
@@ -22,7 +22,7 @@ def note(
 ) -> None:
     """Note keys of rows, JSON text as in the stream; those that are noted already stay."""
     named = {_digest(key): key for key in keys}
-    query = select(strays.c.digest).where(_of(pipeline, snapshot, table))
+    query = select(relocated_rows.c.digest).where(_of(pipeline, snapshot, table))
     known = set(connection.execute(query).scalars())
     rows = [
         {
@@ -36,28 +36,36 @@ def note(
         if digest not in known
     ]
     if rows:
-        connection.execute(insert(strays), rows)
+        connection.execute(insert(relocated_rows), rows)
 
 
 def read(connection: Connection, pipeline: str, snapshot: int, table: str) -> list[str]:
     """Return the keys of a table that are noted."""
-    query = select(strays.c.key).where(_of(pipeline, snapshot, table)).order_by(strays.c.key)
+    query = (
+        select(relocated_rows.c.key)
+        .where(_of(pipeline, snapshot, table))
+        .order_by(relocated_rows.c.key)
+    )
     return list(connection.execute(query).scalars())
 
 
 def ready(connection: Connection, pipeline: str, snapshot: int) -> list[str]:
-    """Return the tables with strays of which every chunk is spliced: now they can be looked for."""
+    """Return the tables with relocated rows of which every chunk is spliced: now they can be looked for."""
     open_ = select(chunks.c.number).where(
-        chunks.c.pipeline == strays.c.pipeline,
-        chunks.c.snapshot == strays.c.snapshot,
-        chunks.c.table_name == strays.c.table_name,
+        chunks.c.pipeline == relocated_rows.c.pipeline,
+        chunks.c.snapshot == relocated_rows.c.snapshot,
+        chunks.c.table_name == relocated_rows.c.table_name,
         chunks.c.state != "spliced",
     )
     query = (
-        select(strays.c.table_name)
-        .where(strays.c.pipeline == pipeline, strays.c.snapshot == snapshot, ~open_.exists())
+        select(relocated_rows.c.table_name)
+        .where(
+            relocated_rows.c.pipeline == pipeline,
+            relocated_rows.c.snapshot == snapshot,
+            ~open_.exists(),
+        )
         .distinct()
-        .order_by(strays.c.table_name)
+        .order_by(relocated_rows.c.table_name)
     )
     return list(connection.execute(query).scalars())
 
@@ -68,14 +76,18 @@ def drop(
     """Forget keys of a table's rows."""
     for key in keys:
         connection.execute(
-            delete(strays).where(_of(pipeline, snapshot, table), strays.c.digest == _digest(key))
+            delete(relocated_rows).where(
+                _of(pipeline, snapshot, table), relocated_rows.c.digest == _digest(key)
+            )
         )
 
 
 def drop_all(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Forget all strays of a snapshot."""
+    """Forget all relocated rows of a snapshot."""
     connection.execute(
-        delete(strays).where(strays.c.pipeline == pipeline, strays.c.snapshot == snapshot)
+        delete(relocated_rows).where(
+            relocated_rows.c.pipeline == pipeline, relocated_rows.c.snapshot == snapshot
+        )
     )
 
 
@@ -85,7 +97,7 @@ def _digest(key: str) -> str:
 
 def _of(pipeline: str, snapshot: int, table: str) -> ColumnElement[bool]:
     return and_(
-        strays.c.pipeline == pipeline,
-        strays.c.snapshot == snapshot,
-        strays.c.table_name == table,
+        relocated_rows.c.pipeline == pipeline,
+        relocated_rows.c.snapshot == snapshot,
+        relocated_rows.c.table_name == table,
     )
