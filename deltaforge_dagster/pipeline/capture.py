@@ -351,8 +351,8 @@ class Capture:
             return
         self._holds.keep(held, end)
         failpoint("held-row-written")
-        self._position = end
         self.moved_at = time.monotonic()
+        self._position = end
 
     def _release_holds(self, source: Source, start: Position) -> None:
         """Put into the journal what was released, before anything else of its tables."""
@@ -433,8 +433,9 @@ class Capture:
             tally=captured(self._source_id, written, time.time(), self._met),
         )
         self._next_segment = number + 1
+        # Before the position: who finds that something was reached must also find that something moved (`run_end`).
+        self.moved_at = time.monotonic()
         self._position = end
         self.segments += 1
         self.rows += written.rows
-        self.moved_at = time.monotonic()
         self._captured(number)

@@ -69,6 +69,8 @@ class RunEnd:
             StoreUnavailable: It is not known; ask again.
         """
         now = time.monotonic()
+        # Before everything else: what moves while the questions below are asked makes their answers old.
+        moved_at = self._moved_at()
         if self._awaits():
             return "capture failed" if self._capture_failed() else None
         if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
@@ -79,9 +81,9 @@ class RunEnd:
         reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
         if not self._all_delivered_or_failing():
             return None
-        return self._finished(splices=splices, reached=reached)
+        return self._finished(moved_at, splices=splices, reached=reached)
 
-    def _finished(self, *, splices: bool, reached: bool) -> str | None:
+    def _finished(self, moved_at: float, *, splices: bool, reached: bool) -> str | None:
         """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture_failed():
             return "capture failed"
@@ -91,8 +93,10 @@ class RunEnd:
             return "caught up"
         if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
             return "journal full"
-        quiet = time.monotonic() - self._moved_at() >= self._limits.idle_seconds
-        return "idle" if quiet and self._source_is_quiet() else None
+        quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
+        if not quiet or not self._source_is_quiet(moved_at):
+            return None
+        return "idle" if self._moved_at() == moved_at else None
 
     def _capture_failed(self) -> bool:
         """Whether capture ended, or nothing could be captured for as long as a run waits without work."""
@@ -110,7 +114,7 @@ class RunEnd:
             return False
         return capture.splices
 
-    def _source_is_quiet(self) -> bool:
+    def _source_is_quiet(self, moved_at: float) -> bool:
         """Whether the reader has passed the head that the source had when it fell quiet.
 
         A database that is decoding a long transaction sends nothing for long, and is not idle.
@@ -120,8 +124,8 @@ class RunEnd:
             return True
         if self._capture is not None and self._capture.error is not None:
             return False  # it is tried again, for as long as `_capture_failed` allows
-        if self._quiet_head is None or self._quiet_since != self._moved_at():
-            self._quiet_since = self._moved_at()
+        if self._quiet_head is None or self._quiet_since != moved_at:
+            self._quiet_since = moved_at
             try:
                 self._quiet_head = self._head()
             except Retryable:  # it may have changes that it could not send either

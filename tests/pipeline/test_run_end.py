@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.pipeline.run_end import RunEnd
@@ -18,7 +20,7 @@ from tests.pipeline.snapshotting import PIPELINE
 class Capturing:
     """A capture whose last chunk is in the journal as soon as somebody has asked for the deliveries."""
 
-    error, failed, in_transaction, failing_since = None, False, False, None
+    error, failed, in_transaction, failing_since, moved_at = None, False, False, None, 0.0
 
     def __init__(self) -> None:
         self.splices = True
@@ -72,6 +74,54 @@ def test_what_is_spliced_between_two_questions_is_delivered(
     assert [end.reason(), end.reason()] == [None, None]
     capture.segments.clear()
     assert end.reason() == "caught up"
+
+
+@pytest.mark.parametrize("until_caught_up", [True, False])
+def test_what_is_captured_while_the_source_is_asked_is_delivered(
+    sqlite_store: StateStore, tmp_path: Path, until_caught_up: bool
+) -> None:
+    """A slow source answers for its head only when capture has reached it: sinks have not, and the run goes on."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    capture.splices = False
+    reading = SimpleNamespace(
+        error=None,
+        failed=False,
+        failing_since=None,
+        splices=False,
+        moved_at=0.0,
+        position=LsnPosition(5),
+        passed=None,
+    )
+
+    def head() -> LsnPosition:
+        if reading.position < LsnPosition(9):
+            reading.moved_at, reading.position = time.monotonic(), LsnPosition(9)
+            capture.segments.add("s")
+        return LsnPosition(9)
+
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast(
+            "Any",
+            SimpleNamespace(
+                store=sqlite_store,
+                build_source=lambda: SimpleNamespace(head=head, close=lambda: None),
+            ),
+        ),
+        deliveries=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", reading),
+        until_caught_up=until_caught_up,
+        goal=LsnPosition(9),
+    )
+    end._began -= 60
+
+    assert [end.reason(), end.reason()] == [None, None]
+    capture.segments.clear()
+    reading.moved_at -= 60
+    assert end.reason() == ("caught up" if until_caught_up else "idle")
 
 
 def test_a_source_that_cannot_be_read_is_not_caught_up(
