@@ -3,7 +3,7 @@
 A `Decoder` is given the dump stream in pieces, as the socket hands them out, and returns record
 batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
 transactions in it until something stops it, `write_changes` writes their row images, and the rest of
-the columns is put around them in bulk (`assembler`). Python acts once per piece and for rare events
+the columns is put around them in bulk (`transaction_assembler`). Python acts once per piece and for rare events
 (`non_row_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
 on what went in, wherever it is cut.
 

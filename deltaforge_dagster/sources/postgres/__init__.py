@@ -8,6 +8,6 @@ versions of `relations`. What cannot be decoded yet is `held`; other application
 
 About the server: `connection`, `handshake`, `slots`, `publications`, `slot_setup`, `stream_errors`, `heartbeat`,
 `catalog`, `identity`, `preflight`. Tables themselves are read by `snapshot`, in `chunks`, as `watermark`
-demands (`copied`, `libpq_lines`, `copy_text`, `selected`). `samples`, `synthetic_log` and `families` make streams
+demands (`copied`, `libpq_lines`, `copy_text`, `selected`). `samples`, `synthetic_log` and `type_families` make streams
 without a server.
 """
