@@ -258,10 +258,10 @@ FAULTS = (
     Fault(
         "splice-moved-key",
         "forgotten removal",
-        "deltaforge_dagster/pipeline/splice_rows.py",
+        "deltaforge_dagster/pipeline/deduplicated_rows.py",
         "row = self._moved.pop(old_key or key, -1)",
         "row = self._moved.get(old_key or key, -1)",
-        ("tests/pipeline/test_splice_rows.py",),
+        ("tests/pipeline/test_deduplicated_rows.py",),
         "A snapshot's row whose key moved and came back is delivered under the key that it has left.",
     ),
     Fault(

@@ -5,7 +5,7 @@ A live run:
 - `run` begins and ends everything (`lease`, `run_end`), with a `run_context` from outside; `work` says whether one is
   needed, `first_start` where it begins;
 - `capture`: the source's stream through `schema_approval` and `cutter` into segments and `ranges`; `backlog` for many
-  readers, `failover` for another server, `holds` for what cannot be decoded, `splice` for snapshots;
+  readers, `failover` for another server, `holds` for what cannot be decoded, `chunk_deduplicator` for snapshots;
 - `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
 - `deliveries`: a `deliverer` per sink, which goes on where `resume` says, sends `units` and puts aside
   `dead_letters`. What it sends is prepared once for all sinks: `preparations` (which segments together),

@@ -30,6 +30,7 @@ from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.capture_watch import CaptureWatch
 from deltaforge_dagster.pipeline.catalog import reread
+from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.dead_letter_watch import DeadLetterWatch
 from deltaforge_dagster.pipeline.deliveries import Deliveries
@@ -47,7 +48,6 @@ from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.source_watch import SourceWatch
-from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.base import Source
@@ -287,7 +287,7 @@ class LiveRun:
                 lease=self._lease,
                 limits=self._engine.segment,
             ),
-            splicer=Splicer(
+            deduplicator=ChunkDeduplicator(
                 self._store, self._context.journal, self._lease, registry, limits, approval=approval
             ),
             approval=approval,

@@ -77,17 +77,17 @@ class RunEnd:
             return "max_seconds"
         # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
         # captured after the goal.
-        splices = self._splices()
+        chunks_waiting = self._chunks_waiting()
         reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
         if not self._all_delivered_or_failing():
             return None
-        return self._finished(moved_at, splices=splices, reached=reached)
+        return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
 
-    def _finished(self, moved_at: float, *, splices: bool, reached: bool) -> str | None:
+    def _finished(self, moved_at: float, *, chunks_waiting: bool, reached: bool) -> str | None:
         """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture_failed():
             return "capture failed"
-        if splices:
+        if chunks_waiting:
             return None
         if reached:
             return "caught up"
@@ -107,12 +107,12 @@ class RunEnd:
             return False
         return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
 
-    def _splices(self) -> bool:
+    def _chunks_waiting(self) -> bool:
         """Whether chunks of a snapshot are about to be taken over."""
         capture = self._capture
         if capture is None or capture.error is not None or self._pressure.paused is not None:
             return False
-        return capture.splices
+        return capture.chunks_waiting
 
     def _source_is_quiet(self, moved_at: float) -> bool:
         """Whether the reader has passed the head that the source had when it fell quiet.

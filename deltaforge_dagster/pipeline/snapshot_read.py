@@ -2,7 +2,7 @@
 
 It needs no lease and any number of them may work at a time: what one has read first counts
 (`state.snapshot_records`). One that died left nothing but files that nobody knows of, and the next goes on with
-exactly the chunks that are missing. Taking chunks over is the pipeline's own run's part (`splice`); when
+exactly the chunks that are missing. Merging chunks is the part of the pipeline's own run (`chunk_deduplicator`); when
 so much waits for it that `engine.snapshot.max_staged_bytes` is reached, reading waits, too.
 
 Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are

@@ -23,12 +23,12 @@ class Capturing:
     error, failed, in_transaction, failing_since, moved_at = None, False, False, None, 0.0
 
     def __init__(self) -> None:
-        self.splices = True
+        self.chunks_waiting = True
         self.segments: set[str] = set()
 
     def splice(self) -> None:
         """Take the chunk over: the sink has a segment to deliver."""
-        self.splices, self.segments = False, {"s"}
+        self.chunks_waiting, self.segments = False, {"s"}
 
 
 class Delivering:
@@ -45,7 +45,7 @@ class Delivering:
     def behind(self, _: object) -> dict[str, int]:
         """Return what sinks lack now; then the chunk is taken over."""
         lacking = dict.fromkeys(self._capture.segments, 1)
-        if self._capture.splices:
+        if self._capture.chunks_waiting:
             self._capture.splice()
         return lacking
 
@@ -84,12 +84,12 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
     (tmp_path / "p.yaml").write_text(PIPELINE)
     sqlite_store.register_pipeline("p", "hash", ["s"])
     capture = Capturing()
-    capture.splices = False
+    capture.chunks_waiting = False
     reading = SimpleNamespace(
         error=None,
         failed=False,
         failing_since=None,
-        splices=False,
+        chunks_waiting=False,
         moved_at=0.0,
         position=LsnPosition(5),
         passed=None,
@@ -131,12 +131,12 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
     (tmp_path / "p.yaml").write_text(PIPELINE)
     sqlite_store.register_pipeline("p", "hash", ["s"])
     capture = Capturing()
-    capture.splices = False
+    capture.chunks_waiting = False
     broken = SimpleNamespace(
         error=SourceUnavailable("cut"),
         failed=False,
         failing_since=time.monotonic(),
-        splices=False,
+        chunks_waiting=False,
         moved_at=time.monotonic(),
         position=LsnPosition(5),
         passed=None,
