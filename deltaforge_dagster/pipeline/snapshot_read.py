@@ -273,7 +273,7 @@ class SnapshotRun:
     def _note(
         self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
     ) -> None:
-        first = first_not_visible(self._store, before, written.read_view)
+        first = first_not_visible(self._store, before, written.sight)
         noted = (
             first is not None
             and first >= snapshot.since_segment
