@@ -70,11 +70,11 @@ class _Watched:
 
 
 class RelocatedRows:
-    """Records the relocated rows that one run sees; used by its capture thread, as `take_over.ChunkDeduplicator` is.
+    """Records the relocated rows that one run sees; used by its capture thread, as `ChunkDeduplicator` is.
 
     Args:
-        store: Where they are noted.
-        journal: Where segments lie.
+        store: Where they are recorded.
+        journal: Holds the segments.
         lease: The run's lease.
     """
 
