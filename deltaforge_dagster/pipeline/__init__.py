@@ -7,9 +7,9 @@ A live run:
 - `capture`: the source's stream through `schema_approval` and `cutter` into segments and `ranges`; `backlog` for many
   readers, `failover` for another server, `holds` for what cannot be decoded, `chunk_deduplicator` for snapshots;
 - `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
-- `deliveries`: a `deliverer` per sink, which goes on where `resume` says, sends `units` and puts aside
+- `deliverer_set`: a `deliverer` per sink, which resumes where `resume` says, sends `delivery_batches` and puts aside
   `dead_letters`. What it sends is prepared once for all sinks: `preparations` (which segments together),
-  `prepare` (the Spark job), `messages` (its tasks), `prepared_files`, `prepared`, `outgoing`;
+  `prepare` (the Spark job), `messages` (its tasks), `prepared_files`, `prepared`, `select_messages`;
 - behind them `confirmer`, `backpressure`, `sensing`, `publication`, `meters`.
 
 Beside it, without the lease: `replay`, `reprocessing`, `preview`, `recapture`, `catch_up`, `snapshot_read`,

@@ -30,15 +30,15 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.dead_letters import DeadLetters, QueueFull
 from deltaforge_dagster.pipeline.deadline import Deadline
-from deltaforge_dagster.pipeline.deliverable import Deliverable
+from deltaforge_dagster.pipeline.delivery_batches import BatchSettings, cut
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
-from deltaforge_dagster.pipeline.units import Units, cut
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, traffic_of
 from deltaforge_dagster.state.checkpoint_writes import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
@@ -75,13 +75,13 @@ class Deliverer:
         build_sink: Callable[[], Sink],
         store: StateStore,
         pipeline: str,
-        journal: Deliverable,
+        journal: PendingSegments,
         lease: HeldLease,
         preparations: Preparations,
         resumption: Resumption,
         dead_letters: DeadLetters,
         redrive: Redrive,
-        units: Units,
+        batch_settings: BatchSettings,
         deadline: Deadline,
         meter: SinkMeter,
         checkpoint: CheckpointRow,
@@ -104,7 +104,7 @@ class Deliverer:
         self._resumption = resumption
         self._dead_letters = dead_letters
         self._redrive = redrive
-        self._units = units
+        self._batch_settings = batch_settings
         self.deadline = deadline
         self._meter = meter
         self._limits = limits
@@ -302,9 +302,9 @@ class Deliverer:
             self.sink_id, row.segment, ordinal, set_aside=self._dead_letters.enabled
         )
         passing = self._dead_letters.passing(row, batches)
-        limits = self._units.limits(commits=sink.commits)
+        limits = self._batch_settings.limits(commits=sink.commits)
         if limits is not None:
-            passing = cut(passing, limits, lambda: self._units.transaction_ends(row))
+            passing = cut(passing, limits, lambda: self._batch_settings.transaction_ends(row))
         for messages in passing:
             if self._stop.is_set():
                 if since:
@@ -324,7 +324,7 @@ class Deliverer:
             since += batch.messages.num_rows
             self.rows += batch.messages.num_rows
             self.moved_at = time.monotonic()
-            if self._units.due(since) or self.moved_at - written_at > CHECKPOINT_SECONDS:
+            if self._batch_settings.due(since) or self.moved_at - written_at > CHECKPOINT_SECONDS:
                 self._advance(row, ordinal, complete=False)
                 written_at, since = self.moved_at, 0
         return True

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
-from deltaforge_dagster.pipeline.deliverable import Segments
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.pending_segments import Segments
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.state.records import SegmentRow

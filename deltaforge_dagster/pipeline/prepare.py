@@ -40,6 +40,7 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys
 from deltaforge_dagster.pipeline.messages import (
     FRAME_COLUMNS,
     Job,
@@ -47,7 +48,6 @@ from deltaforge_dagster.pipeline.messages import (
     Share,
     as_frame,
 )
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys
 from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.pipeline.prepared_files import Piece, Spares
 from deltaforge_dagster.pipeline.probe import check_server

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
 from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys, select_messages
 from deltaforge_dagster.pipeline.messages import Route
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys, outgoing
 from deltaforge_dagster.pipeline.prepared_files import Piece
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
@@ -119,7 +119,7 @@ class Prepared:
             rows = whole.slice(piece.offset, piece.rows)
             if after_ordinal >= piece.ordinal:
                 rows = rows.slice(_rows_up_to(rows, after_ordinal))
-            messages, refused = outgoing(rows, route, sink_id, segment, self._empty_keys)
+            messages, refused = select_messages(rows, route, sink_id, segment, self._empty_keys)
             if refused and not set_aside:
                 messages = messages.slice(0, _rows_up_to(messages, refused[0].ordinal))
             if messages.num_rows or (refused and set_aside):

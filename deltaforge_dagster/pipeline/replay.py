@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed, Undeliverable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.deliverable import Chosen, Deliverable
+from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.reprocessing import Reprocessing
@@ -69,7 +69,7 @@ def replay(
     pipeline, set_aside = spec.metadata.name, spec.spec.journal.enabled
     max_bytes = spec.spec.engine.deliver.max_bytes
     rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
-    journal = Deliverable(store, pipeline, chained=bool(spec.spec.processors))
+    journal = PendingSegments(store, pipeline, chained=bool(spec.spec.processors))
     sink = build_sink()
     try:
         sink.open()

@@ -16,7 +16,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.positions import Position
 
@@ -41,7 +41,7 @@ class RunEnd:
         loaded: LoadedPipeline,
         context: RunContext,
         *,
-        deliveries: Deliveries,
+        deliverers: DelivererSet,
         pressure: BackPressure,
         capture: Capture | None,
         until_caught_up: bool,
@@ -52,7 +52,7 @@ class RunEnd:
         self._limits = loaded.spec.spec.engine.run
         self._store = context.store
         self._build_source = context.build_source
-        self._deliveries = deliveries
+        self._deliverers = deliverers
         self._pressure = pressure
         self._capture = capture
         self._until_caught_up = until_caught_up
@@ -91,7 +91,7 @@ class RunEnd:
             return None
         if reached:
             return "caught up"
-        if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
+        if self._until_caught_up and self._pressure.paused is not None and self._deliverers.errors:
             return "journal full"
         quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
         if not quiet or not self._source_is_quiet(moved_at):
@@ -167,10 +167,10 @@ class RunEnd:
 
     def _moved_at(self) -> float:
         captured_at = 0.0 if self._capture is None else self._capture.moved_at
-        return max(self._began, captured_at, self._deliveries.moved_at)
+        return max(self._began, captured_at, self._deliverers.moved_at)
 
     def _all_delivered_or_failing(self) -> bool:
         pipeline = self._store.pipeline(self._pipeline)
         assert pipeline is not None
-        waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
-        return waiting <= self._deliveries.stuck(pipeline)
+        waiting = self._deliverers.behind(pipeline).keys() | self._deliverers.redriving
+        return waiting <= self._deliverers.stuck(pipeline)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
-from deltaforge_dagster.pipeline.deliverable import Deliverable
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.preparations import Preparations
 from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.positions import LsnPosition
@@ -106,7 +106,7 @@ def preparations(journaled: StateStore, preparer: CountingPreparer) -> Iterator[
     """Preparations of three segments at most."""
     made = Preparations(
         cast("Preparer", preparer),
-        Deliverable(journaled, "p", chained=False),
+        PendingSegments(journaled, "p", chained=False),
         "p",
         max_bytes=3 * SIZE,
         sinks=2,
@@ -242,7 +242,7 @@ def test_closing_waits_for_no_job_and_leaves_none_of_its_files(
     preparer.gate.clear()
     made = Preparations(
         cast("Preparer", preparer),
-        Deliverable(journaled, "p", chained=False),
+        PendingSegments(journaled, "p", chained=False),
         "p",
         max_bytes=SIZE,
         sinks=1,

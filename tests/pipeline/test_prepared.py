@@ -12,8 +12,8 @@ import pytest
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys
 from deltaforge_dagster.pipeline.messages import MessagePlan
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys
 from deltaforge_dagster.pipeline.prepared import Prepared
 from deltaforge_dagster.pipeline.prepared_files import Piece, pieces_of
 from deltaforge_dagster.processors import text

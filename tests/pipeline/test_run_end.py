@@ -64,7 +64,7 @@ def test_what_is_spliced_between_two_questions_is_delivered(
     end = RunEnd(
         load_pipeline(tmp_path / "p.yaml"),
         cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
-        deliveries=cast("Any", Delivering(capture)),
+        deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", capture),
         until_caught_up=True,
@@ -110,7 +110,7 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
                 build_source=lambda: SimpleNamespace(head=head, close=lambda: None),
             ),
         ),
-        deliveries=cast("Any", Delivering(capture)),
+        deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", reading),
         until_caught_up=until_caught_up,
@@ -146,7 +146,7 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
         return RunEnd(
             load_pipeline(tmp_path / "p.yaml"),
             cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
-            deliveries=cast("Any", Delivering(capture)),
+            deliverers=cast("Any", Delivering(capture)),
             pressure=cast("Any", SimpleNamespace(paused=None)),
             capture=cast("Any", broken),
             until_caught_up=until_caught_up,
