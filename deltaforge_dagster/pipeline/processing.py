@@ -2,7 +2,7 @@
 
 One thread takes segments in the journal's order, has Spark's tasks run the chain over them, as many at
 once as `deliver.max_bytes` allows, and notes the output in one fenced transaction. Only then do
-sinks see the segments (`due_entries`). So the chain runs once for a segment, whatever becomes of
+sinks see the segments (`pending_segments`). So the chain runs once for a segment, whatever becomes of
 sinks and runs; a run that dies before the note leaves files that nobody knows of, and the next run's
 chain counts.
 
