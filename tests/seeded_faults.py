@@ -230,10 +230,10 @@ FAULTS = (
         "deliverer-order",
         "order of two writes",
         "deltaforge_dagster/pipeline/deliverer.py",
-        "            try:\n                if not self._send_after(reached, prepared, row):\n",
+        "            try:\n                if not self._send_after(reached, encoded, row):\n",
         "            try:\n"
         "                self._advance(row, last, complete=last == row.rows - 1)\n"
-        "                if not self._send_after(reached, prepared, row):\n",
+        "                if not self._send_after(reached, encoded, row):\n",
         ("tests/pipeline/test_sink_life.py::test_units",),
         "The checkpoint moves before the sink has anything: what was not acknowledged in time is lost.",
     ),

@@ -8,8 +8,8 @@ A live run:
   readers, `failover` for another server, `holds` for what cannot be decoded, `chunk_deduplicator` for snapshots;
 - `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
 - `deliverer_set`: a `deliverer` per sink, which resumes where `resume` says, sends `delivery_batches` and puts aside
-  `dead_letters`. What it sends is prepared once for all sinks: `preparations` (which segments together),
-  `prepare` (the Spark job), `messages` (its tasks), `prepared_files`, `prepared`, `message_selection`;
+  `dead_letters`. What it sends is prepared once for all sinks: `encode_cache` (which segments together),
+  `encoder` (the Spark job), `messages` (its tasks), `encoded_files`, `encoded_segments`, `message_selection`;
 - behind them `confirmer`, `backpressure`, `sensing`, `publication`, `meters`.
 
 Beside it, without the lease: `replay`, `reprocessing`, `preview`, `recapture`, `catch_up`, `snapshot_read`,

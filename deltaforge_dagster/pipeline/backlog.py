@@ -31,8 +31,8 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.backlog_job import StretchJob, WarmJob, Written, written_by
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import DivisibleSource, SourceNotes, Stretch
 

@@ -13,11 +13,11 @@ from deltaforge_dagster.pipeline.dead_letters import DeadLetters
 from deltaforge_dagster.pipeline.deadline import Deadline
 from deltaforge_dagster.pipeline.deliverer import Deliverer
 from deltaforge_dagster.pipeline.delivery_batches import BatchSettings
+from deltaforge_dagster.pipeline.encode_cache import EncodeCache
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.processing import Processing
 from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
@@ -72,9 +72,9 @@ class DelivererSet:
             context.store, self._pipeline, chained=bool(spec.spec.processors)
         )
         self._batch_settings = BatchSettings(spec.spec, context.journal)
-        self._preparer = Preparer(spec, context.journal, self.sessions, lease.run_id, warn)
-        self._preparations = Preparations(
-            self._preparer,
+        self._encoder = Encoder(spec, context.journal, self.sessions, lease.run_id, warn)
+        self._encode_cache = EncodeCache(
+            self._encoder,
             self._journal,
             self._pipeline,
             self._limits.max_bytes,
@@ -146,7 +146,7 @@ class DelivererSet:
             pipeline=self._pipeline,
             journal=self._journal,
             lease=self._lease,
-            preparations=self._preparations,
+            encode_cache=self._encode_cache,
             resumption=resumption,
             dead_letters=DeadLetters(
                 self._spec,
@@ -162,7 +162,7 @@ class DelivererSet:
                 store=self._store,
                 journal=self._context.journal,
                 lease=self._lease,
-                preparer=self._preparer,
+                encoder=self._encoder,
                 resumption=resumption,
                 enabled=self._spec.spec.journal.enabled,
             ),
@@ -201,7 +201,7 @@ class DelivererSet:
     def _wake(self) -> None:
         for one in list(self._working.values()):
             one.segment_added()
-        self._preparations.segment_added()
+        self._encode_cache.segment_added()
         if self._sensing is not None:
             self._sensing.segment_added()
 
@@ -217,7 +217,7 @@ class DelivererSet:
             one.join(_GRACE_SECONDS)
         if self._sensing is not None:
             self._sensing.join(END_SECONDS)
-        self._preparations.close()
+        self._encode_cache.close()
 
     @property
     def someone_waits(self) -> bool:

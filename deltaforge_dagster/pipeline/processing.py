@@ -25,11 +25,11 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.encoder import SessionProvider
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import processed, processing_failed
-from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.processing_job import ProcessingJob, processed_by
 from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -30,10 +30,10 @@ from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.dead_letters import LOOK_SECONDS
+from deltaforge_dagster.pipeline.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import AT_HAND, Preparer
 from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.sinks.base import Origin, Sink
 from deltaforge_dagster.state.fenced import FencedWriter
@@ -54,7 +54,7 @@ class Redrive:
         store: Where the entries are.
         journal: Where their changes are.
         lease: What is written under.
-        preparer: Makes messages of changes.
+        encoder: Makes messages of changes.
         resumption: Knows the sink's own position.
         enabled: Whether there may be entries that are not there yet.
     """
@@ -67,7 +67,7 @@ class Redrive:
         store: StateStore,
         journal: Journal,
         lease: HeldLease,
-        preparer: Preparer,
+        encoder: Encoder,
         resumption: Resumption,
         enabled: bool,
     ) -> None:
@@ -76,7 +76,7 @@ class Redrive:
         self._store = store
         self._journal = journal
         self._lease = lease
-        self._preparer = preparer
+        self._encoder = encoder
         self._resumption = resumption
         self._watched = True
         self._enabled = enabled
@@ -112,8 +112,8 @@ class Redrive:
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS
         if not chunk:
             return checkpoint, 0
-        prepared = self._preparer.prepare_rows(_numbered(changes))
-        batches = list(prepared.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
+        encoded = self._encoder.prepare_rows(_numbered(changes))
+        batches = list(encoded.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
         refused = {one.ordinal: one for batch in batches for one in batch.refused}
         batches = [replace(batch, refused=()) for batch in batches if batch.messages.num_rows]
         if sink.exactly_once and batches:

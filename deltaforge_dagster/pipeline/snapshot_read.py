@@ -30,8 +30,8 @@ from deltaforge_dagster.errors import (
     SparkUnavailable,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.relocated_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.stage_job import REPORT, StageJob, Written, written_by

@@ -15,9 +15,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
+from deltaforge_dagster.pipeline.encoder import SessionProvider
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
