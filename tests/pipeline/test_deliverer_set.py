@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from deltaforge_dagster.journal import writer as writing
-from deltaforge_dagster.pipeline import deliverer, encoder
+from deltaforge_dagster.pipeline import deliverer, deliverer_set, encoder
 from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
 from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.state.records import SegmentRow
@@ -151,8 +152,18 @@ def test_a_large_segment_goes_on_in_the_middle(
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
     monkeypatch.setattr(encoder, "PART_ROW_GROUPS", 2)
     monkeypatch.setattr(deliverer, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(deliverer_set, "_GRACE_SECONDS", 0.5)
     feed = make_feed(run=PATIENT, range_="{max_seconds: 600}", more_sinks=files.sinks)
-    files.fault("slow 1.5", "a")
+
+    first = threading.Event()
+
+    def hang_from_then_on(step: str) -> None:
+        if step == "sink-sent" and threading.current_thread().name.endswith(" a"):
+            if not first.is_set():
+                files.fault("hang", "a")
+            first.set()
+
+    monkeypatch.setattr(deliverer, "failpoint", hang_from_then_on)
     run = feed.begin()
     insert(feed.shop, 1, 10_000)
 
