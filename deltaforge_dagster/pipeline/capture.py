@@ -36,8 +36,8 @@ from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (
     ChangeBatch,
-    DivisibleSource,
     ReadLimits,
+    SectionedSource,
     Source,
     SourceNotes,
 )
@@ -312,7 +312,7 @@ class Capture:
 
     def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
         """Say whether to read on by several readers behind a batch."""
-        if self._backlog is None or not isinstance(source, DivisibleSource):
+        if self._backlog is None or not isinstance(source, SectionedSource):
             return False
         self._backlog.passed(batch.log_bytes)
         return batch.end is not None and self._backlog.due(source, batch.end)
@@ -320,13 +320,13 @@ class Capture:
     def _read_backlog(self, source: Source, start: Position) -> Position:
         """Journal a backlog by several readers; return where one has to read on."""
         assert self._backlog is not None
-        assert isinstance(source, DivisibleSource)
+        assert isinstance(source, SectionedSource)
         return self._backlog.read(
             source,
             self._approval.beside(self._registry),
             start,
             self._next_segment,
-            add=self._add_stretch,
+            add=self._add_section,
             going_on=lambda: not (self._stop.is_set() or self._paused.is_set()),
         )
 
@@ -399,7 +399,7 @@ class Capture:
             self._backlog.sealed(written.rows, writer.bytes, awaited=awaited)
         self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
 
-    def _add_stretch(self, written: WrittenSegment, end: Position) -> bool:
+    def _add_section(self, written: WrittenSegment, end: Position) -> bool:
         """Add what a task has written; say whether a sink waited for it."""
         awaited = self._someone_waits()
         self._add_written(written, end)
