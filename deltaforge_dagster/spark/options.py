@@ -74,7 +74,7 @@ KINDS = (
     Kind("redis", RedisConfig, "stream"),
     Kind("kafka", KafkaConfig, "topic", frozenset(["tombstones"]), null_values=True),
     # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
-    # because the sink looks up its stream with it.
+    # because the sink checks its stream with it.
     Kind("nats", NatsConfig, "subject", frozenset(["exactly_once"]), always_named=True),
 )
 

@@ -35,7 +35,7 @@ from deltaforge_dagster.spark import options as options_of_writes
 from deltaforge_dagster.spark import rows
 from deltaforge_dagster.spark.options import JOB, KINDS, Kind
 
-if TYPE_CHECKING:  # the packages that Connect needs may not be installed
+if TYPE_CHECKING:  # a classic session does not need the packages of Connect
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 _WAITS = (1.0, 2.0, 4.0, 8.0)
