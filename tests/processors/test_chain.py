@@ -34,7 +34,7 @@ def spec(*processors: dict[str, Any], **limits: Any) -> ChainSpec:
 
 
 def made(chain: ChainSpec, rows: Sequence[Row], rows_each: int = 100) -> list[dict[str, Any]]:
-    """Return the output of a chain for a segment that is read in batches of `size` rows."""
+    """Return the output of a chain for a segment that is read in batches of `rows_each` rows."""
     whole = batch(list(rows))
     batches = [whole.slice(at, rows_each) for at in range(0, whole.num_rows, rows_each)]
     with Chain(chain) as one:

@@ -66,7 +66,7 @@ def test_an_update_of_a_key_has_halves() -> None:
     ],
 )
 def test_other_changes_stay_whole(changed: dict[str, Any]) -> None:
-    """An update is not split if the key is the same, or the old row, the key or a key column is missing."""
+    """Other operations are not split, nor are updates whose key is the same or incomplete in the old row."""
     whole = row(**{**UPDATE, **changed})
 
     assert expanded(whole) == [{**whole, "role": CHANGE}]

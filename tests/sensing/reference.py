@@ -136,7 +136,7 @@ class Reference:
                 self._fold(path, stable)
 
     def _stable_names_of_map(self, path: Path) -> set[str] | None:
-        """Return the names that are fields if the object is a map."""
+        """Return the names that are fields if the object is a map, otherwise None."""
         high, counts = self.options.high_cardinality, self.counts()
         objects = counts[path, "object"]
         shares: Counter[str] = Counter()
