@@ -125,10 +125,10 @@ def test_show_as_json(store: StateStore) -> None:
 @pytest.mark.parametrize(
     ("to", "segment", "expected"),
     [
-        ("oldest", 0, "goes on with segment 1: delivers 4 segments again, up to 4."),
-        ("range:2", 2, "goes on with segment 3: delivers 2 segments again, up to 4."),
-        ("range:3", 4, "goes on with segment 5: as before."),
-        ("tail", 6, "goes on with segment 7: skips 2 segments, from 5 on."),
+        ("oldest", 0, "continues with segment 1: delivers 4 segments again, up to 4."),
+        ("range:2", 2, "continues with segment 3: delivers 2 segments again, up to 4."),
+        ("range:3", 4, "continues with segment 5: as before."),
+        ("tail", 6, "continues with segment 7: skips 2 segments, from 5 on."),
     ],
 )
 def test_reset(store: StateStore, to: str, segment: int, expected: str) -> None:
@@ -148,7 +148,7 @@ def test_reset_of_a_failed_sink(store: StateStore) -> None:
         writer.sink_failed("cache", "down", 0.0)
         writer.release()
 
-    assert reset("range:3") == "cache goes on with segment 5: begins that segment again.\n"
+    assert reset("range:3") == "cache continues with segment 5: begins that segment again.\n"
     checkpoint = store.checkpoints(NAME)["cache"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)
 
@@ -237,7 +237,7 @@ def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
 
         assert result.exit_code == 0, result.output
         assert (
-            f"dropped and made anew: replication slot '{bench.slot}', which holds log from before"
+            f"dropped and created again: replication slot '{bench.slot}', which holds log from before"
             in (result.stdout)
         )
         row = store.pipeline("orders")
@@ -385,5 +385,5 @@ class TestImport:
             assert expected in result.stderr
         held(store, "cache", "file")
         result = CliRunner().invoke(app, ["checkpoint", "import", NAME, "--from", sound])
-        assert "has begun already" in result.stderr
+        assert "has already started" in result.stderr
         assert "deltaforge checkpoint reset orders --all" in result.stderr

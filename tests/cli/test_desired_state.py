@@ -60,11 +60,11 @@ def test_a_pipeline_ends_and_goes_on(
     assert want(store) == wanted
 
     snapshot = ", with a snapshot" if mode == "always" else ""
-    assert lines(begin, "shop") == [[f"shop goes on{snapshot}."]]
+    assert lines(begin, "shop") == [[f"shop resumes{snapshot}."]]
     assert want(store) == "running"
     assert [one.cause for one in store.snapshots("shop")] == ["always"] * (mode == "always")
 
-    assert lines(begin, "shop") == [["shop is running already."]]
+    assert lines(begin, "shop") == [["shop is already running."]]
     lines("stop", "shop")
     lines(begin, "shop")
     assert len(store.snapshots("shop")) == (mode == "always")  # it is not finished yet

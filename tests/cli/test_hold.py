@@ -54,7 +54,7 @@ def test_release(store: StateStore, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["hold", "release", NAME, TABLE, "--create-table", str(file)])
 
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{TABLE}: the next run delivers what is held, 12 events.\n"
+    assert result.stdout == f"{TABLE}: the next run delivers 12 held events.\n"
     (hold,) = store.holds(NAME)
     assert hold.state == "released"
     assert json.loads(str(hold.mend)) == {

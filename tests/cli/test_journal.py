@@ -65,7 +65,7 @@ def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
 
     done = CliRunner().invoke(app, ["journal", "rebuild", NAME, "--accept-loss"])
     assert done.exit_code == 0, done.output
-    assert "file: never gets what it lacks from before that position." in done.stdout
+    assert "file: never gets the changes before that position that it lacks." in done.stdout
 
 
 def test_status_shows_what_was_lost(store: StateStore) -> None:

@@ -127,7 +127,7 @@ def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> 
     register(store, load_pipeline(path))
 
     assert [one["path"] for one in planned(path)["changes"]] == ["spec.engine.range.max_seconds"]
-    assert "Waits: run run-7 is at work with the file as it was; within seconds" in shown(path)
+    assert "Waits: run run-7 uses the old file; within seconds" in shown(path)
     assert planned(write())["known"] == "the same"
 
     expire(store)

@@ -132,7 +132,7 @@ def test_a_sink_that_fails_is_named(
     assert result.exit_code == 0
     ended, failing = result.stdout.splitlines()  # each whole, however narrow a terminal is
     assert ended == "Ended (caught up): 1 change captured, sent 1 to good, 0 to lost."
-    assert failing.startswith("lost is behind, and fails: ")
+    assert failing.startswith("lost is behind and fails: ")
     assert "lost.jsonl" in failing
 
     (tmp_path / "pipelines" / "shop.yaml").write_text(text.replace(", required: false", ""))

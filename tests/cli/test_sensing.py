@@ -67,7 +67,7 @@ def test_drift() -> None:
     """What differs, by column; of all tables or of one."""
     text = said("drift", "orders")
     assert "unexpected_null 1" in text
-    assert "Rows that differ: 1 of 31 that were looked at." in text
+    assert "Rows that differ: 1 of 31 analyzed." in text
     found = json.loads(said("drift", "orders", "public.orders", "--json"))
     assert [one["column"] for one in found["tables"][0]["columns"]] == ["id", "gone"]
 

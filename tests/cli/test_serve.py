@@ -68,7 +68,7 @@ def test_a_port_that_is_taken() -> None:
 def test_metrics_for_other_machines_need_a_token(host: str) -> None:
     """Their address is refused without one as the API's is."""
     said = refusal("--port", 0, "--metrics-addr", f"{host}:0")
-    assert f"--metrics-addr {host}:0: other machines may ask only with a token" in said
+    assert f"--metrics-addr {host}:0: other machines can reach it, so a token is needed" in said
 
 
 def test_a_port_of_metrics_that_is_taken() -> None:

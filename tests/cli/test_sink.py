@@ -48,7 +48,7 @@ def test_attach(store: StateStore, options: tuple[str, ...], segment: int) -> No
     """From the journal or at the tail, and it says with which segment the sink goes on."""
     shown = lines("sink", "attach", NAME, "file", *options)
 
-    assert shown == [[f"file is attached and goes on with segment {segment}."]]
+    assert shown == [[f"file is attached and continues with segment {segment}."]]
     assert store.checkpoints(NAME)["file"].attached
 
 
@@ -62,7 +62,7 @@ def test_pause_and_resume(store: StateStore) -> None:
         line[:3] for line in shown
     ]
 
-    assert lines("sink", "resume", NAME, "cache") == [["cache goes on with segment 3."]]
+    assert lines("sink", "resume", NAME, "cache") == [["cache continues with segment 3."]]
     assert store.checkpoints(NAME)["cache"].state == "attached"
 
 

@@ -60,7 +60,7 @@ def test_some_sinks_alone() -> None:
     assert (wrong.exit_code, "has no sink 'kafka' (there is: redis)" in wrong.output) == (2, True)
     first, second = asked.output.splitlines()[-2:]
     assert first.startswith("Snapshot 1 of shop, for redis: asked for")
-    assert second.startswith("It is read from the sensor's next tick on (every 5 s, ")
+    assert second.startswith("The sensor starts it at its next tick (every 5 s, ")
     assert second.endswith("deltaforge snapshot run shop")
 
 
