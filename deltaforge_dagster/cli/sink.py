@@ -34,7 +34,7 @@ def pause(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption
         row = store.pause_sink(pipeline, sink)
     say(
         f"{sink} is paused; a live run finishes what it is sending, then {sink} gets nothing more. "
-        f"The journal keeps everything from segment {row.whole_segment + 1:,} on for it.",
+        f"Everything from segment {row.whole_segment + 1:,} on is kept for it.",
         _as_json(pipeline, row),
         as_json=json_output,
     )

@@ -46,8 +46,8 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     assert delivered()[0] is True
     sqlite_store.pause_sink(NAME, "redis")
     capture(sqlite_store, lease, 3)
-    resume = "to let it go on: deltaforge sink resume orders redis"
-    assert delivered() == (False, warning, f"paused, kept for it: 1 segment; {resume}")
+    resume = "to resume it: deltaforge sink resume orders redis"
+    assert delivered() == (False, warning, f"paused, 1 segment kept for it; {resume}")
     assert loaded.name == NAME
 
 
@@ -138,4 +138,4 @@ def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     assert outcome()[0] is True
     with sqlite_store.fenced(lease) as writer:
         writer.detach_sink("redis", "the journal is full")
-    assert outcome() == (False, error, "detached: it gets nothing")
+    assert outcome() == (False, error, "detached: nothing is delivered to it")
