@@ -130,7 +130,7 @@ def test_once_when_it_begins_and_once_when_it_ends(
         assert tell(sqlite_store, loaded, []) == []
     (_, body), (_, text) = hooks.taken()
     assert (body["event"], body["since"], body["check"]) == ("recovered", since, "delivered")
-    assert "is well again" in text["text"]
+    assert "has recovered" in text["text"]
 
     tell(sqlite_store, loaded, [DOWN])
     assert [body.get("event") for _, body in hooks.taken()] == ["problem", None]
