@@ -26,9 +26,7 @@ import sys
 from types import FrameType
 
 sys.path[:] = [one for one in sys.path if not one.endswith(".zip")]  # before pyspark is imported
-os.environ.setdefault(
-    "MIMALLOC_PURGE_DELAY", "-1"
-)  # before pyarrow is imported: never return memory
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never return memory
 
 # ruff: noqa: E402
 import pandas as pd
