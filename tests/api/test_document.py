@@ -1,4 +1,4 @@
-"""The API against its own OpenAPI document: whatever is sent by it is answered by it."""
+"""Tests of the API against its own OpenAPI document with generated requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = settings(
 
 
 def test_every_route_answers_as_documented(api: Api) -> None:
-    """Status, type and shape; with a pipeline that exists and with names and bodies made up."""
+    """Every route returns a documented status, type and shape, for an existing pipeline and for generated names and bodies."""
     schema = schemathesis.openapi.from_dict(api.client.get("/openapi.json").json())
     tried = 0
     for result in schema.get_all_operations():
