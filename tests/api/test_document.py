@@ -31,7 +31,7 @@ EXAMPLES = settings(
 
 
 def test_every_route_answers_as_documented(api: Api) -> None:
-    """Every route returns a documented status, type and shape, for an existing pipeline and for generated names and bodies."""
+    """Every response has a documented status, type and shape, for existing and for generated names and bodies."""
     schema = schemathesis.openapi.from_dict(api.client.get("/openapi.json").json())
     tried = 0
     for result in schema.get_all_operations():

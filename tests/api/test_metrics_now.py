@@ -28,7 +28,7 @@ spec:
 
 
 def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
-    """The lag is the age of a change that the sink lacks, not of its capture; it is 0 for a sink that has everything."""
+    """A sink's lag is the age of the oldest change that it lacks; it is 0 for a sink that has everything."""
     lease = held(sqlite_store, "redis", "behind")
     at = int((sqlite_store.now() - 5000) * 1e6)
     with sqlite_store.fenced(lease) as writer:

@@ -337,7 +337,7 @@ def test_without_the_directory_of_files(api: Api, tmp_path: Path) -> None:
 
 
 def test_environment_variables_are_not_expanded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables are reported: as a problem where a value is needed or a template names one, elsewhere as a warning."""
+    """A variable is a problem where a value is needed or in a template, elsewhere a warning."""
     monkeypatch.setenv("SHOP", "geheim")
     said = "holds ${SHOP}, which stays as it is: environment variables are expanded in pipeline files only"
     for place, change in (

@@ -40,7 +40,7 @@ def shipped(url: str, folder: Path) -> Path:
 
 
 def test_a_real_scrape(serve: Callable[..., Api], tmp_path: Path) -> None:
-    """promtool accepts configuration, rules and metrics; a scrape has the metrics; every query works."""
+    """Configuration, rules and metrics pass promtool; a scrape has the metrics; every query works."""
     api = serve(token=TOKEN)
     api.client.headers["Authorization"] = f"Bearer {TOKEN}"
     api.create("orders")

@@ -33,7 +33,7 @@ def fields(lines: pytest.LogCaptureFixture) -> dict[str, object]:
 
 
 def test_the_api_turns(api: Api, tmp_path: Path, lines: pytest.LogCaptureFixture) -> None:
-    """There is one line when the API becomes ready and one with the reason when it no longer is, and none in between."""
+    """Becoming ready is one line, becoming unready one line with the reason; nothing is logged in between."""
     readiness = Readiness(api.context)
     assert said(lines, readiness) == [("INFO", "ready")]
     assert said(lines, readiness) == []

@@ -80,7 +80,7 @@ def registered(api: Api, *versions: TableSchema) -> None:
 
 
 def test_columns_as_the_catalog_has_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current version has defaults, extra and nullability from the catalog, which is not read for older versions."""
+    """The current version has defaults, extra and nullability from the catalog; older versions do not read it."""
     registered(api, orders("id", "total", "gone"))
     columns = {
         "id": ColumnDetails(False, None, "auto_increment"),

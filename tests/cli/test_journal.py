@@ -50,7 +50,7 @@ def test_rebuild(store: StateStore, tmp_path: Path) -> None:
 
 
 def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
-    """Without `--accept-loss` sinks that would lose changes are named and nothing changes; with it they are named again."""
+    """Sinks that would lose changes are named; nothing changes without `--accept-loss`, which names them again."""
     lease = store.acquire_lease(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
