@@ -80,7 +80,7 @@ def test_a_number_that_begins_again_is_another_range(
 def test_a_range_leads_to_its_run_and_its_files(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """A range links to its run, while the lease still names it, and to its first file, and has the age of checkpoints."""
+    """A range links to its run, if the lease still names it, and to its first file, and has checkpoint ages."""
     lease = held(sqlite_store, "cache", run_id="run-1")
     capture(sqlite_store, lease, 1)
     publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)

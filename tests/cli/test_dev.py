@@ -53,13 +53,13 @@ def test_a_home_where_another_works(taken: int, home: Path) -> None:
     after = dev(taken)
 
     assert refused.exit_code == 2, refused.output
-    assert f"another `deltaforge dev` works in {home}" in refused.stderr
+    assert f"another `deltaforge dev` is running in {home}" in refused.stderr
     assert "--port" in after.stderr
 
 
 def test_a_directory_without_pipelines(taken: int, tmp_path: Path) -> None:
     """The command reports an empty directory, since the UI would show nothing."""
-    assert f"{tmp_path / 'pipelines'} holds no pipeline file yet" in dev(taken).output
+    assert f"{tmp_path / 'pipelines'} has no pipeline file yet" in dev(taken).output
 
 
 def test_a_broken_file(taken: int, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_approve(store: StateStore) -> None:
     assert "schema public.orders" in run("hold", "list", NAME).stdout
     result = run("hold", "approve", NAME, TABLE)
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{TABLE}: approved; the next run delivers what waits, 12 changes.\n"
+    assert result.stdout == f"{TABLE}: approved; the next run delivers 12 waiting changes.\n"
     assert [hold.state for hold in store.holds(NAME)] == ["released"]
     assert shown("schemas", "list", NAME)["tables"][1]["pending"] == []
     again = run("hold", "approve", NAME, TABLE)

@@ -96,7 +96,7 @@ def ticked(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Callable[[Postg
 def test_a_server_that_is_stopped(
     start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked]
 ) -> None:
-    """The next tick reports it everywhere, even in the wait after an empty run; after a restart, the next tick clears it."""
+    """The next tick reports it everywhere, even while it waits after an empty run, and clears it after a restart."""
     server = start_postgres(None)
     with PostgresBench(server.create_database()) as bench:
         made = ticked(bench)
