@@ -159,7 +159,7 @@ def ack(
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "acked": count}))
     else:
-        typer.echo(f"{_entries(count)} given up.")
+        typer.echo(f"{_entries(count)} discarded.")
 
 
 @app.command()
@@ -171,7 +171,7 @@ def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
     else:
-        typer.echo(f"{_entries(count)} given up.")
+        typer.echo(f"{_entries(count)} discarded.")
 
 
 def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:

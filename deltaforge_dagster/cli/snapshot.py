@@ -136,9 +136,7 @@ def cancel(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.unfinished_snapshot(pipeline)
-        if row is None or not store.cancel_snapshot(
-            pipeline, row.snapshot, "somebody cancelled it"
-        ):
+        if row is None or not store.cancel_snapshot(pipeline, row.snapshot, "cancelled by a user"):
             raise NotAllowed(f"pipeline {pipeline!r} has no unfinished snapshot")
     found = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
     say(f"Snapshot {row.snapshot} is cancelled.", found, as_json=json_output)

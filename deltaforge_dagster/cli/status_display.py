@@ -87,7 +87,7 @@ def _seen(one: Overview) -> str:
     if one.lease is not None and one.lease.held_at(one.now):
         return "a run is at work"
     seen = one.health.seen_at
-    ago = "by nobody yet" if seen is None else f"{duration(one.now - seen)} ago"
+    ago = "never" if seen is None else f"{duration(one.now - seen)} ago"
     row = one.pipeline
     if row.ticked_at is None:
         return f"{ago}; no sensor watches it, only `deltaforge run` works on it"

@@ -26,7 +26,7 @@ from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 
 MANY = Limits(requests_per_second=100_000)
-"""Limits that no test meets by its pace."""
+"""Limits that no test reaches by accident."""
 
 
 def document(name: str, **spec: Any) -> dict[str, Any]:

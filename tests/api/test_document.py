@@ -21,7 +21,7 @@ from tests.chance import examples
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
 
 SERVERS_FAULT = {"NOT_ENABLED", "UNAVAILABLE", "BUILD_FAILED"}
-"""What may be answered with a status of 500 and above: it is no defect."""
+"""Error codes with a status of 500 or above that are not defects."""
 
 EXAMPLES = settings(
     max_examples=examples(4),  # of each route

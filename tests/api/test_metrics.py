@@ -42,7 +42,7 @@ sink_s3_files_committed_total sink_s3_writer_open sink_s3_encode_errors_total si
 sink_clickhouse_insert_seconds sink_clickhouse_rows_total sink_clickhouse_errors_total avro_encode_total
 avro_schema_registrations_total avro_encode_failure_total
 """
-"""Names that DeltaForge's users know."""
+"""Metric names of DeltaForge."""
 
 _NAME = re.compile(rf"\b{PREFIX}([a-z0-9_]+?)(?:_bucket|_sum|_count)?\b(?:\{{([^}}]*)\}})?(?=\W|$)")
 _SELECTED = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")

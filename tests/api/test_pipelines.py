@@ -195,7 +195,7 @@ def test_a_patch_is_laid_over(api: Api) -> None:
 
     answer = api.client.patch("/pipelines/orders", json={"spec": {"sinks": [None]}})
     assert answer.status_code == 200, answer.text
-    assert list(api.store.checkpoints("orders")) == ["more"]  # the sink that is gone has none
+    assert list(api.store.checkpoints("orders")) == ["more"]  # the removed sink has no checkpoint
 
 
 def test_a_patch_that_is_refused_changes_nothing(api: Api) -> None:

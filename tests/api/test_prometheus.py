@@ -27,7 +27,7 @@ _PROMETHEUS = ROOT / "docker/prometheus"
 def shipped(url: str, folder: Path) -> Path:
     """Write the shipped configuration with the test's address and token and a shorter interval."""
     config = yaml.safe_load((_PROMETHEUS / "prometheus.yml").read_text())
-    # A scrape may take as long as the time between two: on a busy machine more than a second.
+    # The scrape interval is also the timeout of a scrape, which may take more than a second on a busy machine.
     config["global"] = {"scrape_interval": "5s", "evaluation_interval": "1s"}
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [url.removeprefix("http://")]}]

@@ -13,7 +13,7 @@ from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, new_segment, position, table
 
 JOURNAL = Journal("memory://links")
-"""Where links of materializations lead; nothing reads there."""
+"""The journal that links of materializations point to; nothing is read from it."""
 
 
 def test_each_asset_of_a_range_is_published_when_it_is_due(

@@ -108,7 +108,7 @@ CHANGES: dict[tuple[str, ...], list[dict[str, Any]]] = {
         {"spec.engine.columns": {"mask": {"orders.email": "-"}}},
     ],
 }
-"""Changes of the file, by the assets whose ranges they make stale."""
+"""Changes of the file, with the assets whose ranges each one makes stale."""
 
 
 def changed(*stale: str) -> dict[str, bool]:

@@ -117,10 +117,10 @@ def test_ack_and_purge(store: StateStore) -> None:
     """Entries are discarded by number, up to a number, by sink or all."""
     assert "say which entries" in refused("dlq", "ack", NAME)
     assert "say which entries" in refused("dlq", "ack", NAME, "1", "--up-to", "2")
-    assert said("dlq", "ack", NAME, "2") == "1 entry given up.\n"
+    assert said("dlq", "ack", NAME, "2") == "1 entry discarded.\n"
     found = json.loads(said("dlq", "ack", NAME, "--up-to", "3", "--json"))
     assert found == {"pipeline": NAME, "acked": 2}
-    assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries given up.\n"
+    assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries discarded.\n"
     assert json.loads(said("dlq", "purge", NAME, "--json")) == {"pipeline": NAME, "purged": 1}
     assert store.dead_letters(NAME) == []
 

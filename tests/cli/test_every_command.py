@@ -24,11 +24,11 @@ spec:
 """
 
 PRINTS_NO_DATA = {"bench", "demo", "dev", "schema", "sensing schema", "serve", "warm"}
-"""Commands that run until they are ended, measure, or print a format of their own."""
+"""Commands that run until they are stopped, measure something, or print another format."""
 
 
 ANSWERS = {"check", "find"}
-"""Commands whose exit code 1 may be an answer."""
+"""Commands for which exit code 1 may be a result."""
 
 
 def leaves() -> Iterator[tuple[tuple[str, ...], TyperCommand]]:

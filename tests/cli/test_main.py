@@ -121,7 +121,7 @@ def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(deltaforge("status").exception, ZeroDivisionError)
 
 
-@pytest.mark.timeout(900)  # where nothing is compiled yet
+@pytest.mark.timeout(900)  # if nothing is compiled yet
 def test_warm() -> None:
     """`warm` runs every kernel and prints how long it took."""
     result = deltaforge("warm")

@@ -130,7 +130,7 @@ def test_a_sink_that_fails_is_named(
     result = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
 
     assert result.exit_code == 0
-    ended, failing = result.stdout.splitlines()  # each whole, however narrow a terminal is
+    ended, failing = result.stdout.splitlines()  # lines are not folded, however narrow the terminal
     assert ended == "Ended (caught up): 1 change captured, sent 1 to good, 0 to lost."
     assert failing.startswith("lost is behind and fails: ")
     assert "lost.jsonl" in failing
@@ -166,7 +166,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
         while b"run begins" not in shown:
             shown += os.read(terminal, 4096)
         os.killpg(run.pid, signal.SIGINT)
-        with contextlib.suppress(OSError):  # that is how a terminal ends
+        with contextlib.suppress(OSError):  # how the end of a terminal is reported
             while piece := os.read(terminal, 4096):
                 shown += piece
         os.close(terminal)

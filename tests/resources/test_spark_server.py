@@ -43,7 +43,7 @@ def alive(pid: int) -> bool:
     """Return whether a process is running (a zombie is not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:  # gone, maybe while it was being looked at
+    except OSError:  # the process is gone, perhaps since just now
         return False
 
 
@@ -101,7 +101,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     stranger = connected(first.remote.replace("token=", "token=x"))
     with pytest.raises(PySparkException, match=r"(?i)token|unauthenticated"):
         stranger.range(1).collect()
-    stranger.client.close()  # else it asks a server that is gone, for minutes, when Python ends
+    stranger.client.close()  # else it retries a dead server for minutes when Python exits
 
     watcher = state(home)["pid"]
     java = java_of(watcher)
@@ -130,7 +130,7 @@ def test_killed_server_is_replaced(home: Path) -> None:
     watcher, port = state(home)["pid"], state(home)["port"]
     java = java_of(watcher)
     os.kill(java, signal.SIGKILL)
-    wait_for(lambda: not alive(java) and not listens(port))  # threads of the dead end later
+    wait_for(lambda: not alive(java) and not listens(port))  # threads of dead processes end later
 
     second = SparkServer.ensure(home)
     assert second.remote != first.remote

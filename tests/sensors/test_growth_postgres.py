@@ -34,10 +34,10 @@ pytestmark = pytest.mark.postgres
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 PIPELINES, RANGES, RUNS = 10, 400, 40
-"""How many there are: so many ranges of each pipeline, and so many runs."""
+"""The number of ranges of each pipeline, and of runs."""
 
 ENOUGH = 2 * RUNS
-"""Rows that one statement may read: all evaluations of one check, which the retention bounds."""
+"""How many rows one statement may read: all evaluations of one check, which retention limits."""
 
 ALL = f"generate_series(0, {PIPELINES}) n, generate_series(3, {RANGES}) r"
 RUNS_OF_ALL = f"generate_series(0, {PIPELINES}) n, generate_series(1, {RUNS}) r"
@@ -60,7 +60,7 @@ class Asked:
             return
         self.statements.append(statement)
         asks = statement.lstrip().upper().startswith(("SELECT", "WITH"))
-        if not asks or "pg_catalog" in statement:  # what tables there are
+        if not asks or "pg_catalog" in statement:  # reads the list of tables
             return
         self.explains = True
         try:

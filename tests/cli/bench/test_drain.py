@@ -20,10 +20,10 @@ SERVERS = {"pg": pytest.mark.postgres, "mysql": pytest.mark.mysql}
 SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka, "nats": pytest.mark.nats}
 
 LATER = 10_000
-"""Seconds that no drain of a test takes."""
+"""A timeout in seconds that no drain in a test reaches."""
 
 SHORT = {"pg-nats"}
-"""The others are only measured by `make soak`; the gate captures from MySQL (`test_capture.py`)."""
+"""Only `make soak` measures the other pairs; the gate covers capture from MySQL (`test_capture.py`)."""
 
 
 @pytest.mark.parametrize(
