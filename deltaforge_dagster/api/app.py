@@ -37,11 +37,11 @@ _ROUTERS = (
     sensing.router,
 )
 
-# Not as a `model`: then a route that answers with text would promise text for errors, too.
+# Not as a `model`: FastAPI would then document errors of a text route as text.
 _PROBLEM = {"application/json": {"schema": Problem.model_json_schema()}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request cannot be done.", "content": _PROBLEM},
-    "5XX": {"description": "The installation cannot do it (now).", "content": _PROBLEM},
+    "4XX": {"description": "The request was refused.", "content": _PROBLEM},
+    "5XX": {"description": "The server failed to handle the request.", "content": _PROBLEM},
 }
 
 
@@ -50,14 +50,14 @@ def build_app(context: ApiContext, *, token: str | None, limits: Limits) -> Fast
 
     Args:
         context: The installation.
-        token: What clients must know; None where only this machine can ask.
-        limits: What a client may ask for.
+        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        limits: Limits for clients' requests.
     """
     app = FastAPI(
         title="deltaforge_dagster",
         version=__version__,
-        description="Pipelines that carry every change of a database to sinks: made, watched and steered.",
-        # The pages of these load scripts from elsewhere; the document itself is at /openapi.json.
+        description="Create, monitor and control pipelines that deliver every change of a database to sinks.",
+        # Their pages load scripts from other servers; the document itself is at /openapi.json.
         docs_url=None,
         redoc_url=None,
     )
@@ -65,12 +65,12 @@ def build_app(context: ApiContext, *, token: str | None, limits: Limits) -> Fast
 
 
 def build_metrics_app(context: ApiContext, *, token: str | None, limits: Limits) -> FastAPI:
-    """Return what answers where only metrics are to be had: `/metrics` and nothing else.
+    """Return an application that serves only `/metrics`.
 
     Args:
         context: The installation.
-        token: What clients must know; None where only this machine can ask.
-        limits: What a client may ask for.
+        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        limits: Limits for clients' requests.
     """
     app = FastAPI(openapi_url=None)
     return _equipped(app, [metrics.router], context, token, limits)

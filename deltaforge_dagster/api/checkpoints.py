@@ -1,4 +1,4 @@
-"""Routes about how far the sinks of a pipeline have acknowledged."""
+"""Routes for the checkpoints of a pipeline's sinks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ router = APIRouter(prefix="/pipelines/{name}", tags=["Checkpoints"])
 
 @router.get("/checkpoints")
 def checkpoints(loaded: Pipeline, context: Context) -> list[SinkCheckpoint]:
-    """How far each sink has acknowledged."""
+    """Return the checkpoint of each sink."""
     return views.checkpoints(context.store, loaded.name)
 
 
 @router.delete("/checkpoint", status_code=HTTPStatus.NO_CONTENT)
 def reset(loaded: Pipeline, context: Context) -> None:
-    """Forget journal and positions: the next run begins by the rules of a first run.
+    """Delete the journal and all positions; the next run starts as a first run does.
 
-    The pipeline should be stopped: while a run works on it, this is refused.
+    Stop the pipeline first: the request is refused while a run works on it.
     """
     before = context.store.pipeline(loaded.name)
     if before is not None:

@@ -1,4 +1,4 @@
-"""What every route works with: the installation's state store, journal, Dagster instance and pipelines."""
+"""What every route uses: the installation's state store, journal, Dagster instance and pipelines."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from deltaforge_dagster.state.store import StateStore
 
 
 class ApiContext:
-    """The installation, open for as long as the server lives. Thread-safe.
+    """The installation, open for the lifetime of the server. Thread-safe.
 
     Args:
         settings: The installation's settings.
         store: Its state store.
         journal: Its journal.
         instance: The Dagster instance that shows it.
-        reload: Lets Dagster read the pipelines again.
+        reload: Makes Dagster load the pipelines again.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ApiContext:
         self._files = PipelineFiles(settings)
 
     def pipelines(self) -> list[AnyPipeline]:
-        """Return every pipeline as its file or document is now, by name; what did not change is not read again."""
+        """Return every pipeline as its file or document is now, sorted by name; only changed files are read."""
         with self._lock:
             return self._files.installed(self.store)
 
@@ -54,7 +54,7 @@ class ApiContext:
         """Return one pipeline.
 
         Raises:
-            PipelineNotFound: There is none of that name.
+            PipelineNotFound: There is no pipeline of that name.
         """
         for one in self.pipelines():
             if one.name == name:
@@ -62,10 +62,10 @@ class ApiContext:
         raise PipelineNotFound(name)
 
     def loaded(self, name: str) -> LoadedPipeline:
-        """Return one pipeline that can be loaded.
+        """Return one pipeline whose file or document is valid.
 
         Raises:
-            PipelineNotFound: There is none of that name.
+            PipelineNotFound: There is no pipeline of that name.
             PipelineBroken: Its file or document has problems.
         """
         found = self.pipeline(name)
@@ -80,27 +80,27 @@ def _context(request: Request) -> ApiContext:
 
 
 Context = Annotated[ApiContext, Depends(_context)]
-"""The type of a route's parameter that is to be the installation."""
+"""The type of a route parameter that receives the installation."""
 
 
 class Client:
-    """Who waits for the answer to a request. Routes that run in a thread ask it between two steps."""
+    """The client of a request. Routes that run in a thread check between steps that it is still connected."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
 
     def check_still_there(self) -> None:
-        """Do nothing while somebody waits.
+        """Do nothing while the client is connected.
 
         Raises:
-            ClientGone: The connection is closed.
+            ClientGone: The client has closed the connection.
         """
         if from_thread.run(self._request.is_disconnected):
             raise ClientGone("the client has closed its connection")
 
 
 Caller = Annotated[Client, Depends(Client)]
-"""The type of a route's parameter that is to be the client."""
+"""The type of a route parameter that receives the client."""
 
 
 def _pipeline(name: str, request: Request, context: Context) -> LoadedPipeline:
@@ -110,4 +110,4 @@ def _pipeline(name: str, request: Request, context: Context) -> LoadedPipeline:
 
 
 Pipeline = Annotated[LoadedPipeline, Depends(_pipeline)]
-"""The type of a route's parameter that is to be the pipeline `{name}` of its path."""
+"""The type of a route parameter that receives the pipeline `{name}` of the path."""

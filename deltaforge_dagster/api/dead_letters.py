@@ -1,4 +1,4 @@
-"""Routes about changes that a sink can never be given: shown, delivered again, or given up."""
+"""Routes for dead letters: show them, deliver them again, or discard them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def entries(
     sink_id: str | None = None,
     error_kind: str | None = None,
 ) -> list[Entry]:
-    """Entries with their events, the oldest first."""
+    """Return dead letters with their events, oldest first."""
     rows = context.store.dead_letters(loaded.name, sink=sink_id, error_kind=error_kind, limit=limit)
     return [orjson.loads(entry_json(loaded.name, row)) for row in rows]
 
 
 @router.get("/count")
 def count(loaded: Enabled, context: Context) -> Count:
-    """How many entries there are."""
+    """Return the number of dead letters."""
     return Count(count=context.store.dead_letter_depth(loaded.name).entries)
 
 
 @router.get("/{seq}")
 def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2**63)]) -> Entry:
-    """One entry with its event."""
+    """Return one dead letter with its event."""
     rows = context.store.dead_letters(loaded.name, seqs=[seq])
     if not rows:
         raise NotFound(f"pipeline {loaded.name!r} has no dead letter {seq}")
@@ -57,18 +57,18 @@ def entry(loaded: Enabled, context: Context, seq: Annotated[int, Path(ge=1, lt=2
 
 @router.post("/ack")
 def ack(loaded: Enabled, context: Context, body: UpTo) -> Acked:
-    """Give entries up, all to a number: the sink never gets these changes."""
+    """Discard all dead letters up to a number: the sinks never get these changes."""
     return Acked(acked=context.store.remove_dead_letters(loaded.name, up_to=body.up_to_seq))
 
 
 @router.post("/redrive")
 def redrive(loaded: Enabled, context: Context, body: Redrive) -> Redriven:
-    """Deliver entries again, by the pipeline's run: in order for each key, with what waits behind them."""
+    """Have the pipeline's run deliver entries again, in order for each key, with the entries that wait behind them."""
     done = context.store.redrive_dead_letters(loaded.name, sink=body.sink_id, seqs=body.seqs)
     return Redriven(redriven=done)
 
 
 @router.delete("")
 def purge(loaded: Enabled, context: Context) -> Purged:
-    """Give up every entry, also those that only wait behind others."""
+    """Discard every dead letter, including those that only wait behind others."""
     return Purged(purged=context.store.remove_dead_letters(loaded.name))

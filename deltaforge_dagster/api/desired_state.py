@@ -1,4 +1,4 @@
-"""Routes that pause, stop and resume a pipeline."""
+"""Routes that set the desired state of a pipeline: pause, stop and resume."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ router = APIRouter(prefix="/pipelines/{name}", tags=["Pipelines"])
 
 @router.post("/pause")
 def pause(loaded: Pipeline, context: Context) -> PipeInfo:
-    """Capture nothing more; what is in the journal is still delivered."""
+    """Stop capturing changes; those already in the journal are still delivered."""
     request_end(context.store, loaded, "paused")
     return info(context.store, loaded)
 
 
 @router.post("/stop")
 def stop(loaded: Pipeline, context: Context) -> PipeInfo:
-    """Capture and deliver nothing more: the run closes its range and ends within seconds."""
+    """Stop capturing and delivering: the run closes its range and ends within seconds."""
     request_end(context.store, loaded, "stopped")
     return info(context.store, loaded)
 
 
 @router.post("/resume")
 def resume(loaded: Pipeline, context: Context) -> PipeInfo:
-    """Let a paused or stopped pipeline go on from its checkpoints."""
+    """Resume a paused or stopped pipeline from its checkpoints."""
     resume_pipeline(context.store, loaded)
     return info(context.store, loaded)

@@ -1,4 +1,4 @@
-"""Pipelines as JSON documents: read from a request, checked, changed by a patch.
+"""Pipelines as JSON documents: read from a request, validated, and changed by a patch.
 
 A document is a pipeline file as JSON. Environment variables in it are not expanded.
 """
@@ -43,10 +43,10 @@ def _request_body(schema: dict[str, Any], description: str) -> dict[str, Any]:
 
 
 DOCUMENT_BODY = _request_body(_SCHEMA, "A pipeline file as JSON.")
-"""What the OpenAPI document says of a body that is a document."""
+"""The description of a document as request body in the OpenAPI document."""
 
 PATCH_BODY = _request_body({"type": "object"}, "The parts of a pipeline file that change, as JSON.")
-"""What the OpenAPI document says of a body that is a patch."""
+"""The description of a patch as request body in the OpenAPI document."""
 
 
 async def _object(request: Request) -> dict[str, Any]:
@@ -62,15 +62,15 @@ async def _object(request: Request) -> dict[str, Any]:
 
 
 JsonObject = Annotated[dict[str, Any], Depends(_object)]
-"""The type of a route's parameter that is to be the request's body, any JSON object."""
+"""The type of a route parameter that receives the request body, which may be any JSON object."""
 
 
 def checked(value: Mapping[str, Any], *, strict: bool) -> LoadedPipeline:
     """Return the pipeline of a document.
 
     Raises:
-        SpecError: With every problem of the document.
-        BuildFailed: It is well formed, and its sinks or processors cannot be built.
+        SpecError: The document is invalid; the error lists every problem.
+        BuildFailed: The document is well formed, but its sinks or processors cannot be built.
     """
     found = load_document("the document", value, strict=strict)
     if isinstance(found, BrokenPipeline):
@@ -82,16 +82,16 @@ def checked(value: Mapping[str, Any], *, strict: bool) -> LoadedPipeline:
 
 
 def merged(value: Any, patch: Any, shown: Any) -> Any:
-    """Return a document's part with a patch laid over it.
+    """Return a part of a document with a patch applied.
 
-    Objects are merged deeply, and arrays by index, a longer patch appends. Null takes a field back to its
-    default, and an entry out of an array. What is patched as it is shown stays as it is: answers hide
-    secrets, and an answer that is sent back must not put `***` in their place.
+    Objects are merged recursively, arrays by index; a longer array in the patch appends entries. Null resets a
+    field to its default and removes an entry from an array. A value that is patched with its form in responses
+    stays unchanged: responses mask secrets, and sending a response back must not replace them with `***`.
 
     Args:
-        value: The part as it is; None when it is not there.
-        patch: What changes.
-        shown: The part as answers show it.
+        value: The part as it is; None if it does not exist.
+        patch: The changes.
+        shown: The part as responses show it.
     """
     if isinstance(patch, dict):
         before = value if isinstance(value, dict) else {}

@@ -1,6 +1,6 @@
-"""Errors of requests, and how every error is answered: status, code and one message, no secret in it.
+"""Errors of requests, and the response to every error: a status, a code and one message without secrets.
 
-An answer's body is `{"error": message, "code": CODE, "message": message}`.
+The body of the response is `{"error": message, "code": CODE, "message": message}`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestRefused(Terminal):
-    """A request cannot be done; subclasses say with which status and code that is answered."""
+    """A request is refused; subclasses define the status and the code of the response."""
 
     status: int = HTTPStatus.CONFLICT
     code = "CONFLICT"
@@ -49,7 +49,7 @@ class NotFound(RequestRefused):
 
 
 class PipelineExists(RequestRefused):
-    """Another pipeline has that name."""
+    """A pipeline of that name already exists."""
 
     code = "PIPELINE_ALREADY_EXISTS"
 
@@ -70,13 +70,13 @@ class PipelineHasFile(RequestRefused):
 
 
 class PipelineBusy(RequestRefused):
-    """A run still works on the pipeline."""
+    """A run still works on the pipeline, or another request has just changed it."""
 
     code = "PIPELINE_BUSY"
 
 
 class BadRequest(RequestRefused):
-    """The body is not what it has to be."""
+    """The request's body or parameters are invalid."""
 
     status = HTTPStatus.BAD_REQUEST
     code = "INVALID_REQUEST"
@@ -90,31 +90,31 @@ class NameMismatch(RequestRefused):
 
 
 class BuildFailed(RequestRefused):
-    """The spec is well formed, and its sinks or processors cannot be built."""
+    """The spec is well formed, but its sinks or processors cannot be built."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     code = "BUILD_FAILED"
 
 
 class ClientGone(RequestRefused):
-    """Nobody waits for the answer any more; the status is for metrics, in nginx's sense."""
+    """The client has closed the connection; the status, which is nginx's, only appears in metrics."""
 
     status = 499
     code = "CLIENT_GONE"
 
 
 class FeatureOff(RequestRefused):
-    """The pipeline does not use what is asked about."""
+    """The pipeline does not use the requested feature."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     code = "NOT_ENABLED"
 
 
 def found(ask: Callable[[], T]) -> T:
-    """Return what `ask` returns; what it knows nothing of is answered with 404.
+    """Return what `ask` returns, and turn its `NotAllowed` into a response with status 404.
 
     Raises:
-        NotFound: There is no such table, version or whatever was asked for.
+        NotFound: What was asked for, such as a table or version, does not exist.
     """
     try:
         return ask()
@@ -123,12 +123,12 @@ def found(ask: Callable[[], T]) -> T:
 
 
 def body(code: str, message: str) -> dict[str, str]:
-    """Return the body of an error's answer."""
+    """Return the body of an error response."""
     return {"error": message, "code": code, "message": message}
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let an app answer every error in one form."""
+    """Make an app return every error in the same form."""
     app.add_exception_handler(DeltaforgeError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _of_framework)
@@ -153,7 +153,7 @@ def _ours(_request: Request, error: Exception) -> JSONResponse:
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    # Without the values: one may be a secret.
+    # Without the values, which may be secrets.
     problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
     return _answer(HTTPStatus.BAD_REQUEST, BadRequest.code, "; ".join(problems))
 
@@ -167,7 +167,7 @@ def _of_framework(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _defect(_request: Request, error: Exception) -> JSONResponse:
-    logger.error("a request broke: %s", type(error).__name__, exc_info=error)
+    logger.error("a request failed: %s", type(error).__name__, exc_info=error)
     return _answer(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", "the request broke; the log says where"
+        HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_ERROR", "internal error; see the server's log"
     )

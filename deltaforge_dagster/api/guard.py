@@ -1,10 +1,10 @@
-"""What a request has to pass before any route sees it: rate, origin, token, size.
+"""The checks that a request must pass before any route handles it: rate, origin, token, size.
 
-Probes have no rate: an orchestrator that gets 429 from them would end a server that is well.
+Health probes are not rate-limited: an orchestrator that gets 429 would stop a healthy server.
 
-Without a token the server listens to this machine alone. A browser on it is still steered by every page
-that is open there: so a request must be addressed to this machine by a loopback name (a page can let its
-own name point here), and if it says which page it comes from, that must be one of ours.
+Without a token the server only listens on loopback addresses. Any page open in a browser on this machine could
+still send requests. Therefore the request's Host must be a loopback name, since a site can point its own name to
+127.0.0.1, and so must its Origin, if it has one.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deltaforge_dagster.api.errors import body
 
 _CLIENTS = 1024
-"""How many addresses are remembered; the one that was silent longest is forgotten first."""
+"""How many client addresses are remembered; the least recently seen one is forgotten first."""
 
 _BURST_SECONDS = 4.0
-"""A client that was silent may send what this time allows at once."""
+"""A client that was idle may send as many requests at once as the rate allows in this time."""
 
 ALIVE_PATH = "/healthz"
-"""Needs no token: it says nothing but that the process is alive."""
+"""Needs no token: the response only shows that the process is alive."""
 
 READY_PATHS = frozenset({"/readyz", "/ready"})
-"""Probes as well, with the token. Wrong tokens are counted here, too, so that nobody tries many."""
+"""Probes that need the token. Requests with wrong tokens are rate-limited, so that tokens cannot be guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may ask for.
+    """Limits for clients' requests.
 
     Attributes:
-        body_bytes: Size of a request's body.
-        requests_per_second: Of one address, over some seconds.
+        body_bytes: Maximum size of a request body.
+        requests_per_second: Average rate for one address; short bursts may exceed it.
     """
 
     body_bytes: int = 1 << 20
@@ -54,7 +54,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a name or address means this machine alone."""
+    """Return whether a host name or address is a loopback one."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -62,7 +62,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Rate:
-    """Counts requests of addresses, each as a bucket of tokens that fills with time."""
+    """Limits the request rate of each address with a token bucket."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
@@ -71,11 +71,11 @@ class Rate:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def would_allow(self, address: str) -> bool:
-        """Say what `allows` would, and count nothing."""
+        """Return what `allows` would return, without counting a request."""
         return self._tokens(address, self._clock()) >= 1.0
 
     def allows(self, address: str) -> bool:
-        """Count a request; False when the address has sent too many."""
+        """Count a request; return False if the address has sent too many."""
         now = self._clock()
         tokens = self._tokens(address, now)
         self._buckets.pop(address, None)
@@ -91,12 +91,12 @@ class Rate:
 
 
 class Guard:
-    """ASGI middleware: answers what may not pass itself.
+    """ASGI middleware that answers requests that may not pass with an error.
 
     Args:
-        app: What comes behind it.
-        token: What a client must know; None where only this machine can ask.
-        limits: What a client may ask for.
+        app: The application behind it.
+        token: The token that requests must carry; None if the server only listens on loopback addresses.
+        limits: Limits for clients' requests.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, limits: Limits) -> None:
@@ -120,19 +120,19 @@ class Guard:
             refused = _answer(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 "REQUEST_TOO_LARGE",
-                f"a request's body may have {self._limits.body_bytes} bytes",
+                f"the request body exceeds {self._limits.body_bytes} bytes",
             )
         await refused(scope, receive, send)
 
     def _refused(self, scope: Scope) -> JSONResponse | None:
-        """Return the answer to a request that may not pass."""
+        """Return the error response to a request that may not pass, None if it may."""
         headers = Headers(scope=scope)
         address = "" if scope["client"] is None else scope["client"][0]
         if not self._in_time(scope["path"], headers, address):
             answer = _answer(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "TOO_MANY_REQUESTS",
-                "too many requests, ask again later",
+                "too many requests, try again later",
             )
             answer.headers["Retry-After"] = "1"
             return answer
@@ -143,13 +143,13 @@ class Guard:
         answer = _answer(
             HTTPStatus.UNAUTHORIZED,
             "UNAUTHORIZED",
-            "the header `Authorization: Bearer TOKEN` is missing, or has another token",
+            "the header `Authorization: Bearer TOKEN` is missing or has a wrong token",
         )
         answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
 
     def _in_time(self, path: str, headers: Headers, address: str) -> bool:
-        """Count a request, and say whether its address has not sent too many."""
+        """Count a request; return whether its address is within the rate limit."""
         if path == ALIVE_PATH:
             return True
         if path not in READY_PATHS:
@@ -163,22 +163,22 @@ class Guard:
     def _knows_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         assert self._token is not None
-        # Header values are Latin-1 by now; a token beyond that was sent as UTF-8.
+        # Header values were decoded as Latin-1; a token with other characters was sent as UTF-8.
         same = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
         return scheme.lower() == "bearer" and same
 
 
 def _foreign(headers: Headers) -> JSONResponse | None:
-    """Return the answer to a request that another site's page may have sent."""
+    """Return the error response to a request that another site's page may have sent, else None."""
     if not is_loopback(_host(f"//{headers.get('host', '')}")):
         return _answer(
             HTTPStatus.FORBIDDEN,
             "FORBIDDEN",
-            "without a token only this machine's own names will do",
+            "without a token the Host header must be a loopback name, such as localhost",
         )
     origin = headers.get("origin")
     if origin is not None and not is_loopback(_host(origin)):
-        return _answer(HTTPStatus.FORBIDDEN, "FORBIDDEN", "requests of other sites are refused")
+        return _answer(HTTPStatus.FORBIDDEN, "FORBIDDEN", "requests from other sites are refused")
     return None
 
 
@@ -190,7 +190,7 @@ def _host(url: str) -> str:
 
 
 async def _whole_body(receive: Receive, headers: Headers, most: int) -> Receive | None:
-    """Return the request with its whole body read; None when that is larger than `most`."""
+    """Read the whole body; return a callable that replays it, or None if it is larger than `most` bytes."""
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         return None

@@ -1,4 +1,4 @@
-"""Routes about the server itself and about all pipelines together."""
+"""Routes for the health of the server and of all pipelines."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ router = APIRouter(tags=["Health"])
 
 @router.get(ALIVE_PATH, response_class=PlainTextResponse)
 def alive() -> str:
-    """The process is alive; asked without a token."""
+    """Return `ok` while the process is alive; needs no token."""
     return "ok"
 
 
 @router.get("/readyz")
 @router.get("/ready", operation_id="ready_by_its_other_name")
 def ready(context: Context) -> Ready:
-    """State store and pipelines can be read, and how each pipeline is; 503 when they cannot."""
+    """Return every pipeline with its status; 503 if the state store or the pipelines cannot be read."""
     return Ready(pipelines=[info(context.store, one) for one in context.pipelines()])
 
 
@@ -38,9 +38,9 @@ def ready(context: Context) -> Ready:
     responses={int(HTTPStatus.SERVICE_UNAVAILABLE): {"model": Unhealthy}},
 )
 def healthy(context: Context) -> Healthy | JSONResponse:
-    """Whether every pipeline captures and delivers; 503, with what is wrong, where one does not.
+    """Return whether every pipeline captures and delivers; 503 with the problems if one does not.
 
-    Warnings, and what people paused or stopped, are healthy.
+    Pipelines with warnings, and paused or stopped pipelines, are healthy.
     """
     pipelines = context.pipelines()
     found = {one.name: health(context.store, one) for one in pipelines}
@@ -54,11 +54,11 @@ def healthy(context: Context) -> Healthy | JSONResponse:
 
 @router.get("/log-level")
 def log_level() -> LogLevel:
-    """The filter of the server's logs."""
+    """Return the filter of the server's logs."""
     return LogLevel(level=logs.level())
 
 
 @router.get("/version")
 def version() -> Version:
-    """Which release this is."""
+    """Return the version of this release."""
     return Version(version=__version__)

@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus reads, as text or OpenMetrics, and the counting of the API's requests."""
+"""`/metrics` for Prometheus, in its text format or as OpenMetrics, and the metrics of the API's requests."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _ACTIONS = {
 
 
 class _Requests:
-    """What this process has counted of its requests; from 0 when it begins, as servers count."""
+    """The request metrics of this process; they start at 0 with the process."""
 
     def __init__(self) -> None:
         self._tally = Tally()
         self._lock = threading.Lock()
 
     def add(self, tally: Tally) -> None:
-        """Count a request."""
+        """Add the tally of a request."""
         with self._lock:
             self._tally.join(tally)
 
     def pluralize(self) -> list[Stored]:
-        """Return every number."""
+        """Return every value."""
         with self._lock:
             rows, _ = self._tally.rows("")
         return [Stored("", row["name"], orjson.loads(row["labels"]), row["value"]) for row in rows]
@@ -58,9 +58,9 @@ _process = ProcessCollector(registry=None)
 
 
 class RequestMetrics:
-    """Counts requests by route, method and status, and what they asked of pipelines.
+    """ASGI middleware that counts requests by route, method and status, and the actions on pipelines.
 
-    A route that changes a pipeline says whose it is in `request.state.tenant`.
+    Routes that act on a pipeline set `request.state.tenant` to its tenant.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -88,7 +88,7 @@ class RequestMetrics:
 
 
 def _tally_of(scope: Scope, status: int, seconds: float) -> Tally:
-    # Only names from our own lists become labels: what clients send is without bounds.
+    # Labels only have names of known routes: names that clients send are unbounded.
     route = getattr(scope.get("route"), "path", "none")
     method = scope["method"] if route != "none" else "any"
     tally = Tally()
@@ -103,19 +103,19 @@ def _tally_of(scope: Scope, status: int, seconds: float) -> Tally:
 
 
 class _Snapshot(Collector):
-    """Metrics gathered already: an encoder asks for them."""
+    """A collector with metrics that were already gathered, for the encoder."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them."""
+        """Yield the metrics."""
         yield from self._metrics
 
 
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request, context: Context) -> Response:
-    """Every metric of every pipeline, as Prometheus text or, if asked for, as OpenMetrics."""
+    """Return all metrics in Prometheus text format, or as OpenMetrics if the client accepts that."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     found = list(collect(context.store, context.pipelines(), _requests.pluralize()))
     return Response(encode(_Snapshot([*found, *_process.collect()])), media_type=content_type)

@@ -1,7 +1,7 @@
-"""The metrics of an installation, gathered from the state store whenever somebody asks.
+"""The metrics of an installation, gathered from the state store for each scrape.
 
-What pipelines count while they work is stored (`state.metrics`); how things stand now is worked out
-here. A family of `state.metric_families` is always there, with zeros for what has not happened yet.
+Counters of pipelines are stored as the pipelines work (`state.metrics`); gauges of the current state are computed
+here. Every family of `state.metric_families` is always present, with zeros for what has not happened yet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIKE = {
     families.SENSING_CACHE_HITS: families.SCHEMA_CACHE_HITS,
     families.SENSING_CACHE_MISSES: families.SCHEMA_CACHE_MISSES,
 }
-"""Other names that people know for the same."""
+"""Families that are exported under a second name, mapped to the family whose values they have."""
 
 
 def collect(
@@ -43,8 +43,8 @@ def collect(
 
     Args:
         store: The state store.
-        pipelines: Those of the installation.
-        counted: What this process has counted by itself.
+        pipelines: The pipelines of the installation.
+        counted: The metrics that this process has counted itself.
     """
     numbers = defaultdict[str, list[Stored]](list)
     for one in itertools.chain(store.metrics(), counted):
@@ -63,7 +63,7 @@ def collect(
 
 
 class _Now:
-    """How things stand: what is worked out, family by family."""
+    """Computes the families that describe the current state."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Now:
             known = self._checkpoints.get(one.name, {})
             for sink in one.spec.spec.sinks:
                 row = known.get(sink.config.id)
-                if row is not None:  # else no run has begun yet
+                if row is not None:  # None before the first run
                     required = str(sink.config.required).lower()
                     well = row.attached and not row.failures
                     status[one.name, sink.config.id, required] = well
@@ -225,7 +225,7 @@ def _build() -> _Values:
 
 
 def _zeros(family: Family, loaded: Sequence[LoadedPipeline]) -> _Values:
-    """Return the counters of what is known to be there, so that a first count shows as a rise."""
+    """Return zeros for the labels known from the pipeline files, so that a first count shows as an increase."""
     if family.kind != "counter":
         return {}
     values: _Values = {}
@@ -255,7 +255,7 @@ def _labels(family: Family, one: Stored) -> _Labels:
 
 
 def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
-    """Return stored numbers by the family's labels; pipelines are added up where it has none."""
+    """Return stored values by the family's labels, summed over labels that the family does not have."""
     values = defaultdict[_Labels, float](float)
     for one in numbers:
         values[_labels(family, one)] += one.value
@@ -263,7 +263,7 @@ def _summed(family: Family, numbers: Iterable[Stored]) -> _Values:
 
 
 def _plain(family: Family, values: _Values) -> Metric:
-    # OpenMetrics knows no counter whose name does not end so.
+    # In OpenMetrics the name of a counter must end with `_total`.
     known = family.kind == "gauge" or family.name.endswith("_total")
     name = PREFIX + family.name
     kind = family.kind if known else "unknown"
@@ -274,7 +274,7 @@ def _plain(family: Family, values: _Values) -> Metric:
 
 
 def _histogram(family: Family, buckets: Iterable[Stored], sums: Iterable[Stored]) -> Metric:
-    """Return a histogram: each of its buckets counts what lies below its bound, too."""
+    """Return a histogram with cumulative buckets."""
     name = PREFIX + family.name
     metric = Metric(name, family.help, "histogram")
     found = defaultdict[_Labels, dict[float, float]](lambda: defaultdict(float))

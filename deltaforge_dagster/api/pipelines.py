@@ -1,4 +1,4 @@
-"""Routes that list pipelines, make, change and remove them."""
+"""Routes that list, create, change and delete pipelines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from deltaforge_dagster.state.stored_specs import StoredSpec
 router = APIRouter(prefix="/pipelines", tags=["Pipelines"])
 
 _END_SECONDS = 45.0
-"""How long a removal waits for the run to end, which takes it 30 s at most."""
+"""How long a deletion waits for the run to end, which takes at most 30 s."""
 
 
 @router.get("")
@@ -45,17 +45,17 @@ def list_pipelines(
     context: Context,
     label: Annotated[
         list[str] | None,
-        Query(description="`key:value`, `key=value` or `key`; several must all fit."),
+        Query(description="`key:value`, `key=value` or `key`; if repeated, all must match."),
     ] = None,
 ) -> list[PipeInfo]:
-    """Every pipeline, or those with these labels."""
+    """Return every pipeline, or those with the given labels."""
     fitting = [one for one in context.pipelines() if _has_labels(one, label or [])]
     return [info(context.store, one) for one in fitting]
 
 
 @router.get("/{name}")
 def show(name: str, context: Context) -> PipeDetail:
-    """One pipeline, and how it does."""
+    """Return one pipeline with its operational state."""
     pipeline = context.pipeline(name)
     about = info(context.store, pipeline)
     return PipeDetail(**about.model_dump(), ops=ops(context, name))
@@ -63,27 +63,28 @@ def show(name: str, context: Context) -> PipeDetail:
 
 @router.post("", openapi_extra=DOCUMENT_BODY)
 def create(document: JsonObject, request: Request, context: Context) -> PipeChange:
-    """Make a pipeline, which starts at once; the state store keeps it."""
+    """Create a pipeline, which is stored in the state store and starts at once."""
     loaded = checked(document, strict=context.settings.strict)
     request.state.tenant = loaded.spec.metadata.tenant
     if any(one.name == loaded.name for one in context.pipelines()):
-        raise PipelineExists(f"pipeline {loaded.name!r} exists already")
+        raise PipelineExists(f"pipeline {loaded.name!r} already exists")
     if not context.store.add_stored_spec(loaded.name, orjson.dumps(document).decode()):
-        raise PipelineExists(f"pipeline {loaded.name!r} exists already")
+        raise PipelineExists(f"pipeline {loaded.name!r} already exists")
     resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
 
 
 @router.patch("/{name}", openapi_extra=PATCH_BODY)
 def patch(name: str, changes: JsonObject, request: Request, context: Context) -> PipeChange:
-    """Change a pipeline that the state store keeps: its run ends, the next one goes on from the checkpoints.
+    """Change a pipeline that was created through this API.
 
-    A stopped pipeline is started. A sink that is gone loses its checkpoint.
+    Its run ends, and the next one continues from the checkpoints. A stopped pipeline is started. A removed sink
+    loses its checkpoint.
     """
     stored = _stored(context, name)
     before = context.pipeline(name)
     if before.path is not None:
-        before = context.loaded(name)  # a file has the same name, which is said
+        before = context.loaded(name)  # a file has the same name; this raises if it is broken
     view = shown(before.spec) if isinstance(before, LoadedPipeline) else {}
     document = merged(orjson.loads(stored.document), changes, view)
     loaded = checked(document, strict=context.settings.strict)
@@ -92,14 +93,14 @@ def patch(name: str, changes: JsonObject, request: Request, context: Context) ->
         raise NameMismatch(f"metadata.name is {loaded.name!r}, the pipeline is {name!r}")
     text = orjson.dumps(document).decode()
     if not context.store.replace_stored_spec(name, stored.version, text):
-        raise PipelineBusy(f"pipeline {name!r} was changed by somebody else meanwhile; ask again")
+        raise PipelineBusy(f"pipeline {name!r} was changed by another request; try again")
     resume_pipeline(context.store, loaded)
     return _changed(context, loaded)
 
 
 @router.delete("/{name}", status_code=HTTPStatus.NO_CONTENT)
 def delete(name: str, context: Context) -> None:
-    """Stop a pipeline that the state store keeps, and forget it with its checkpoints and its journal.
+    """Stop a pipeline that was created through this API, and delete it with its checkpoints and its journal.
 
     Its slot and publication stay in the database.
     """
@@ -112,7 +113,7 @@ def delete(name: str, context: Context) -> None:
         try:
             remove(context.store, context.journal, name)
         except NotAllowed as error:
-            raise PipelineBusy(f"{error}; it is being stopped: ask again") from error
+            raise PipelineBusy(f"{error}; it is being stopped, try again") from error
     context.reload()
 
 
@@ -123,17 +124,17 @@ def _changed(context: ApiContext, loaded: LoadedPipeline) -> PipeChange:
 
 
 def _stored(context: ApiContext, name: str) -> StoredSpec:
-    """Return a pipeline's document, which only those have that were made here."""
+    """Return the stored document of a pipeline that was created through this API."""
     stored = context.store.stored_spec(name)
     if stored is not None:
         return stored
     if any(one.name == name for one in context.pipelines()):
-        raise PipelineHasFile(f"pipeline {name!r} is a file: change or remove that")
+        raise PipelineHasFile(f"pipeline {name!r} is defined by a file: change or remove the file")
     raise PipelineNotFound(name)
 
 
 def _end(context: ApiContext, pipeline: AnyPipeline) -> None:
-    """Have the pipeline's run end, and wait for it; gives up in time for an answer."""
+    """Request the end of the pipeline's run and wait for it, for at most `_END_SECONDS`."""
     store = context.store
     if store.pipeline(pipeline.name) is not None:
         store.set_desired_state(pipeline.name, "stopped")
@@ -153,7 +154,7 @@ def _has_labels(pipeline: AnyPipeline, wanted: list[str]) -> bool:
 
 
 def _has_label(labels: Mapping[str, str], wanted: str) -> bool:
-    """Say whether labels fit; a key may hold `:` or `=` itself, so every way to divide counts."""
+    """Return whether one label filter matches; keys may contain `:` or `=`, so every split is tried."""
     if wanted in labels:
         return True
     return any(

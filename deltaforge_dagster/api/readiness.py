@@ -1,6 +1,6 @@
-"""Log lines about who is ready: when the API's answer to `/readyz` turns, and when a pipeline's status does.
+"""Logs changes of the response to `/readyz` and of each pipeline's status.
 
-Looked for every few seconds by a thread of its own, so the lines come whoever asks the API for what.
+A separate thread checks every few seconds, so the log lines do not depend on requests to the API.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EVERY_SECONDS = 5.0
 
 
 class Readiness:
-    """What was seen last, so that only what has turned since is a line. For one thread.
+    """The last state seen, so that only changes are logged. For use by one thread.
 
     Args:
-        context: The installation that is looked at.
+        context: The installation to check.
     """
 
     def __init__(self, context: ApiContext) -> None:
@@ -35,14 +35,14 @@ class Readiness:
         self._seen: dict[str, Health] = {}
 
     def look(self) -> None:
-        """Log what is otherwise than at the last look; at the first, what is ready and what is not."""
+        """Log what has changed since the last call; on the first call, log everything."""
         try:
             now = [(one, health(self._context.store, one)) for one in self._context.pipelines()]
         except DeltaforgeError as error:
             self._turned(mask(str(error)))
             return
-        except Exception:  # the next look may go well, and nobody would look any more
-            logger.exception("a look at the pipelines broke")
+        except Exception:  # the thread must survive; the next check may succeed
+            logger.exception("checking the pipelines failed")
             return
         self._turned(None)
         for pipeline, found in now:
@@ -80,7 +80,7 @@ class Readiness:
 
 @contextmanager
 def watched(context: ApiContext, every: float = _EVERY_SECONDS) -> Iterator[None]:
-    """Look at an installation for as long as the block lasts."""
+    """Check an installation every `every` seconds for as long as the block lasts."""
     readiness, ended = Readiness(context), threading.Event()
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""Routes about the tables of a pipeline: their versions as captured, and the catalog's today.
+"""Routes for the tables of a pipeline: their captured versions, and the source's current catalog.
 
-A table is `{db}/{table}`, database and name. Where databases have schemas, `schema.table` is its name as well,
-and a schema may stand in place of the database, as far as only one table is meant.
+A path names a table as `{db}/{table}`, database and table name. In databases with schemas, `{table}` may also be
+`schema.table`, and `{db}` may be a schema, as long as the path is unambiguous.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Table = Annotated[str, Path()]
 
 @router.get("")
 def tables(loaded: Pipeline, context: Context) -> list[View]:
-    """Every table that was captured, with the version that it has now."""
+    """Return every captured table with its current version."""
     return schema_views.tables(context.store, loaded.name)
 
 
 @router.post("/reload")
 def reload(loaded: Pipeline, context: Context, caller: Caller) -> View:
-    """Look at every table in the database: what has changed since its rows were captured last.
+    """Compare every table in the database with its newest captured version.
 
-    Nothing is registered: a row is decoded with the version of its time, which its log says. When the client
-    is gone, no further table is looked at.
+    Nothing is registered: rows are decoded with the version that was in force at their position in the log. If the
+    client disconnects, the remaining tables are skipped.
     """
     with _source(loaded) as source:
         return live_schemas.reload(
@@ -59,10 +59,10 @@ def table(
     version: Number = None,
     sequence: Number = None,
 ) -> View:
-    """One table with its columns: as it is now, or as of a version or a sequence number.
+    """Return one table with its columns: the current version, or the one of a version or sequence number.
 
-    As it is now, the catalog is asked for what the log does not say (`default`, `extra`, `nullable`); `catalog`
-    says why it could not be.
+    For the current version, what the log does not contain (`default`, `extra`, `nullable`) is read from the source's
+    catalog; if that fails, `catalog` has the error.
     """
 
     def ask() -> View:
@@ -85,7 +85,7 @@ def table(
 
 @router.post("/{db}/{table}/reload")
 def reload_table(loaded: Pipeline, context: Context, db: Database, table: Table) -> View:
-    """Look at one table in the database: how it was captured last, and what has changed since."""
+    """Compare one table in the database with its newest captured version, and return both."""
     with _source(loaded) as source:
         name = found(lambda: live_schemas.named(context.store, loaded.name, source, db, table))
         live: View = found(lambda: live_schemas.reload(context.store, loaded.name, source, name))[
@@ -99,7 +99,7 @@ def reload_table(loaded: Pipeline, context: Context, db: Database, table: Table)
 
 @router.get("/{db}/{table}/versions")
 def versions(loaded: Pipeline, context: Context, db: Database, table: Table) -> list[View]:
-    """Every version of a table, the oldest first."""
+    """Return every version of a table, oldest first."""
 
     def ask() -> list[View]:
         known = schema_views.captured(context.store, loaded.name)
@@ -119,7 +119,7 @@ def _source(loaded: LoadedPipeline) -> Iterator[Source]:
 
 
 def _with_catalog(view: View, details: Callable[[], TableDetails]) -> View:
-    """Return a table with what the source's catalog says of it now, or why it could not be asked."""
+    """Return a table with details of the source's catalog, or with the error of reading the catalog."""
     try:
         return schema_views.detailed(view, details()) | {"catalog": {"error": None}}
     except DeltaforgeError as error:

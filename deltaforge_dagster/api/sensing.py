@@ -1,6 +1,6 @@
-"""Routes about the structure that was seen inside events, and where rows differ from their tables.
+"""Routes for the structures found in events, and for rows that differ from their tables.
 
-A table is `orders`, `public.orders`, or `public.orders:column` for what a JSON column holds.
+A table is `orders`, `public.orders`, or `public.orders:column` for the documents in a JSON column.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ Sensed = Annotated[LoadedPipeline, Depends(_sensed)]
 
 @router.get("/sensing/schemas")
 def schemas(loaded: Sensed, context: Context) -> list[View]:
-    """Every structure that was seen, without its fields."""
+    """Return every learned structure, without its fields."""
     return sensing_views.schemas(context.store, loaded)
 
 
 @router.get("/sensing/stats")
 def stats(loaded: Sensed, context: Context) -> View:
-    """How often a structure was known already."""
+    """Return how often the structure of an event was already known."""
     return sensing_views.stats(context.store, loaded)
 
 
 @router.get("/sensing/schemas/{table}")
 def schema(loaded: Sensed, context: Context, table: str) -> View:
-    """One structure with its fields."""
+    """Return one structure with its fields."""
     return found(lambda: sensing_views.schema(context.store, loaded, table))
 
 
 @router.get("/sensing/schemas/{table}/json-schema")
 def json_schema(loaded: Sensed, context: Context, table: str) -> View:
-    """The same as JSON Schema."""
+    """Return one structure as JSON Schema."""
     return found(lambda: sensing_views.json_schema(context.store, loaded, table))
 
 
 @router.get("/sensing/schemas/{table}/classifications")
 def classifications(loaded: Sensed, context: Context, table: str) -> View:
-    """Which of its objects are maps, whose keys are data."""
+    """Return which objects of a structure are maps, whose keys are data."""
     return found(lambda: sensing_views.classifications(context.store, loaded, table))
 
 
 @router.get("/sensing/schemas/{table}/evolutions")
 def evolutions(loaded: Sensed, context: Context, table: str) -> list[View]:
-    """How it has changed, the oldest first."""
+    """Return the changes of a structure, oldest first."""
     return found(lambda: sensing_views.evolutions(context.store, loaded, table))
 
 
 @router.get("/drift")
 def drifts(loaded: Sensed, context: Context) -> list[View]:
-    """Where rows differ from what their tables say, for every table."""
+    """Return where rows differ from the declarations of their tables, for every table."""
     return sensing_views.drifts(context.store, loaded)
 
 
 @router.get("/drift/{table}")
 def drift(loaded: Sensed, context: Context, table: str) -> View:
-    """The same for one table."""
+    """Return where rows differ from the declaration of one table."""
     return found(lambda: sensing_views.drift(context.store, loaded, table))

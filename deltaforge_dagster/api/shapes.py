@@ -1,4 +1,4 @@
-"""The shapes of answers and of requests' bodies, as the OpenAPI document shows them."""
+"""The models of response and request bodies, as the OpenAPI document shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Status = Literal["running", "paused", "stopped", "failed"]
 
 
 class Problem(BaseModel):
-    """Every error's body. `error` and `message` say the same."""
+    """The body of every error response. `error` and `message` have the same text."""
 
     error: str
     code: str
@@ -18,22 +18,23 @@ class Problem(BaseModel):
 
 
 class SinkCheckpoint(BaseModel):
-    """How far a sink has acknowledged."""
+    """The checkpoint of a sink."""
 
     sink_id: str
     position: Annotated[
-        dict[str, Any] | None, Field(description="Of the source; null before the first change.")
+        dict[str, Any] | None,
+        Field(description="Position in the source's log; null before the first change."),
     ]
-    age_seconds: Annotated[float, Field(description="Since it moved last.")]
+    age_seconds: Annotated[float, Field(description="Seconds since the checkpoint last moved.")]
 
 
 class Ops(BaseModel):
-    """How a pipeline does."""
+    """The operational state of a pipeline."""
 
     lag_seconds: Annotated[
         float | None,
         Field(
-            description="Age of the oldest captured change that an attached sink lacks; 0: none."
+            description="Age of the oldest captured change that an attached sink lacks; 0 if none."
         ),
     ] = None
     dlq_entries: int
@@ -41,13 +42,13 @@ class Ops(BaseModel):
         dict[str, str], Field(description="The last error of each sink that is failing.")
     ]
     uptime_seconds: Annotated[
-        float | None, Field(description="Of the run that works on it; null while none does.")
+        float | None, Field(description="Uptime of the live run; null without one.")
     ] = None
     checkpoints: list[SinkCheckpoint]
 
 
 class Trouble(BaseModel):
-    """Something that keeps a pipeline from working as it should."""
+    """A problem of a pipeline."""
 
     subject: Annotated[
         str,
@@ -62,7 +63,7 @@ class Trouble(BaseModel):
     since: Annotated[float | None, Field(description="Seconds since 1970.")]
     next_attempt_at: Annotated[
         float | None,
-        Field(description="When it is tried again by itself; null when a person must act."),
+        Field(description="Time of the next automatic attempt; null if manual action is needed."),
     ]
 
 
@@ -79,28 +80,28 @@ class PipeInfo(BaseModel):
         ),
     ]
     error: Annotated[str | None, Field(description="The first of its errors.")] = None
-    problems: Annotated[list[Trouble], Field(description="All that is wrong, errors first.")]
+    problems: Annotated[list[Trouble], Field(description="All problems, errors first.")]
     seen_at: Annotated[
         float | None,
-        Field(description="When a run or tick was seen at work last, seconds since 1970."),
+        Field(description="Time of the last activity of a run or tick, in seconds since 1970."),
     ] = None
 
 
 class PipeDetail(PipeInfo):
-    """One pipeline, and how it does."""
+    """A pipeline with its operational state."""
 
     ops: Ops | None
 
 
 class PipeChange(PipeInfo):
-    """A pipeline that was made or changed."""
+    """A pipeline that was created or changed."""
 
     warnings: list[str]
-    dagster: Annotated[str, Field(description="Whether Dagster knows of it already.")]
+    dagster: Annotated[str, Field(description="Whether Dagster has already loaded the change.")]
 
 
 class Ready(BaseModel):
-    """The server can answer."""
+    """The server is ready."""
 
     status: Literal["ready"] = "ready"
     pipelines: list[PipeInfo]
@@ -113,7 +114,7 @@ class Healthy(BaseModel):
     pipelines: int
     problems: Annotated[
         dict[str, list[Trouble]] | None,
-        Field(description="Warnings, by pipeline; not there without any."),
+        Field(description="Warnings by pipeline; absent if there are none."),
     ] = None
 
 
@@ -123,24 +124,24 @@ class Unhealthy(BaseModel):
     status: Literal["unhealthy"] = "unhealthy"
     failed_pipelines: list[str]
     problems: Annotated[
-        dict[str, list[Trouble]], Field(description="What is wrong, by pipeline, errors first.")
+        dict[str, list[Trouble]], Field(description="Problems by pipeline, errors first.")
     ]
 
 
 class LogLevel(BaseModel):
-    """The filter of logs in force."""
+    """The current log filter."""
 
     level: str
 
 
 class Version(BaseModel):
-    """Which release answers."""
+    """The version of the server."""
 
     version: str
 
 
 class Valid(BaseModel):
-    """A spec that can run."""
+    """The result for a valid spec."""
 
     valid: Literal[True] = True
     pipeline: str
@@ -150,38 +151,38 @@ class Valid(BaseModel):
 
 
 class Invalid(BaseModel):
-    """A spec that cannot run."""
+    """The result for an invalid spec."""
 
     valid: Literal[False] = False
     error: str
 
 
 class Count(BaseModel):
-    """How many dead letters there are."""
+    """The number of dead letters."""
 
     count: int
 
 
 class UpTo(BaseModel):
-    """Which dead letters are given up."""
+    """The dead letters to discard: all up to this number."""
 
     up_to_seq: Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class Acked(BaseModel):
-    """How many dead letters were given up."""
+    """The number of discarded dead letters."""
 
     acked: int
 
 
 class Purged(BaseModel):
-    """How many dead letters were given up."""
+    """The number of discarded dead letters."""
 
     purged: int
 
 
 class Redrive(BaseModel):
-    """Which dead letters are delivered again; every dead one when nothing is said."""
+    """The dead letters to deliver again; every dead entry if no field is set."""
 
     seqs: Annotated[
         list[Annotated[int, Field(ge=1, lt=2**63)]] | None, Field(min_length=1, max_length=1000)
@@ -190,6 +191,6 @@ class Redrive(BaseModel):
 
 
 class Redriven(BaseModel):
-    """How many dead letters are delivered again, by the pipeline's run."""
+    """The number of dead letters that the pipeline's run will deliver again."""
 
     redriven: int

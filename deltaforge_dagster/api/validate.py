@@ -1,4 +1,4 @@
-"""The route that checks a pipeline and makes nothing."""
+"""The route that validates a pipeline without creating it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(tags=["Pipelines"])
     openapi_extra=DOCUMENT_BODY,
 )
 def validate(document: JsonObject, context: Context) -> Valid | JSONResponse:
-    """Check a pipeline: every problem at once, without connecting to anything."""
+    """Validate a pipeline without connecting to anything; return all problems at once."""
     try:
         loaded = checked(document, strict=context.settings.strict)
     except (SpecError, BuildFailed) as error:

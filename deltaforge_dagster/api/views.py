@@ -1,4 +1,4 @@
-"""Pipelines as answers show them."""
+"""Pipelines in the form in which responses show them."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def info(store: StateStore, pipeline: AnyPipeline) -> PipeInfo:
 
 
 def troubles(now: Health) -> list[Trouble]:
-    """Return what is wrong with a pipeline, without secrets."""
+    """Return a pipeline's problems, with secrets masked."""
     return [Trouble(**{**one.to_json(), "text": mask(one.text)}) for one in now.problems]
 
 
 def shown(spec: PipelineSpec) -> dict[str, Any]:
-    """Return a spec without secrets; a script may hold what an environment variable gave it."""
+    """Return a spec with secrets masked and scripts as hashes, since these may contain values of variables."""
     return kept_form(spec)
 
 
 def checkpoints(store: StateStore, name: str) -> list[SinkCheckpoint]:
-    """Return how far each sink of a pipeline has acknowledged."""
+    """Return the checkpoint of each sink of a pipeline."""
     now = store.now()
     return [_checkpoint(row, now) for row in store.checkpoints(name).values()]
 
 
 def ops(context: ApiContext, name: str) -> Ops | None:
-    """Return how a pipeline does; None when nothing is known of it yet."""
+    """Return the operational state of a pipeline, None if the state store does not have it yet."""
     store = context.store
     row = store.pipeline(name)
     if row is None:
@@ -75,7 +75,7 @@ def _checkpoint(row: CheckpointRow, now: float) -> SinkCheckpoint:
 
 
 def _uptime(context: ApiContext, name: str, now: float) -> float | None:
-    """Return how long the run has been at work that holds the lease; Dagster knows when it began."""
+    """Return the uptime of the run that holds the lease, by the start time that Dagster recorded."""
     lease = context.store.lease(name)
     if lease is None or lease.run_id is None or not lease.held_at(now):
         return None

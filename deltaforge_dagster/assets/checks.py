@@ -1,22 +1,22 @@
 """Checks of a pipeline, evaluated at the end of each run that works on it.
 
-While one works, each tick shows that a sink has begun to fail, or has everything again, and that something
-begins to be kept back or could not be delivered.
+During a run, each tick of the sensor also reports when a sink begins to fail or has everything again, and when
+changes are held or cannot be delivered.
 
-- `source`: the source and the store can be asked; each tick reports it, too.
-- `preflight`: the source's server is as capture needs it; errors and warnings fail it, notes do not.
+- `source`: source and state store can be queried and changes are captured; each tick reports it as well.
+- `preflight`: the source's server is set up as capture needs it; errors and warnings fail it, notes do not.
 - `contiguity`: ranges and their segments follow one another without a gap.
-- `agreement`: what Dagster was told about the newest ranges is what the store says.
-- `holds`: nothing is kept back because it could not be decoded.
-- `dead_letters`: nothing waits in the queue of what could not be delivered; an error when it is full.
+- `agreement`: Dagster's metadata of the newest ranges agrees with the state store.
+- `holds`: no changes are held because they could not be decoded or wait for schema approval.
+- `dead_letters`: the dead letter queue is empty; an error if it is full.
 - `delivered`, one per sink: the sink is attached and has everything that was captured. A sink that
-  is paused, or had lost data and got it again, shows as a warning.
-- `freshness`, one per sink: no change that was captured has waited longer for it than the file's
+  is paused, or had lost data and got it again, is a warning.
+- `freshness`, one per sink: no captured change has waited longer for the sink than the file's
   `engine.dagster.freshness` allows. A quiet source makes no sink stale.
-- `sensing` and `drift`, where schema sensing is enabled (`assets.sensing`).
+- `sensing` and `drift`, if schema sensing is enabled (`assets.sensing`).
 
-They are `check_specs` of the pipeline's asset and are logged by the run itself, since a check
-step of its own is skipped when an asset yields nothing.
+They are `check_specs` of the pipeline's asset, and the run logs their results itself, since Dagster skips a
+separate check step if an asset yields nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from deltaforge_dagster.state.records import HoldRow, RangeRow
 from deltaforge_dagster.state.store import StateStore
 
 AGREEMENT_RANGES = 50
-"""How many of the newest ranges `agreement` compares; older ones were compared before."""
+"""How many of the newest ranges `agreement` compares; earlier evaluations compared the older ones."""
 
 SOURCE_CHECK = "source"
-"""Fails while the source or the store cannot be asked; reported by the sensor."""
+"""Fails while changes are not captured; the sensor reports it as well."""
 
 
 def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
@@ -54,20 +54,26 @@ def check_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
     changes = asset_key(loaded.name, CHANGES)
     return [
         dg.AssetCheckSpec(
-            "contiguity", asset=changes, description="Ranges and segments follow without a gap."
+            "contiguity",
+            asset=changes,
+            description="Ranges and segments follow one another without a gap.",
         ),
         dg.AssetCheckSpec(
-            "agreement", asset=changes, description="Dagster's metadata is what the store says."
+            "agreement",
+            asset=changes,
+            description="Dagster's metadata agrees with the state store.",
         ),
-        dg.AssetCheckSpec("holds", asset=changes, description="Nothing is kept back."),
+        dg.AssetCheckSpec("holds", asset=changes, description="No changes are held."),
         dg.AssetCheckSpec(
-            "dead_letters", asset=changes, description="Every change could be delivered."
+            "dead_letters", asset=changes, description="The dead letter queue is empty."
         ),
         dg.AssetCheckSpec(
-            SOURCE_CHECK, asset=changes, description="What is to be captured is captured."
+            SOURCE_CHECK, asset=changes, description="Changes of the source are captured."
         ),
         dg.AssetCheckSpec(
-            "preflight", asset=changes, description="The source's server is as capture needs it."
+            "preflight",
+            asset=changes,
+            description="The source's server is set up as capture needs it.",
         ),
         *(
             dg.AssetCheckSpec(
@@ -96,14 +102,14 @@ def evaluate(
     source_error: str | None,
     findings: Sequence[Finding],
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of every check of a pipeline as it is now.
+    """Yield the current result of every check of a pipeline.
 
     Args:
-        instance: Where the metadata is.
-        store: Where the truth is.
+        instance: The Dagster instance with the published metadata.
+        store: The state store.
         loaded: The pipeline.
-        source_error: Why the source could not be read.
-        findings: What a look at the source's server found.
+        source_error: Why the source could not be read, None if it could.
+        findings: The result of the preflight check of the source's server.
     """
     changes = asset_key(loaded.name, CHANGES)
     ranges = store.ranges(loaded.name)
@@ -122,18 +128,18 @@ def evaluate(
 
 
 def source_evaluation(pipeline: str, problem: Problem | None) -> dg.AssetCheckEvaluation:
-    """Return the outcome of the check `source`; `problem` is what keeps changes from being captured."""
+    """Return the result of the check `source`; `problem` is what prevents capture, None if nothing does."""
     text = None if problem is None else and_run(problem.text, problem.remedy)
     return _evaluation(asset_key(pipeline, CHANGES), SOURCE_CHECK, text, {})
 
 
 def preflight_evaluation(pipeline: str, findings: Sequence[Finding]) -> dg.AssetCheckEvaluation:
-    """Return the outcome of the check `preflight`."""
+    """Return the result of the check `preflight`."""
     return _preflight(asset_key(pipeline, CHANGES), findings)
 
 
 def kept_back(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcomes of `holds` and `dead_letters`."""
+    """Yield the results of the checks `holds` and `dead_letters`."""
     changes = asset_key(loaded.name, CHANGES)
     yield _held(changes, store.holds(loaded.name), loaded.name)
     yield _dead_letters(changes, store, loaded)
@@ -197,7 +203,7 @@ def _preflight(key: dg.AssetKey, findings: Sequence[Finding]) -> dg.AssetCheckEv
 
 
 def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of every sink's check `delivered`; those that are behind name ranges."""
+    """Yield the result of the check `delivered` of every sink; for a sink that is behind it names the ranges."""
     row = store.pipeline(loaded.name)
     if row is None:
         return
@@ -208,9 +214,7 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
         if not checkpoint.attached:
             problem = f"{checkpoint.last_error or 'detached'}; to attach it again: {command}"
         elif checkpoint.paused:
-            paused = (
-                f"paused, kept for it: {pluralize(behind, 'segment')}; to let it go on: {command}"
-            )
+            paused = f"paused, {pluralize(behind, 'segment')} kept for it; to resume it: {command}"
         elif behind:
             lacking = store.ranges_behind(loaded.name, checkpoint.whole_segment)
             ranges = "range" if len(lacking) == 1 else "ranges"
@@ -230,7 +234,7 @@ def delivered(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
 
 
 def freshness(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of every sink's check `freshness`."""
+    """Yield the result of the check `freshness` of every sink."""
     row = store.pipeline(loaded.name)
     if row is None:
         return
@@ -241,7 +245,7 @@ def freshness(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetChe
         passed = [limit for limit in (limits.warn_seconds, limits.error_seconds) if lag > limit]
         problem = None
         if not checkpoint.attached:
-            problem = "detached: it gets nothing"
+            problem = "detached: nothing is delivered to it"
         elif passed:
             problem = f"lacks a change that is older than {passed[-1]:g} s"
         late = not checkpoint.attached or lag > limits.error_seconds
@@ -283,7 +287,7 @@ def _disagreement(instance: dg.DagsterInstance, store: StateStore, pipeline: str
         for name in ("events", "content_hash", "end_position"):
             value = event.metadata.get(name)
             if value is None or value.value != known[name]:
-                return f"range {number} of {asset}: Dagster has another {name} than the store"
+                return f"range {number} of {asset}: {name} in Dagster differs from the state store"
     return None
 
 

@@ -1,6 +1,7 @@
-"""What the op of a snapshot asset does: read chunks, and show what was read.
+"""The work of a snapshot asset's op: reads chunks, and publishes what was read in Dagster.
 
-Imported by the op when it runs, not by the definitions: Spark and the kernels take seconds.
+The op imports this module when it runs; the definitions do not, because importing Spark and the kernels takes
+seconds.
 """
 
 import logging
@@ -33,10 +34,10 @@ _STOP_SECONDS = 30.0
 
 
 def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: Opened) -> None:
-    """Read what this Dagster run was started for.
+    """Read the chunks that this Dagster run was started for.
 
     Raises:
-        DeltaforgeError: It cannot be done; the message says why.
+        DeltaforgeError: The chunks cannot be read; the message says why.
     """
     shown = ChunksShown(context, opened.store, loaded.name)
     only = None
@@ -57,11 +58,11 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
 def _chosen(
     context: dg.AssetExecutionContext, loaded: LoadedPipeline, store: StateStore
 ) -> set[tuple[str, int]]:
-    """Return the chunks that somebody has chosen in the UI, which are to be read once more."""
+    """Return the chunks that were chosen in the UI, and mark them to be read again."""
     if not (context.has_partition_key or context.has_partition_key_range):
         raise NotAllowed(
-            f"{loaded.name}: choose the chunks to read once more; a snapshot is begun by "
-            "`deltaforge snapshot start`, or by the pipeline file"
+            f"{loaded.name}: choose the chunks to read again; to begin a snapshot, use "
+            "`deltaforge snapshot start`, or the pipeline file"
         )
     chosen = {chunk_of(key) for key in context.partition_keys}
     newest = store.snapshots(loaded.name, newest=1)
@@ -72,18 +73,18 @@ def _chosen(
 
 
 class SnapshotBeside:
-    """Reads, beside a live run that no sensor has started, the snapshot that the pipeline wants.
+    """Reads the pipeline's requested snapshot in a thread of a live run that was started by a command.
 
-    Under Dagster's daemon a sensor starts a run of its own for it. Here a thread does the same, unless
-    such a run is at work. The live run takes over what is read, and must not end before (`works`).
+    Under Dagster's daemon a sensor starts a separate run for it. Here a thread does the same, unless such a run is
+    already reading. The live run puts the rows into the journal, and must not end before that (`works`).
 
     Args:
-        context: Of the live run.
+        context: The Dagster context of the live run.
         loaded: The pipeline.
         run_context: Store, journal, Spark sessions and source.
 
     Attributes:
-        error: Why it could not be read.
+        error: Why the snapshot could not be read, None if there was no error.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class SnapshotBeside:
 
     @property
     def works(self) -> bool:
-        """Whether chunks are still being read, or wait for the live run to take them over."""
+        """Whether chunks are still being read, or wait for the live run to put them into the journal."""
         if self._thread.is_alive():
             return True
         store, name = self._run_context.store, self._loaded.name
@@ -108,7 +109,7 @@ class SnapshotBeside:
         return not paused and self.error is None and chunks_read(store, name) is not None
 
     def end(self) -> None:
-        """Read no further chunk."""
+        """Stop reading further chunks."""
         self._stopped.set()
         self._thread.join(_STOP_SECONDS)
 
@@ -135,10 +136,10 @@ class SnapshotBeside:
         except DeltaforgeError as error:
             self.error = error
         except Exception as error:
-            broke = f"{self._loaded.name}: reading a snapshot broke: {error!r}"
+            broke = f"{self._loaded.name}: reading a snapshot failed: {error!r}"
             self.error = DeltaforgeError(broke)
             self.error.__cause__ = error
-            logger.exception("reading a snapshot broke")
+            logger.exception("reading a snapshot failed")
 
     def _progress(self, shown: "ChunksShown", found: Mapping[str, SnapshotProgress]) -> None:
         if self._stopped.is_set():
@@ -146,12 +147,12 @@ class SnapshotBeside:
         shown.progress(found)
 
 
-class _Stopped(DeltaforgeError):  # noqa: N818 - nothing went wrong
-    """The live run has ended; another one goes on reading."""
+class _Stopped(DeltaforgeError):  # noqa: N818 - not an error
+    """The live run has ended; another run will continue reading."""
 
 
 class ChunksShown:
-    """Shows chunks as partitions, and a materialization of each that was read."""
+    """Publishes the chunks in Dagster: as partitions, with a materialization of each chunk that was read."""
 
     def __init__(self, context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
         self._context = context
@@ -165,7 +166,7 @@ class ChunksShown:
         self._known: set[str] | None = None
 
     def progress(self, progress: Mapping[str, SnapshotProgress]) -> None:
-        """Take note of how far the snapshot has come."""
+        """Record the progress of the snapshot, and publish it at most every few seconds."""
         self._life.show()
         chunks = sum(one.chunks for one in progress.values())
         read = sum(one.read + one.spliced for one in progress.values())
@@ -178,7 +179,7 @@ class ChunksShown:
             self._context.log.info("%s of %s chunks read, %s rows", read, chunks, f"{rows:,}")
 
     def publish(self) -> None:
-        """Write what is not yet in Dagster: partitions, and materializations of what was read."""
+        """Write the partitions and materializations that Dagster does not have yet."""
         self._published_at = time.monotonic()
         (snapshot,) = self._store.snapshots(self._pipeline, newest=1)
         chunks = self._store.chunks(self._pipeline, snapshot.snapshot)
@@ -193,7 +194,7 @@ class ChunksShown:
                 self._known.add(reading)
 
     def _published(self, snapshot: int) -> set[str]:
-        """Return the readings of a snapshot that Dagster has materializations of."""
+        """Return the reads of a snapshot's chunks (`_reading`) that Dagster already has materializations of."""
         found: set[str] = set()
         cursor = None
         while True:
@@ -203,7 +204,7 @@ class ChunksShown:
             for record in page.records:
                 event = record.asset_materialization
                 metadata = {} if event is None else event.metadata
-                # What somebody reported by hand has none of ours.
+                # Events that users reported manually lack this metadata.
                 if _SNAPSHOT in metadata and metadata[_SNAPSHOT].value == snapshot:
                     found.add(str(metadata[_READING].value))
             if not page.has_more or not found:
@@ -225,11 +226,11 @@ class ChunksShown:
                 "chunks_read": self._read,
                 "chunks": self._chunks,
                 _SNAPSHOT: chunk.snapshot,
-                _READING: _reading(chunk),  # says nothing to people: at the end
+                _READING: _reading(chunk),  # only for this class, so it comes last
             },
         )
 
 
 def _reading(chunk: ChunkRow) -> str:
-    """Return what tells one reading of a chunk from another."""
+    """Return a string that identifies one read of a chunk."""
     return f"{chunk.partition}@{chunk.read_at}"

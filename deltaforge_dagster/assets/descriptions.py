@@ -1,6 +1,6 @@
-"""What a pipeline's assets say about themselves in the UI: whose they are, what they hold, how to use them.
+"""The specs of a pipeline's assets, with the descriptions, owners, tags and metadata that the UI shows.
 
-Secrets have no place here: only names, and templates of destinations, are taken from the pipeline file.
+They must not contain secrets: only names and templates of destinations are taken from the pipeline file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltaforge_dagster.pipeline.code_versions import code_parts
 from deltaforge_dagster.pipeline.publication import CHANGES
 
 _DESTINATIONS = ("topic", "subject", "stream", "path")
-"""Fields that say where in a sink's server messages go, the telling one first."""
+"""Fields of a sink's config that name its destination, the most specific one first."""
 
 
 def asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
@@ -37,9 +37,9 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         snapshot_key(loaded.name),
         description=(
-            f"Rows of {_tables(loaded)} as they were when they were read. One partition is one chunk of a "
-            "table: missing until it is read, then the pipeline's run takes its rows into the journal, between "
-            "changes, and every sink gets them.\n\n**Materialize** partitions to read these chunks once more."
+            f"Rows of {_tables(loaded)} as of the time when they were read. One partition is one chunk of a "
+            "table. It is missing until it is read; then the pipeline's run puts its rows into the journal, between "
+            "changes, and delivers them.\n\n**Materialize** partitions to read these chunks again."
         ),
         kinds={loaded.spec.spec.source.type},
         **_everywhere(loaded),
@@ -47,12 +47,12 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
 
 
 def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
-    """Return the spec of the asset whose partitions are tables, and whose events are their versions."""
+    """Return the spec of the asset whose partitions are tables and whose materializations are their versions."""
     return dg.AssetSpec(
         schemas_key(loaded.name),
         description=(
-            f"Versions of {_tables(loaded)}: columns, types, keys, and what each version made different. One "
-            "partition is one table.\n\n**Materialize** a table to approve its newest form, where that waits "
+            f"Versions of {_tables(loaded)}: columns, types, keys, and what each version changed. One "
+            "partition is one table.\n\n**Materialize** a table to approve its newest form, if that waits "
             "for approval (`on_schema_change: pause_table`)."
         ),
         kinds={loaded.spec.spec.source.type},
@@ -61,7 +61,7 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
 
 
 def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
-    """Return the spec of the asset that stands for a whole pipeline, also one that cannot be loaded."""
+    """Return the spec of the asset that represents a whole pipeline, even one that cannot be loaded."""
     key = health_key(pipeline.name)
     if isinstance(pipeline, BrokenPipeline):
         return dg.AssetSpec(
@@ -72,8 +72,8 @@ def health_spec(pipeline: AnyPipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         key,
         description=(
-            f"How pipeline {pipeline.name} does. The check `well` is what `deltaforge status` says: it fails "
-            "while changes are not captured, a sink fails or something is kept back."
+            f"The health of pipeline {pipeline.name}. The check `well` shows what `deltaforge status` shows: it "
+            "fails while changes are not captured, a sink fails or changes are held."
         ),
         **_everywhere(pipeline),
     )
@@ -85,9 +85,9 @@ def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         asset_key(loaded.name, CHANGES),
         description=(
-            f"Changes captured from {_tables(loaded)}, in the log's order. One partition is one range "
-            "of the log, kept in the journal.\n\n**Materialize** partitions to prove that their files "
-            "are whole and follow one another."
+            f"Changes captured from {_tables(loaded)}, in log order. One partition is one range "
+            "of the log, stored in the journal.\n\n**Materialize** partitions to verify that their files "
+            "are unchanged and follow one another without a gap."
         ),
         kinds={spec.source.type},
         **_everywhere(loaded),
@@ -111,7 +111,7 @@ def _sink(loaded: LoadedPipeline, sink: Sink) -> dg.AssetSpec:
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
             f"`{destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
-            "or to let the sink catch up to them."
+            "or to have the sink catch up to them."
         ),
         kinds={sink.type},
         **_everywhere(loaded),
@@ -126,7 +126,7 @@ def _sink(loaded: LoadedPipeline, sink: Sink) -> dg.AssetSpec:
 
 
 def _everywhere(loaded: LoadedPipeline) -> dict[str, Any]:
-    """Return what all assets of a pipeline have: their group, and whose they are."""
+    """Return what all assets of a pipeline have in common: group, owners and tags."""
     return {
         "group_name": loaded.spec.spec.engine.dagster.group or dagster_name(loaded.name),
         "owners": owners(loaded.spec.metadata),

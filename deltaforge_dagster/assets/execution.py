@@ -1,7 +1,7 @@
-"""What the op of a pipeline's asset does: a live run, a Materialize of chosen ranges, or checks.
+"""The work of a pipeline asset's op: a live run, a Materialize of chosen ranges, or checks.
 
-Imported by the op when it runs, not by the definitions: this is where Spark and the kernels come
-in, which take seconds to import and which a code server never needs.
+The op imports this module when it runs; the definitions do not, because it imports Spark and the kernels, which
+take seconds to import and which a code server never needs.
 """
 
 import dataclasses
@@ -50,12 +50,13 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
     """Do what this Dagster run was started for.
 
     Raises:
-        DeltaforgeError: It cannot be done; the message says why.
-        dg.Failure: It was done, and capture failed or every sink is down.
+        DeltaforgeError: The work could not be done; the message says why.
+        dg.Failure: The run ended, but capture or the lease failed, every sink is down, or the snapshot could
+            not be read.
     """
     setup_logs()
     run_context = build_run_context(opened, loaded)
-    # A re-execution from the UI has its parent's tags, and is a Materialize like any other run.
+    # A re-execution from the UI has its parent's tags, but is treated as a Materialize.
     if context.run.tags.get(RUN_TAG) == "live" and context.run.parent_run_id is None:
         _run_live(context, loaded, run_context)
         return
@@ -67,7 +68,7 @@ def execute(context: dg.AssetExecutionContext, loaded: LoadedPipeline, opened: O
 
 
 class _RunObserver:
-    """Shows a live run in Dagster: partitions when ranges open, events when they are due."""
+    """Publishes a live run in Dagster: partitions when ranges open, events when they are due."""
 
     def __init__(
         self, context: dg.AssetExecutionContext, run_context: RunContext, pipeline: str
@@ -125,7 +126,7 @@ def _run_live(
     try:
         _evaluate(context, loaded, run_context, outcome.capture_error)
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-        # All work is done and recorded by now; it would look as if it had been cut short.
+        # All work is done and recorded, so the run must not count as interrupted.
         context.log.info("asked to end: the next run evaluates the checks")
     problem = failure_of(outcome)
     if problem is None and beside is not None and beside.error is not None:
@@ -136,7 +137,7 @@ def _run_live(
 
 
 def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: RunOutcome) -> None:
-    """Show at `changes` what a run did."""
+    """Log an observation of `changes` with what a run did."""
     context.log.info(_summary(outcome))
     context.log_event(
         dg.AssetObservation(
@@ -153,12 +154,12 @@ def _report(context: dg.AssetExecutionContext, loaded: LoadedPipeline, outcome: 
 
 @contextmanager
 def _failures_counted(run_context: RunContext, pipeline: str) -> Iterator[None]:
-    """Count an error as a failed run; one that has lost its lease is counted by who takes that next."""
+    """Count a run that ends with an error as failed; if it lost its lease, the next holder counts it."""
     try:
         yield
     except DeltaforgeError as error:
         if not isinstance(error, LeaseLost):
-            with suppress(DeltaforgeError):  # the store may be what fails
+            with suppress(DeltaforgeError):  # the store itself may have failed
                 run_context.store.count(pipeline, run_failure("failed"))
         raise
 
@@ -169,7 +170,7 @@ def _evaluate(
     run_context: RunContext,
     problem: str | None,
 ) -> None:
-    """Log the outcome of every check that this Dagster run was asked for."""
+    """Log the result of every check that this Dagster run has to evaluate."""
     source = run_context.build_source()
     try:
         findings = preflight(source, run_context.store, loaded)
@@ -181,7 +182,7 @@ def _evaluate(
 
 
 def _source_problem(run_context: RunContext) -> str | None:
-    """Return why the source cannot be asked for its head, None when it can."""
+    """Return why the source's head cannot be read, None if it can."""
     source = run_context.build_source()
     try:
         source.head()
@@ -193,7 +194,7 @@ def _source_problem(run_context: RunContext) -> str | None:
 
 
 def failure_of(outcome: RunOutcome) -> str | None:
-    """Return why a run failed: capture or the lease failed, or every sink is down; None otherwise."""
+    """Return why a run failed: capture failed, the lease was lost, or every sink is down; else None."""
     asked = outcome.reason in {"asked", "paused", "stopped", "pipeline file changed"}
     if outcome.capture_error is not None and not asked:
         return f"capture failed: {outcome.capture_error}"
@@ -222,7 +223,7 @@ def _summary(outcome: RunOutcome) -> str:
 
 
 def _chosen(context: dg.AssetExecutionContext, loaded: LoadedPipeline) -> list[int]:
-    """Return the ranges that a Materialize was started for, in log order."""
+    """Return the ranges that were chosen for a Materialize, in log order."""
     if not (context.has_partition_key or context.has_partition_key_range):
         raise NotAllowed(
             f"{loaded.name}: choose the ranges to materialize; live runs are started by the "
@@ -240,7 +241,7 @@ def _preview(
     run_context: RunContext,
     ranges: list[int],
 ) -> None:
-    """Show at `changes` what today's processors would make of the ranges."""
+    """Log observations of `changes` with what the current processors would make of the ranges."""
     for number in ranges:
         made = preview(run_context, loaded.name, number, chain_of(loaded.spec))
         context.log_event(observation(loaded.name, made))
@@ -252,9 +253,9 @@ def _materialize(
     run_context: RunContext,
     ranges: list[int],
 ) -> None:
-    """Verify `changes`, and give each chosen sink the ranges: again, or for the first time.
+    """Verify `changes`, and deliver the ranges to each chosen sink, again or for the first time.
 
-    One asset's problem is not the others'; what could not be done is said at the end.
+    A problem with one asset does not stop the others; all problems are raised at the end.
     """
     register(run_context.store, loaded)
     assets = [CHANGES, *(sink.config.id for sink in loaded.spec.spec.sinks)]
@@ -293,9 +294,9 @@ def _deliver(
     sink_id: str,
     ranges: list[int],
 ) -> None:
-    """Replay what the sink has, then let it catch up to the last range that it lacks.
+    """Replay the ranges that the sink has, then catch it up to the last chosen range that it lacks.
 
-    Reprocessed ranges are for a sink that has them: what it lacks comes as the journal records it.
+    Only ranges that the sink has can be reprocessed; the others are delivered as the journal recorded them.
     """
     reprocess = context.run.tags.get(RUN_TAG) == "reprocess"
 
@@ -306,8 +307,8 @@ def _deliver(
     delivered, lacking = split_by_delivery(run_context.store, loaded.name, sink_id, ranges)
     if reprocess and lacking:
         raise NotAllowed(
-            f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; processors "
-            "can be run again over ranges that it has"
+            f"{loaded.name}: sink {sink_id} does not have range {lacking[0].range} yet; only ranges "
+            "that it has can be reprocessed"
         )
     if delivered:
         run_id, warn = context.run.run_id, context.log.warning
@@ -352,7 +353,7 @@ def _log_again(
     number: int,
     **done: int,
 ) -> None:
-    """Write the range's true metadata once more, with what this run did to it."""
+    """Log a materialization with the range's metadata again, and with what this run did."""
     again = "reprocessed" in done
     publication = publication_of(run_context.store, pipeline, number, asset, reprocessed=again)
     publication = dataclasses.replace(publication, run_id=context.run.run_id)

@@ -1,9 +1,8 @@
-"""The asset that stands for a whole pipeline: one line of the Catalog, red while something is wrong.
+"""The asset that represents a whole pipeline: one line of Dagster's Catalog, red while there is a problem.
 
-Of an asset with partitions the Catalog's list shows how many of these are materialized, and not whether a
-check fails. So each pipeline also has an asset without partitions, whose one check fails with
-everything that `deltaforge status` calls a problem. A pipeline whose file cannot be loaded has only this one: it
-never stops the others.
+For an asset with partitions, the Catalog's list shows how many of them are materialized, but not whether a check
+fails. So each pipeline also has an asset without partitions, whose only check fails with every problem that
+`deltaforge status` shows. A pipeline whose file cannot be loaded has only this asset, and never affects the others.
 """
 
 from collections.abc import Iterator
@@ -20,20 +19,20 @@ from deltaforge_dagster.sources.findings import and_run
 WELL_CHECK = "well"
 
 _COUNTED = {"holds", "dead letters"}
-"""Subjects whose text counts events: an evaluation is written once per change of its text."""
+"""Subjects whose text counts events and is left out, since an evaluation is written for each change of its text."""
 
 
 def build_health_asset(pipeline: AnyPipeline) -> dg.AssetSpec:
-    """Return the asset that stands for a pipeline."""
+    """Return the asset that represents a pipeline."""
     return health_spec(pipeline)
 
 
 def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
-    """Return its check, which ticks report; *Execute* in the UI evaluates it at once."""
+    """Return the asset's check, which ticks report; *Execute* in the UI evaluates it at once."""
     spec = dg.AssetCheckSpec(
         WELL_CHECK,
         asset=health_key(pipeline.name),
-        description="Nothing is wrong with the pipeline: what `deltaforge status` says.",
+        description="The pipeline has no problems, as shown by `deltaforge status`.",
     )
 
     @dg.multi_asset_check(name=f"{dagster_name(pipeline.name)}_health", specs=[spec])
@@ -48,7 +47,7 @@ def build_health_check(pipeline: AnyPipeline) -> dg.AssetChecksDefinition:
 
 
 def health_evaluation(name: str, found: Health) -> dg.AssetCheckEvaluation:
-    """Return the check's outcome: every problem in a line; a warning where none is an error."""
+    """Return the result of the check, with one line per problem; a warning if no problem is an error."""
     return dg.AssetCheckEvaluation(
         asset_key=health_key(name),
         check_name=WELL_CHECK,

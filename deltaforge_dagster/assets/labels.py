@@ -1,9 +1,9 @@
-"""Whose a pipeline is, from its file's metadata: owners and tags of its assets.
+"""Owners and tags of a pipeline's assets, from the metadata in its file.
 
-An annotation or label called `owner`, `owners` or `team` names owners, with commas between. One that is a
-mail address shows as it is, every other one as a team. The tenant and the labels are tags, by which the UI
-filters; a label that Dagster takes for none (values have up to 63 letters, digits, `_`, `-`, `.`) stays in
-the file alone.
+An annotation or label called `owner`, `owners` or `team` is a comma-separated list of owners. An owner that is an
+email address is shown as it is, any other as a team. The tenant and the labels become tags, by which the UI can
+filter. Labels that Dagster does not accept as tags are left out (values may have up to 63 letters, digits, `_`,
+`-`, `.`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESERVED = "dagster/"
 
 
 def owners(metadata: Metadata) -> list[str]:
-    """Return the owners of a pipeline's assets, in Dagster's words."""
+    """Return the owners of a pipeline's assets, in Dagster's format."""
     given = [
         block[name]
         for block in (metadata.annotations, metadata.labels)

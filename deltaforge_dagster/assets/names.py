@@ -1,8 +1,7 @@
-"""What things are called in Dagster: asset keys, partitions, jobs, tags.
+"""The names in Dagster: asset keys, partitions, jobs, tags.
 
-Asset keys carry the pipeline's own name. Dagster refuses hyphens and dots in op, job and sensor
-names; those get underscores, and a short hash where the name changed, so that `a-b` and `a_b`
-stay two pipelines.
+Asset keys have the pipeline's name. Dagster refuses hyphens and dots in the names of ops, jobs and sensors; these
+have underscores instead, and a short hash if that changed the name, so that `a-b` and `a_b` stay different.
 """
 
 from __future__ import annotations
@@ -18,29 +17,28 @@ from deltaforge_dagster.pipeline.publication import CHANGES
 
 PIPELINE_TAG = "deltaforge/pipeline"
 RUN_TAG = "deltaforge/run"
-"""What a run was started for.
+"""The purpose of a run.
 
-`live` captures and delivers, `snapshot` reads what is missing of a snapshot; both are started by sensors. Every
-other run is a Materialize of chosen partitions, and may say what becomes of ranges: `reprocess` delivers
-to sinks that have them what today's processors make of them; `preview` only shows, at `changes`, what that
-would be.
+`live` captures and delivers, `snapshot` reads the missing chunks of a snapshot; sensors start both. Every other
+run is a Materialize of chosen partitions, for which the tag may be set to `reprocess`, to deliver what the current
+processors make of the ranges to sinks that have them, or to `preview`, to only show that at `changes`.
 """
 REASON_TAG = "deltaforge/reason"
 COMMAND = "command"
-"""The reason of a live run that `deltaforge run` has started, and no sensor."""
+"""The reason of a live run that was started by `deltaforge run`, not by a sensor."""
 UNTIL_TAG = "deltaforge/until"
-"""`caught up` lets a live run end as soon as there is nothing more to do."""
+"""`caught up` makes a live run end as soon as there is nothing more to do."""
 OUTCOME_METADATA = "outcome"
-"""Each live run leaves an observation of `changes` with how it ended, under this name."""
+"""The metadata field with the outcome of a live run, in the run's observation of `changes`."""
 CAUGHT_UP_METADATA = "caught_up"
-"""A sink that got on request what it lacked has an observation with the number of messages."""
+"""The metadata field with the number of messages, in the observation of a sink that a Materialize caught up."""
 
 _REFUSED = re.compile(r"[%\x00-\x1f]|\.(?=\.\.)")
-"""What Dagster refuses in the name of a partition."""
+"""Characters that Dagster refuses in partition names."""
 
 
 def dagster_name(pipeline: str) -> str:
-    """Return a name for ops, jobs and sensors, different for different pipelines."""
+    """Return a name for ops, jobs and sensors that is unique to the pipeline."""
     plain = re.sub(r"[^A-Za-z0-9_]", "_", pipeline)
     if plain == pipeline:
         return plain
@@ -48,7 +46,7 @@ def dagster_name(pipeline: str) -> str:
 
 
 def op_name(pipeline: str) -> str:
-    """Return the name of the op behind a pipeline's assets; Dagster wants no job of that name."""
+    """Return the name of the op behind a pipeline's assets; Dagster does not allow a job of the same name."""
     return f"{dagster_name(pipeline)}_ranges"
 
 
@@ -80,7 +78,7 @@ def snapshot_key(pipeline: str) -> dg.AssetKey:
 
 
 def health_key(pipeline: str) -> dg.AssetKey:
-    """Return the key of the asset that stands for the whole pipeline, and has no partitions."""
+    """Return the key of the asset that represents the whole pipeline and has no partitions."""
     return dg.AssetKey([pipeline, "health"])
 
 
@@ -90,7 +88,7 @@ def snapshot_job_name(pipeline: str) -> str:
 
 
 def schemas_key(pipeline: str) -> dg.AssetKey:
-    """Return the key of the asset whose partitions are tables, and whose events are their versions."""
+    """Return the key of the asset whose partitions are tables and whose materializations are their versions."""
     return dg.AssetKey([pipeline, "schemas"])
 
 
@@ -100,7 +98,7 @@ def tables_name(pipeline: str) -> str:
 
 
 def table_partition(table: str) -> str:
-    """Return the partition of a table; what Dagster refuses in a name is written as in URLs."""
+    """Return the partition of a table; characters that Dagster refuses are percent-encoded."""
     return _REFUSED.sub(lambda found: f"%{ord(found[0]):02X}", table)
 
 
@@ -115,10 +113,10 @@ def chunks_name(pipeline: str) -> str:
 
 
 def chunk_of(partition: str) -> tuple[str, int]:
-    """Return table and number of a chunk's partition.
+    """Return the table and the number of a chunk's partition.
 
     Raises:
-        NotAllowed: The partition is not a chunk's.
+        NotAllowed: The partition is not one of a chunk.
     """
     table, _, number = partition.rpartition("/")
     if not table or not number.isdigit():
@@ -127,15 +125,15 @@ def chunk_of(partition: str) -> tuple[str, int]:
 
 
 def partition_key(number: int) -> str:
-    """Return the partition of a range; ten digits keep the UI's order the log's order."""
+    """Return the partition of a range; ten digits make the UI's sort order the log order."""
     return f"{number:010d}"
 
 
 def range_number(partition: str) -> int:
-    """Return the range of a partition.
+    """Return the range number of a partition.
 
     Raises:
-        NotAllowed: The partition is not a range's.
+        NotAllowed: The partition is not one of a range.
     """
     if not partition.isdigit():
         raise NotAllowed(f"{partition!r} is not the number of a range")

@@ -1,13 +1,14 @@
-"""The asset of a pipeline: `changes` and one asset per sink, on the pipeline's ranges.
+"""The multi-asset of a pipeline: `changes` and one asset per sink, partitioned by the pipeline's ranges.
 
-The op behind them does one of two things. With the tag `deltaforge/run: live` it is the
-pipeline's run, which captures and delivers and publishes ranges as it goes. Every other run is a
-Materialize of the chosen ranges from the UI: `changes` is verified; a sink gets what it has once
-more, as a replay, and catches up in order with what it does not have yet.
-The op yields nothing for its assets, since in a backfill a yielded result would overwrite the true metadata of
-every partition; it writes events itself (`publish`), and those of checks, too. Outputs of checks are not
-optional for Dagster, as those of assets are: of each it would write into the run's log that it was not yielded, and
-then make an empty one. So the op yields these empty outputs; they say nothing about the check.
+The op behind them does one of two things. With the tag `deltaforge/run: live` it is the pipeline's run, which
+captures, delivers and publishes ranges as it goes. Any other run is a Materialize of ranges chosen in the UI:
+`changes` is verified; a sink gets the ranges that it has again, as a replay, and catches up in order with those
+that it does not have yet.
+
+The op yields no results for its assets, because in a backfill a yielded result would overwrite the metadata of
+every partition. It writes the events of assets (`publish`) and of checks itself. Outputs of checks are not
+optional in Dagster, unlike those of assets: for each one that is not yielded, Dagster would log a message and create
+an empty output. So the op yields these empty outputs, which do not affect the checks.
 """
 
 from collections.abc import Iterator
@@ -32,8 +33,8 @@ from deltaforge_dagster.resources.platform import Platform
 def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
     """Return the multi-asset of a pipeline.
 
-    Dagster makes Python names of asset keys, in which `a-b` and `a_b` are one. So the asset is made with
-    keys whose names stay different, and gets its own afterwards.
+    Dagster derives Python names from asset keys, in which `a-b` and `a_b` would collide. So the asset is built with
+    keys whose names stay different, and gets its real keys afterwards.
     """
     specs = asset_specs(loaded)
     plain = {spec.key: _plain(spec.key) for spec in specs}
@@ -68,7 +69,7 @@ def build_pipeline_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
 
 
 def _plain(key: dg.AssetKey) -> dg.AssetKey:
-    """Return a key whose last part, which tells a pipeline's assets apart, Dagster need not change."""
+    """Return a key whose last part, which distinguishes the assets of a pipeline, is a valid Python name."""
     return dg.AssetKey([*key.path[:-1], dagster_name(key.path[-1])])
 
 
@@ -79,5 +80,5 @@ def build_pipeline_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.assets(*(spec.key for spec in asset_specs(loaded))),
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
-        description=f"Captures and delivers pipeline {loaded.name}, until it has been idle.",
+        description=f"Captures and delivers changes of pipeline {loaded.name} until it is idle.",
     )

@@ -1,7 +1,7 @@
-"""A preview as tables: for the terminal, and as an observation of the range that it was made of.
+"""A preview as tables: for the terminal, and as an observation of the previewed range.
 
-An observation says which events would differ and in which fields; no value of a row is in it, since
-Dagster's event log is everybody's.
+The observation names the events that would differ, and the fields. It contains no values of rows, since Dagster's
+event log is visible to all its users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("same", "changed", "added", "dropped", "moved")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table for people: its headings, and rows of text."""
+    """A table to display: its headings, and rows of text."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -33,7 +33,7 @@ class Grid:
 
 
 def processors(made: Preview) -> Grid:
-    """Return what each processor did, in the chain's order."""
+    """Return the counts and the latency of each processor, in the order of the chain."""
     rows = []
     for name, counts in made.processors.items():
         own = {one: n for one, n in counts.items() if one not in _SHOWN}
@@ -51,7 +51,7 @@ def processors(made: Preview) -> Grid:
 
 
 def tables(made: Preview) -> Grid:
-    """Return how many events of each table differ."""
+    """Return the number of events of each table, by kind of difference."""
     return Grid(
         ("table", *KINDS),
         tuple(
@@ -62,7 +62,7 @@ def tables(made: Preview) -> Grid:
 
 
 def fields(made: Preview) -> Grid:
-    """Return in how many changed events of each table each field differs."""
+    """Return, for each table and field, the number of changed events in which the field differs."""
     return Grid(
         ("table", "field", "events"),
         tuple(
@@ -85,7 +85,7 @@ def sample(made: Preview) -> Grid:
 
 
 def sentence(made: Preview) -> str:
-    """Return in one sentence what a preview has found."""
+    """Return the result of a preview in one sentence."""
     found = f"range {made.range}: {pluralize(made.events_in, 'event')} in, {made.events_out:,} out"
     if made.difference.equal:
         return f"{found}; the same as sinks get"
@@ -95,7 +95,7 @@ def sentence(made: Preview) -> str:
 
 
 def totals(made: Preview) -> Mapping[str, int]:
-    """Return how many events differ, over all tables."""
+    """Return the number of events of all tables, by kind of difference."""
     per_table = made.difference.tables.values()
     return {kind: sum(counts[kind] for counts in per_table) for kind in KINDS}
 
@@ -124,5 +124,5 @@ _SHOWN = {"events_in", "events_out", "calls", "busy_us"}
 
 
 def _plain(text: str) -> str:
-    """Return text that a cell of Markdown shows as it is."""
+    """Return text escaped for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")

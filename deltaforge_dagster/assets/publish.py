@@ -1,11 +1,11 @@
-"""Publishing: the one function that writes a range's materializations into Dagster's event log.
+"""Publication: writes the materializations of ranges into Dagster's event log.
 
-A run and a sensor tick both call it; they differ only in how an event is written (`emit`). The
-event comes first, its `published` row second. Whoever finds an event without the row (a run was
-killed between the two) writes only the row, so that a range is published once.
+Both a run and a sensor tick call `publish`; they differ only in how an event is written (`emit`). The event is
+written first, its `published` row second. A call that finds an event without the row (a run was killed between the
+two) writes only the row, so that a range is published once.
 
-A materialization links to the run whose log tells how it came about, and to the range's first file in the
-journal; the others lie beside it.
+A materialization links to the run that produced it, and to the range's first file in the journal; the other files
+are in the same directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INPUT_EVENT = "dagster/input_event_pointer"
 def publish(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str, emit: Emit, journal: Journal
 ) -> int:
-    """Publish what is due, ranges in order; return how many materializations were written."""
+    """Publish everything that is due, in range order; return how many materializations were written."""
     written = 0
     for publication in pending(store, pipeline):
         add_partition(instance, pipeline, publication.range)
@@ -43,7 +43,7 @@ def publish(
 
 
 def add_partition(instance: dg.DagsterInstance, pipeline: str, number: int) -> None:
-    """Make a range known to Dagster as a partition; harmless when it is."""
+    """Add a range to Dagster's partitions, if it is not there yet."""
     instance.add_dynamic_partitions(partitions_name(pipeline), [partition_key(number)])
 
 
@@ -53,7 +53,7 @@ def materialization(
     journal: Journal,
     more: Mapping[str, Value] | None = None,
 ) -> dg.AssetMaterialization:
-    """Return the event for a publication, with further metadata if given."""
+    """Return the event for a publication, with additional metadata if given."""
     return dg.AssetMaterialization(
         asset_key=asset_key(pipeline, publication.asset),
         partition=partition_key(publication.range),
@@ -67,7 +67,7 @@ def materialization(
 
 
 def _links(publication: Publication, journal: Journal) -> dict[str, dg.MetadataValue[Any]]:
-    """Return what leads from a range to its run's log and to its files."""
+    """Return the metadata that links a range to its run and to its first file."""
     links: dict[str, dg.MetadataValue[Any]] = {}
     if publication.run_id is not None:
         links["run"] = dg.MetadataValue.dagster_run(publication.run_id)
@@ -77,10 +77,10 @@ def _links(publication: Publication, journal: Journal) -> dict[str, dg.MetadataV
 
 
 def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
-    """Return the tags by which Dagster knows which code made what from which data.
+    """Return the tags with code version, data version and input versions, as Dagster writes them for yielded results.
 
-    Dagster writes them itself for what an op yields. The data of a range is its content hash, in
-    every asset: verified or replayed once more it is the same, and only another spec makes it stale.
+    The data version of a range is its content hash in every asset. It stays the same when the range is verified or
+    replayed again, so only a changed spec makes a range stale.
     """
     if publication.code_version is None:
         return {}
@@ -96,7 +96,7 @@ def _provenance(pipeline: str, publication: Publication) -> dict[str, str]:
 def recorded(
     instance: dg.DagsterInstance, pipeline: str, asset: str, number: int
 ) -> dg.AssetMaterialization | None:
-    """Return the newest materialization of a range in Dagster's event log, if there is one."""
+    """Return the newest materialization of a range in Dagster's event log, None if there is none."""
     found = instance.fetch_materializations(
         dg.AssetRecordsFilter(
             asset_key=asset_key(pipeline, asset), asset_partitions=[partition_key(number)]
@@ -107,9 +107,9 @@ def recorded(
 
 
 def _is_recorded(instance: dg.DagsterInstance, pipeline: str, publication: Publication) -> bool:
-    """Whether the event is there, and not one of another range that once had this number.
+    """Return whether Dagster has the event, and for this range, not for an earlier one with the same number.
 
-    Numbers begin again when somebody deletes the state store and keeps Dagster's.
+    Range numbers start again if the state store is deleted and Dagster's storage is kept.
     """
     event = recorded(instance, pipeline, publication.asset, publication.range)
     if event is None:

@@ -1,8 +1,8 @@
 """The asset of a pipeline's table versions: one partition is one table.
 
-A run, or a tick, writes a materialization for each version that appears (`publish_versions`), with its columns
-as Dagster's column schema. To materialize a table in the UI is to approve its newest form, where that
-waits for approval (`engine.schemas.on_schema_change: pause_table`).
+A run or a tick writes a materialization for each new version (`publish_versions`), with its columns as Dagster's
+column schema. Materializing a table in the UI approves its newest form, if that waits for approval
+(`engine.schemas.on_schema_change: pause_table`).
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def build_schemas_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
         specs=[schemas_spec(loaded)],
         partitions_def=dg.DynamicPartitionsDefinition(name=tables_name(loaded.name)),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        can_subset=True,  # or Dagster would write a materialization of its own at the end
+        can_subset=True,  # else Dagster would write its own materialization at the end
         op_tags={PIPELINE_TAG: loaded.name},
     )
     def tables(
@@ -63,7 +63,8 @@ def publish_versions(
 ) -> int:
     """Write a materialization of each version that has none; return how many were written.
 
-    The event comes first, the note second: whoever finds an event without its note writes only that.
+    The event is written first, then the version is marked as published; if the event is already there, only the
+    mark is written.
     """
     written = 0
     for history, version in store.unpublished_versions(pipeline):
@@ -83,9 +84,9 @@ def materialization(
 
     Args:
         pipeline: The pipeline.
-        history: Of the table.
+        history: The versions of the table.
         version: The version.
-        approved: How many changes go on, when somebody has just approved it.
+        approved: How many waiting changes were released if it was approved just now, else None.
     """
     table, stamp = version.table, version.stamp
     changes = changes_of(history, version)
@@ -115,8 +116,8 @@ def materialization(
 
 
 def column_schema(version: SchemaVersion, changes: list[Difference]) -> dg.TableSchema:
-    """Return a version as Dagster shows columns, each with what the version made different of it."""
-    # In words: Dagster takes a description for Markdown, where a `+` begins a list.
+    """Return the columns of a version as Dagster's column schema, with what the version changed in each."""
+    # In words, because Dagster renders a description as Markdown, where a `+` begins a list.
     made = {one.name: f"{one.kind}; was {one.before}" for one in changes if one.kind == "changed"}
     made |= {one.name: "added" for one in changes if one.kind == "added"}
     table = version.table
@@ -137,9 +138,9 @@ def column_schema(version: SchemaVersion, changes: list[Difference]) -> dg.Table
 
 
 def _approve(context: dg.AssetExecutionContext, store: StateStore, pipeline: str) -> None:
-    """Approve the chosen tables, and show their versions of now once more."""
+    """Approve the chosen tables, and log a materialization of their current versions."""
     if not (context.has_partition_key or context.has_partition_key_range):
-        raise NotAllowed(f"{pipeline}: choose the tables whose newest form is approved")
+        raise NotAllowed(f"{pipeline}: choose the tables whose newest form to approve")
     waiting = set(waiting_tables(store, pipeline))
     for partition in context.partition_keys:
         name = table_of(partition)

@@ -1,4 +1,4 @@
-"""The checks of sensing: that it goes on, and that rows are as their tables declare. Both only warn."""
+"""The checks of sensing: that it makes progress, and that rows match their tables. Both only warn."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from deltaforge_dagster.pipeline.publication import CHANGES
 from deltaforge_dagster.state.store import StateStore
 
 DAY = 86_400
-"""Drift that was last seen longer ago than so many seconds is past."""
+"""Drift that was last seen longer ago than this many seconds no longer counts."""
 
 _SHOWN = 20
 
 
 def sensing_specs(loaded: LoadedPipeline) -> list[dg.AssetCheckSpec]:
-    """Return the checks of sensing; none where it is not enabled."""
+    """Return the checks of sensing, none if it is not enabled."""
     if is_off(loaded.spec.spec.schema_sensing):
         return []
     changes = asset_key(loaded.name, CHANGES)
     return [
         dg.AssetCheckSpec(
-            "sensing", asset=changes, description="What was captured is looked at by sensing."
+            "sensing", asset=changes, description="Sensing processes the captured changes."
         ),
         dg.AssetCheckSpec(
-            "drift", asset=changes, description="Rows are as their tables declare them."
+            "drift", asset=changes, description="Rows match the declarations of their tables."
         ),
     ]
 
 
 def sensing_checks(store: StateStore, loaded: LoadedPipeline) -> Iterator[dg.AssetCheckEvaluation]:
-    """Yield the outcome of the checks of sensing as it is now."""
+    """Yield the current results of the checks of sensing."""
     if is_off(loaded.spec.spec.schema_sensing):
         return
     yield _sensing(store, loaded)

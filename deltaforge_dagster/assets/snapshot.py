@@ -1,9 +1,8 @@
 """The asset of a pipeline's snapshots: one partition is one chunk of a table.
 
-With the tag `deltaforge/run: snapshot` its op reads what is missing of the snapshot that is not finished.
-Every other run is a Materialize of chosen chunks from the UI: these are read once more, as part of the
-newest snapshot. Either way the op writes a materialization for each chunk that was read; the pipeline's run
-takes the rows over.
+With the tag `deltaforge/run: snapshot` its op reads the missing chunks of the unfinished snapshot. Any other run is a
+Materialize of chunks chosen in the UI, which are read again as part of the newest snapshot. In both cases the op
+writes a materialization for each chunk that was read; the pipeline's run puts the rows into the journal.
 """
 
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ def build_snapshot_asset(loaded: LoadedPipeline) -> dg.AssetsDefinition:
         specs=[snapshot_spec(loaded)],
         partitions_def=dg.DynamicPartitionsDefinition(name=chunks_name(loaded.name)),
         backfill_policy=dg.BackfillPolicy.single_run(),
-        can_subset=True,  # or Dagster would write a materialization of its own at the end
+        can_subset=True,  # else Dagster would write its own materialization at the end
         pool=f"{name}_snapshot",
         op_tags={PIPELINE_TAG: loaded.name},
     )
@@ -60,5 +59,5 @@ def build_snapshot_job(loaded: LoadedPipeline) -> UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.assets(snapshot_key(loaded.name)),
         executor_def=dg.in_process_executor,
         tags={PIPELINE_TAG: loaded.name},
-        description=f"Reads what is missing of a snapshot of {loaded.name}.",
+        description=f"Reads the missing chunks of a snapshot of {loaded.name}.",
     )

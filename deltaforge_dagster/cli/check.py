@@ -1,4 +1,4 @@
-"""`deltaforge check`: whether source and sinks have everything that a pipeline needs."""
+"""`deltaforge check`: check that the source and the sinks have everything that a pipeline needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline import sink_preflight
+from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sources.build import build_source
@@ -23,10 +24,10 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold re
 
 
 def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Look at the source's settings, grants, log, tables and keys, and at each sink; say what is missing.
+    """Check the source's settings, grants, log, tables and keys, and each sink; report what is missing.
 
-    Each finding comes with the statement that fixes it. Nothing is changed or written. The exit code
-    is 1 when something keeps changes from being captured or delivered, or will soon lose them.
+    Each finding comes with the statement that fixes it. The command changes and writes nothing. The exit
+    code is 1 if a problem prevents changes from being captured or delivered, or will soon lose changes.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     source = build_source(loaded.spec)
@@ -62,6 +63,6 @@ def _print(pipeline: str, found: list[Finding]) -> None:
             console.print(Text.assemble(" " * 8, ("fix: ", "dim"), finding.remedy))
     levels = Counter(finding.level for finding in found)
     console.print(
-        f"{pipeline}: {levels['ok']} as needed, {levels['note']} to know, "
-        f"{levels['warning']} to look at soon, {levels['error']} to fix"
+        f"{pipeline}: {levels['ok']} ok, {pluralize(levels['note'], 'note')}, "
+        f"{pluralize(levels['warning'], 'warning')}, {pluralize(levels['error'], 'error')}"
     )

@@ -1,4 +1,4 @@
-"""`deltaforge checkpoint`: how far each sink has acknowledged, and setting that by hand."""
+"""`deltaforge checkpoint`: show, set and import the checkpoints of sinks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def checkpoint() -> None:
-    """Show how far sinks have acknowledged, set it, or bring it from DeltaForge."""
+    """Show the checkpoints of sinks, set them, or import them from DeltaForge."""
 
 
 @app.command()
 def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Show each sink's checkpoint: everything up to it, and nothing known beyond, has arrived."""
+    """Show each sink's checkpoint: the sink has acknowledged every change up to that point."""
     with opened_store() as store:
         row = known_pipeline(store, pipeline)
         checkpoints = store.checkpoints(pipeline)
@@ -70,35 +70,37 @@ def show(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
 def reset(
     pipeline: NameArgument,
     *,
-    sink: Annotated[str | None, typer.Option(help="The sink whose checkpoint is set.")] = None,
+    sink: Annotated[str | None, typer.Option(help="The sink whose checkpoint to set.")] = None,
     to: Annotated[
         str | None,
         typer.Option(
             metavar="oldest|tail|range:N",
-            help="Go on with the oldest segment of the journal, with what is captured next "
-            "(skipping everything before), or with the first segment of a range.",
+            help="Continue with the oldest segment of the journal, with the next captured segment "
+            "(skipping everything before it), or with the first segment of a range.",
         ),
     ] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Forget journal and positions: begin as a new pipeline would."),
+        typer.Option("--all", help="Delete journal and positions: start as a new pipeline would."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --all: do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --all: do not ask for confirmation.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Let one sink go on somewhere else in the journal, or all of the pipeline begin anew.
+    """Move one sink to another place in the journal, or reset the whole pipeline.
 
-    No run may hold the pipeline. Going back delivers again, unmarked. Going forward skips: what
-    lies between never arrives.
+    No run may hold the pipeline. Moving back delivers changes again, without marking them as a replay.
+    Moving forward skips changes: the sink never gets them.
 
-    With --all a replication slot from which nothing can be read any more is made anew. On a terminal it is
-    said first what is deleted, and asked.
+    With --all, a replication slot that can no longer be read is dropped and created again. On a
+    terminal, the command lists what it will delete and asks for confirmation.
     """
     with opened_store() as store:
         before = known_pipeline(store, pipeline)
         if everything:
             if sink is not None or to is not None:
-                raise NotAllowed("--all is the whole pipeline: leave --sink and --to out")
+                raise NotAllowed("--all resets the whole pipeline: leave --sink and --to out")
             said = _reset_all(store, before, ask=not yes and _on_terminal())
         elif sink is None or to is None:
             raise NotAllowed("write --sink SINK --to oldest|tail|range:N, or --all")
@@ -118,23 +120,23 @@ def import_(
             "--from",
             metavar="STORAGE",
             help="DeltaForge's storage: its SQLite file, a postgresql:// address, or the JSON file "
-            "of old versions. It is only read.",
+            "of old versions. The command only reads it.",
         ),
     ] = None,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Drop what was imported; begin without it.")
+        bool, typer.Option("--forget", help="Discard imported checkpoints; start without them.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Begin a new pipeline where DeltaForge's sinks stand, by the checkpoints of its storage.
+    """Start a new pipeline at the checkpoints of DeltaForge's sinks, read from its storage.
 
-    Stop DeltaForge first. The pipeline must not have run here yet.
+    Stop DeltaForge first. The pipeline must not have run in this installation yet.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     if (storage is None) != forget:
         raise NotAllowed("write --from STORAGE, or --forget")
     if settings.state_url == "memory":
-        raise NotAllowed("DELTAFORGE_STATE_URL is memory: nothing imported would be there later")
+        raise NotAllowed("DELTAFORGE_STATE_URL is memory: imported checkpoints would be lost")
     source_id = loaded.spec.spec.source.config.id
     found = {} if storage is None else legacy.of_source(legacy.read(storage), source_id)
     if storage is not None and not found:
@@ -157,14 +159,14 @@ def import_(
         first = position(min(positions.values()).to_json())
         typer.echo(f"{loaded.name} begins at {first}, or before it where a transaction begins.")
     else:
-        typer.echo(f"{loaded.name} begins by the rules of its file.")
+        typer.echo(f"{loaded.name} starts where its file says.")
 
 
 def _import(store: StateStore, loaded: LoadedPipeline, found: dict[str, bytes]) -> None:
     row = store.pipeline(loaded.name)
     if row is not None and row.start_position is not None:
         raise NotAllowed(
-            f"pipeline {loaded.name!r} has begun already, at {row.start_position}; to begin anew: "
+            f"pipeline {loaded.name!r} has already started, at {row.start_position}; to reset it: "
             f"deltaforge checkpoint reset {loaded.name} --all"
         )
     with store.database.write() as connection:
@@ -180,7 +182,7 @@ def _reset_sink(store: StateStore, pipeline: str, sink: str, to: str) -> str:
         names = ", ".join(store.checkpoints(pipeline)) or "none"
         raise NotAllowed(f"pipeline {pipeline!r} has no sink {sink!r} (there is: {names})")
     after = store.reset_checkpoint(pipeline, sink, _first_segment(store, pipeline, to) - 1)
-    return f"{sink} goes on with segment {after.segment + 1:,}: {_change(before, after)}."
+    return f"{sink} continues with segment {after.segment + 1:,}: {_change(before, after)}."
 
 
 def _on_terminal() -> bool:
@@ -188,11 +190,11 @@ def _on_terminal() -> bool:
 
 
 def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
-    """Let a pipeline begin anew; say what was deleted, and before that, on a terminal, what will be.
+    """Reset a pipeline, after confirmation if `ask`; return a sentence that says what was done.
 
     Raises:
         NotAllowed: A run holds the pipeline.
-        Abort: Whoever was asked does not want it.
+        Abort: The user did not confirm.
     """
     settings = Settings.from_env()
     lease = store.lease(before.name)
@@ -212,28 +214,26 @@ def _reset_all(store: StateStore, before: PipelineRow, *, ask: bool) -> str:
                 unread = str(error)
         if ask:
             typer.echo("\n".join(["This deletes:", *_deleted(store, before, dropped)]), err=True)
-            typer.confirm("Go on?", abort=True, err=True)
+            typer.confirm("Continue?", abort=True, err=True)
         after = reset_pipeline(store, Journal(settings.journal_url), before)
         where = (
-            "where a new pipeline would: PostgreSQL has what the slot still holds, MySQL what is committed "
-            "from then on"
+            "where a new pipeline would: PostgreSQL at the oldest change that the slot still holds, MySQL "
+            "with what is committed from then on"
         )
         if source is not None and dropped:
             assert isinstance(file, LoadedPipeline)
             source.reset(dry_run=False)
             after = ensure_start(store, file, after, source)
-            where = (
-                f"at {position(after.start_position)}; dropped and made anew: {', '.join(dropped)}"
-            )
+            where = f"at {position(after.start_position)}; dropped and created again: {', '.join(dropped)}"
     finally:
         if source is not None:
             source.close()
-    said = f"{before.name} begins anew with segment {after.next_segment:,}, {where}."
-    return said + (f" The source was not looked at: {unread}." if unread else "")
+    said = f"{before.name} was reset and starts with segment {after.next_segment:,}, {where}."
+    return said + (f" The source was not checked: {unread}." if unread else "")
 
 
 def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> list[str]:
-    """Return what `reset --all` deletes, a line each."""
+    """Return what `reset --all` deletes, one item per line."""
     lines = [
         f"  the journal of {row.name} ({size(store.journal_bytes(row.name))}), its ranges and positions"
     ]
@@ -243,7 +243,7 @@ def _deleted(store: StateStore, row: PipelineRow, dropped: Sequence[str]) -> lis
             lines.append(f"  {pluralize(behind, 'segment')} that sink {one.sink} does not have yet")
     held = [hold.subject for hold in store.holds(row.name) if hold.state != "journaled"]
     if held:
-        lines.append(f"  what is held of {', '.join(held)}")
+        lines.append(f"  held changes of {', '.join(held)}")
     return lines + [f"  {one}" for one in dropped]
 
 
@@ -276,7 +276,7 @@ def _fields(text: str | None) -> Any:
 
 
 def _first_segment(store: StateStore, pipeline: str, to: str) -> int:
-    """Return the segment that `--to` means."""
+    """Return the segment that the value of `--to` refers to."""
     kind, _, number = to.partition(":")
     if to == "oldest":
         oldest = store.segments(pipeline, limit=1)

@@ -1,4 +1,4 @@
-"""What a pipeline file makes when it is loaded and run: names in Dagster, in the store, on servers."""
+"""What a pipeline creates when it is loaded and run: names in Dagster, in the state store, on servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deltaforge_dagster.sources.turso import triggers
 
 
 def creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
-    """Return, by where it is, what the pipeline makes or uses; plain JSON values."""
+    """Return the names that the pipeline creates or uses, by place, as plain JSON values."""
     sinks = loaded.spec.spec.sinks
     source = loaded.spec.spec.source
     return {

@@ -1,7 +1,7 @@
 """Dagster's processes, as `deltaforge dev` and `deltaforge demo` start them.
 
-One code server holds the definitions; webserver and daemon ask it, instead of each loading them
-again. All of them write to one `DAGSTER_HOME`, and end with us.
+One code server holds the definitions; the webserver and the daemon query it instead of each loading them
+again. All of them share one `DAGSTER_HOME` and end with this process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DEFINITIONS = "deltaforge_dagster.definitions"
 _START_SECONDS = 240.0
 _STOP_SECONDS = 120.0
 ANSWER_SECONDS = 300
-"""How long Dagster waits for the code server, which answers once a run's process has started. By Dagster's
-own 60 seconds a busy machine has runs that "failed to start", though they do."""
+"""How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
+default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
 
 _WORKSPACE = """\
 load_from:
@@ -48,30 +48,31 @@ class DagsterProcesses:
 
     @classmethod
     def start(cls, settings: Settings, dagster_home: Path, *, port: int | None = None) -> Self:
-        """Start all three, logging below `settings.home`; returns once the UI answers.
+        """Start all three, with logs below `settings.home`; return once the UI responds.
 
         Args:
-            settings: The installation; passed on through the environment, which must describe it.
+            settings: The installation. The processes read it from the environment, which must match.
             dagster_home: Where Dagster keeps its instance.
             port: Port of the UI; None for any free one.
 
         Raises:
-            SettingsError: The port is taken, or a process does not start; with its last lines.
+            SettingsError: The port is taken, or a process does not start; the message has its last
+                log lines.
         """
         port = free_port() if port is None else port
         code_port = free_port()
         workspace = dagster_home / "workspace.deltaforge.yaml"
         workspace.write_text(_WORKSPACE.format(port=code_port))
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` leaves it
-            # They would inherit that, and ignore SIGTERM, too, since Dagster treats both alike.
+            # The processes would inherit this and also ignore SIGTERM, since Dagster treats both alike.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Also for the runs, which the code server starts.
+        # The runs, which the code server starts, inherit these as well.
         os.environ["DAGSTER_HOME"] = str(dagster_home)
         if not os.environ.get("DAGSTER_GRPC_TIMEOUT_SECONDS"):
             os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(ANSWER_SECONDS)
         if not os.environ.get("DELTAFORGE_DAGSTER_URL"):
             os.environ["DELTAFORGE_DAGSTER_URL"] = f"http://127.0.0.1:{port}"
-        # Processes that make Dagster's SQLite tables at the same time leave them unusable.
+        # Create Dagster's SQLite tables first: processes that do so concurrently leave them unusable.
         dg.DagsterInstance.from_config(str(dagster_home)).dispose()
         started = cls(f"http://127.0.0.1:{port}")
         try:
@@ -97,13 +98,13 @@ class DagsterProcesses:
         return started
 
     def check(self) -> None:
-        """Raise `SettingsError` when one of the processes has ended by itself."""
+        """Raise `SettingsError` if one of the processes has ended by itself."""
         for process in self._processes:
             if not process.running:
                 raise SettingsError(f"{process.name} ended: {process.log_tail()}")
 
     def stop(self) -> None:
-        """End the daemon first, so that nothing new starts, then the rest with the live runs."""
+        """Stop the daemon first, so that no new run starts, then the other processes and live runs."""
         for process in reversed(self._processes):
             process.stop(signal.SIGTERM, _STOP_SECONDS)
         self._processes.clear()
@@ -116,7 +117,7 @@ class DagsterProcesses:
                 name,
                 [sys.executable, "-m", *module, *options],
                 directory=folder,
-                working_directory=Path.cwd(),  # relative paths in settings and files mean it
+                working_directory=Path.cwd(),  # the base of relative paths in settings and files
                 quick_signal=signal.SIGTERM,
             )
         )
@@ -130,9 +131,9 @@ class DagsterProcesses:
 
 
 def wait_for_interrupt(processes: DagsterProcesses) -> None:
-    """Return on Ctrl-C or SIGTERM; raise `SettingsError` when a process ends by itself.
+    """Return on Ctrl-C or SIGTERM; raise `SettingsError` if a process ends by itself.
 
-    SIGTERM stays without effect afterwards: repeated, it must not cut the ending short.
+    SIGTERM is ignored afterwards, so that a second one does not interrupt the shutdown.
     """
     signal.signal(signal.SIGTERM, interrupt_once)
     with contextlib.suppress(KeyboardInterrupt):

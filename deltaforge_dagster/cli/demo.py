@@ -1,12 +1,13 @@
-"""`deltaforge demo`: the whole platform on real servers, live changes, and a proof.
+"""`deltaforge demo`: run the whole platform on real servers with live changes, and prove the delivery.
 
-The changes come in three parts. A few *first* ones wake the sensor: they wait for a run, a Spark
-session and compiled kernels. Then *calm* ones, some per transaction, paced: the latency is theirs,
-from the database's commit to Redis's own time of arrival. Then a *burst*, as fast as the database takes
-it: the rate is its changes over the time from its first commit to the last delivery. Where a part does not
-arrive, the ones after it are not written.
+The demo writes changes in three phases. A few *first* changes make the sensor start a run; they wait for
+the run, a Spark session and compiled kernels. *Calm* changes follow at a steady pace, a few per
+transaction; the reported latency is theirs, from the database's commit to the arrival time that Redis
+records. Last comes a *burst*, as fast as the database accepts it; the reported rate is the number of its
+changes over the time from its first commit to the last delivery. If the changes of one phase do not all
+arrive, the demo skips the phases after it.
 
-What Redis and the files hold afterwards is compared with the writer's own record (`demo_proof`).
+Finally the content of Redis and the files is compared with the writer's own record (`demo_proof`).
 """
 
 from __future__ import annotations
@@ -63,23 +64,26 @@ def demo(
     ] = "postgres",
     rows: Annotated[
         int | None,
-        typer.Option(min=100, help="How many changes to write. Default: 100,000; turso: 20,000."),
+        typer.Option(min=100, help="Number of changes to write. Default: 100,000; turso: 20,000."),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")
+        bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")
     ] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object on the last line.")
     ] = False,
     home: Annotated[
         Path | None,
-        typer.Option(help="Directory for state, journal and logs; kept. Default: a temporary one."),
+        typer.Option(
+            help="Directory for state, journal and logs, kept afterwards. Default: a temporary directory."
+        ),
     ] = None,
 ) -> None:
     """Start everything, write live changes, and prove that each one arrived once and in order.
 
-    Real PostgreSQL (or none), Redis, Spark and Dagster are started on free ports, and ended again, whatever
-    happens. The exit code is 0 only if nothing was lost, repeated, reordered or changed.
+    The command starts real servers on free ports (PostgreSQL unless the source is `turso`, Redis, Spark and
+    Dagster) and always stops them at the end. The exit code is 0 only if no change was lost, repeated,
+    reordered or altered.
     """
     console = Console(stderr=json_output, log_path=False)
     signal.signal(signal.SIGTERM, interrupt_once)
@@ -110,7 +114,7 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the demo found; see `as_json` for units."""
+    """The result of the demo; `as_json` describes the units."""
 
     captured: int
     verdicts: dict[str, Verdict]
@@ -128,9 +132,9 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints.
 
-        `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks; `seconds` is from
-        the first commit to the last delivery; `events_per_second` is of the burst, null if
-        none of it arrived; `latency_ms` of the calm changes.
+        `lost`, `duplicated`, `out_of_order` and `wrong` are sums over the sinks. `seconds` is the time from
+        the first commit to the last delivery. `events_per_second` is the rate of the burst, null if
+        none of it arrived. `latency_ms` is the latency of the calm changes.
         """
         verdicts = self.verdicts.values()
         return {
@@ -182,7 +186,7 @@ class _Demo:
         self._failure: BaseException | None = None
 
     def run(self) -> Result:
-        """Do everything; the display lives only as long as this."""
+        """Write all changes, wait for them, and return the result; the display lasts as long as this call."""
         self._workload.create_tables()
         self._environment.start_platform()
         first = min(_FIRST_MOST, round(self._changes * _FIRST_SHARE))
@@ -231,9 +235,9 @@ class _Demo:
         return proof.verdict()
 
     def _write(self, changes: int, per_transaction: int, seconds: float = 0) -> bool:
-        """Write from a thread of its own; return when every sink has as many as were written.
+        """Write from a separate thread; return True when every sink has as many changes as were written.
 
-        It returns False when the rest does not come (`Patience`): that is lost then.
+        Return False when the demo gives up waiting for the rest (`Patience`); that rest counts as lost.
 
         Raises:
             SettingsError: The database refused a change, or Dagster has ended.
@@ -289,7 +293,7 @@ class _Demo:
             time.sleep(_TICK_SECONDS)
 
     def _show(self) -> dict[str, int]:
-        """Look at everything, draw it, and return how many events each sink holds."""
+        """Check the processes, update the display, and return how many events each sink holds."""
         self._environment.check()
         arrived = self._arrived.count()
         ranges = self._environment.store.ranges(self._database.pipeline, newest_first=True)
@@ -308,7 +312,7 @@ class _Demo:
 
 @contextmanager
 def _directory(home: Path | None) -> Iterator[Path]:
-    """Lend the demo's directory: a given one stays, a temporary one stays after a failure."""
+    """Yield the demo's directory: keep a given one, and a temporary one only after a `DeltaforgeError`."""
     if home is not None:
         home = home.absolute()
         home.mkdir(parents=True, exist_ok=True)
@@ -320,7 +324,7 @@ def _directory(home: Path | None) -> Iterator[Path]:
     try:
         yield temporary
     except DeltaforgeError as error:
-        raise SettingsError(f"{error} (kept for a look: {temporary})") from error
+        raise SettingsError(f"{error} (files are kept in {temporary})") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -1,9 +1,9 @@
-"""The databases that the demo can write to: PostgreSQL, or a SQLite file that no server has.
+"""The databases that the demo can write to: a PostgreSQL server, or a SQLite file without a server.
 
-Each knows its pipeline's file, what its tables are called and hold, and how a change is written.
+Each one knows the name of its pipeline, its tables, and how to write changes.
 """
 
-# ruff: noqa: S608 - our own names and numbers
+# ruff: noqa: S608 - constant names and numbers
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SQLITE_TYPES = {"boolean": "INTEGER", "bigint": "INTEGER", "numeric(12,2)": "RE
 
 
 def _sqlite_value(kind: str, value: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-    """Return what makes a column's values as SQLite keeps them."""
+    """Return the function that makes a column's values in the form in which SQLite stores them."""
     convert = {"boolean": int, "numeric(12,2)": float}.get(kind)
     return value if convert is None else lambda key, version: convert(value(key, version))
 
@@ -38,7 +38,7 @@ class PostgresDatabase:
     """A database of a PostgreSQL server.
 
     Args:
-        dsn: Where it is.
+        dsn: The connection string of the database.
     """
 
     title = "PostgreSQL"
@@ -69,7 +69,7 @@ class PostgresDatabase:
 
     @contextmanager
     def connected(self) -> Generator[tuple[Write, Callable[[], None]]]:
-        """Connect; lend what writes a change of rows, and what commits."""
+        """Connect; yield a function that writes changes and one that commits."""
         with psycopg.connect(self._dsn) as connection:
 
             def write(table: Table, op: Op, changed: Mapping[int, int]) -> None:
@@ -79,10 +79,10 @@ class PostgresDatabase:
 
 
 class SqliteDatabase:
-    """A SQLite file, whose changes triggers record.
+    """A SQLite file whose changes are recorded by triggers.
 
     Args:
-        path: Where; nothing is there yet.
+        path: Path of the file, which does not exist yet.
     """
 
     title = "SQLite"
@@ -121,7 +121,7 @@ class SqliteDatabase:
 
     @contextmanager
     def connected(self) -> Generator[tuple[Write, Callable[[], None]]]:
-        """Connect; lend what writes a change of rows, and what commits."""
+        """Connect; yield a function that writes changes and one that commits."""
         with closing(sqlite3.connect(self._path, timeout=_BUSY_SECONDS)) as connection:
 
             def write(table: Table, op: Op, changed: Mapping[int, int]) -> None:
@@ -133,7 +133,7 @@ class SqliteDatabase:
 def _postgres_statement(
     table: Table, op: Op, changed: Mapping[int, int]
 ) -> tuple[sql.Composed, list[Any]]:
-    """Return one statement for all rows, and its parameters: an array per column."""
+    """Return one statement for all rows, and its parameters, one array per column."""
     name = sql.Identifier(table.name)
     if op == "d":
         return sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(name), [list(changed)]
@@ -144,7 +144,7 @@ def _postgres_statement(
         [column.value(key, version) for key, version in changed.items()] for column in table.columns
     ]
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    # Arrays of text may hold any type's text; the cast to the column's type is made per value.
+    # The values are sent as text; PostgreSQL casts each one to the column's type.
     arrays = sql.SQL(", ").join(sql.SQL("%s::{}[]").format(sql.SQL(kind)) for kind in types)
     new = sql.SQL("unnest({}) AS new ({})").format(arrays, names)
     if op == "c":
@@ -159,7 +159,7 @@ def _postgres_statement(
 def _sqlite_statement(
     table: Table, op: Op, changed: Mapping[int, int]
 ) -> tuple[str, list[tuple[Any, ...]]]:
-    """Return a statement, and its parameters for each row."""
+    """Return a statement and its parameters for each row."""
     if op == "d":
         return f"DELETE FROM {table.name} WHERE id = ?", [(key,) for key in changed]
     rows = [

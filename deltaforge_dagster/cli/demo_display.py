@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs, and the summary."""
+"""The display of the demo: progress while it runs, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def progress(
     ranges: Sequence[RangeRow],
     ui: str,
 ) -> RenderableType:
-    """Return the picture of a moment; `ranges` are the newest first."""
+    """Return the progress display; `ranges` are sorted newest first."""
     counts = Table(box=None, pad_edge=False)
     lines = {"written": written, "captured": captured}
     lines |= {f"in {sink}": count for sink, count in arrived.items()}
@@ -48,7 +48,7 @@ def progress(
 def summary(
     verdicts: Mapping[str, Verdict], figures: Mapping[str, str], *, good: bool
 ) -> RenderableType:
-    """Return the end of the demo: one line per sink, then figures, then the sentence."""
+    """Return the summary: one line per sink, then the figures, then the verdict in one sentence."""
     table = Table()
     table.add_column("sink")
     for name in ("delivered", "lost", "duplicated", "out of order", "wrong"):

@@ -1,8 +1,7 @@
-"""What the demo runs in: a database, Redis, Spark and Dagster's processes.
+"""The servers that the demo runs on: a database, Redis, Spark and Dagster's processes.
 
-Everything is started here, keeps its files in one directory, listens on free ports of 127.0.0.1,
-and ends with the environment: in order when the demo ends, by the guards of `servers.process` when
-it is killed.
+This module starts all of them. They keep their files in one directory, listen on free ports of 127.0.0.1, and
+end with the environment: in order when the demo ends, through the guards of `servers.process` when it is killed.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ DemoSource = Literal["postgres", "turso"]
 
 
 class DemoEnvironment:
-    """Servers of the demo. A context manager: leaving it ends everything it started.
+    """The servers of the demo. A context manager: leaving it stops everything it started.
 
     Args:
         home: Directory for state, journal, logs and files.
-        say: Told what is being started, one short line each.
-        source: What changes are read from.
+        say: Called with one short line for each step.
+        source: The source that the demo's pipeline reads.
     """
 
     def __init__(self, home: Path, say: Say, source: DemoSource = "postgres") -> None:
@@ -76,7 +75,7 @@ class DemoEnvironment:
         self._owned.close()
 
     def _start_servers(self) -> None:
-        """Start Redis, and PostgreSQL if that is the source, from packages if those are installed."""
+        """Start Redis, and PostgreSQL if it is the source, from Python packages if these are installed."""
         if not kernel.CACHE.exists():
             self._say("the first start compiles the decoding kernels: that takes some minutes")
         self.database = self._start_database()
@@ -86,7 +85,7 @@ class DemoEnvironment:
         self.redis_uri = redis.uri
         self.files.mkdir(parents=True, exist_ok=True)
         for name in [name for name in os.environ if name.startswith(("DELTAFORGE_", "DAGSTER_"))]:
-            del os.environ[name]  # the demo is an installation of its own
+            del os.environ[name]  # the demo is a separate installation
         os.environ.update(
             {
                 **self.database.environment,
@@ -106,12 +105,13 @@ class DemoEnvironment:
         return PostgresDatabase(postgres.create_database("shop"))
 
     def start_platform(self) -> None:
-        """Start Spark, Dagster's webserver and daemon; return when the pipeline waits for changes.
+        """Start Spark and Dagster's processes; return when the pipeline waits for changes.
 
         Every change committed after this returns is captured.
 
         Raises:
-            SettingsError: They do not start; the message names the log.
+            SettingsError: Dagster does not start, or its sensor does not tick in time; the message names
+                the logs.
             SparkUnavailable: Spark does not start.
         """
         self._say("starting Spark, Dagster's webserver and daemon; compiling kernels")
@@ -142,18 +142,21 @@ class DemoEnvironment:
         return self._dagster.ui
 
     def check(self) -> None:
-        """Raise `SettingsError` when a process of Dagster has ended by itself."""
+        """Raise `SettingsError` if a process of Dagster has ended by itself."""
         if self._dagster:
             self._dagster.check()
 
     def wait(self) -> None:
-        """Wait until Dagster ends, or somebody interrupts."""
+        """Wait until Dagster ends or the user interrupts."""
         while True:
             self.check()
             time.sleep(1)
 
     def _compile_kernels(self) -> ServerProcess:
-        """Compile beside everything else that starts; a run finds the result, or compiles again."""
+        """Compile the kernels in a process, in parallel with the other starts.
+
+        A run uses the result, or compiles again if it is not there.
+        """
         folder = self._home / "logs" / "kernels"
         folder.mkdir(parents=True)
         command = [sys.executable, "-c", "from deltaforge_dagster.cli.warm import warm; warm()"]
@@ -162,7 +165,7 @@ class DemoEnvironment:
         return process
 
     def _pipeline_waits(self) -> bool:
-        """Say whether the sensor has fixed the start position."""
+        """Return whether the sensor has fixed the start position."""
         pipeline = self.store.pipeline(self.database.pipeline)
         return pipeline is not None and pipeline.start_position is not None
 

@@ -1,4 +1,4 @@
-"""How long the demo waits for changes to arrive, and what it says that it waits for."""
+"""How long the demo waits for changes to arrive, and what it reports while it waits."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from deltaforge_dagster.cli.dagster_processes import ANSWER_SECONDS
 from deltaforge_dagster.cli.output import duration
 
 STUCK_SECONDS = 120.0
-"""A run that works delivers something within that time."""
+"""A working run delivers something within this time."""
 
 START_SECONDS = ANSWER_SECONDS + STUCK_SECONDS
-"""A run has begun to work by then: a tick has asked for it, and its process has had its time."""
+"""A run has begun to work within this time: one tick to request it, and the start of its process."""
 
 _QUIET_SECONDS = 10.0
-"""After so long without an arrival it is said what is waited for."""
+"""After this time without an arrival the demo reports what it waits for."""
 
 
 class Patience:
-    """Waiting for deliveries: for a run to start, while there is none, then for what it delivers.
+    """Limits the wait for deliveries: first for a run to start, then for what the run delivers.
 
-    Times are those of a clock that never goes back. Runs that come and go do not make the waiting for
-    one arrival longer than a start and a delivery may take.
+    All times are of a monotonic clock. A new run restarts the limit for its delivery; while no run works, the
+    time since the last arrival counts, however many runs have come and gone.
 
     Args:
-        now: The time now.
+        now: The current time.
     """
 
     def __init__(self, now: float) -> None:
@@ -37,13 +37,13 @@ class Patience:
     def look(
         self, now: float, arrived: Mapping[str, int], run: str | None, *, writing: bool
     ) -> str | None:
-        """Take note of a moment; return what there is to say of it.
+        """Record the current state; return a message to report, or None.
 
         Args:
-            now: The time.
+            now: The current time.
             arrived: How many changes each sink has.
-            run: The run that works now.
-            writing: Changes are still written.
+            run: The run that holds the lease now, None without one.
+            writing: Whether changes are still being written.
         """
         if writing or arrived != self._arrived:
             self._arrived, self._moved, self._said = dict(arrived), now, None
@@ -56,7 +56,7 @@ class Patience:
         return f"waiting for {what}"
 
     def over(self, now: float) -> str | None:
-        """Say why there is nothing more to wait for; None while there is."""
+        """Return why waiting longer is pointless, or None while it is not."""
         nothing = now - self._moved
         if self._run is None:
             over, why = nothing > START_SECONDS, "and no run works"

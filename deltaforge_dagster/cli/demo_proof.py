@@ -1,9 +1,8 @@
-"""The demo's proof: what a sink holds, compared with what was written.
+"""The demo's proof: compares what a sink holds with what was written.
 
-A `Proof` is fed every event of one sink, in the order in which the sink holds them, and says what
-is lost (written, not there), duplicated (there again), out of order (there after a later change of
-the same key) and wrong (never written, or with other values). It knows the workload's record and
-the events, and nothing of the pipeline.
+A `Proof` reads every event of one sink, in the sink's order, and counts the changes that are lost (written, but
+missing), duplicated (present more than once), out of order (after a later change of the same key) and wrong
+(never written, or with other values). It knows only the workload's record and the events, not the pipeline.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from deltaforge_dagster.cli.demo_workload import TABLES, Record, Table
 
 _PAGE = 5_000
 _TIMEOUT_SECONDS = 120
-"""How long Redis may take for one answer; the default of its client is too short for a busy machine."""
+"""How long Redis may take to respond; the default of its client is too short for a busy machine."""
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An event as a sink holds it; `at_ms` is when the sink took it, where the sink knows."""
+    """An event in a sink; `at_ms` is when the sink received it, None if the sink does not record that."""
 
     event: dict[str, Any]
     at_ms: int | None = None
@@ -35,7 +34,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a sink's content: nothing, if all but `delivered` are 0."""
+    """The result for one sink; its content is correct if all counts but `delivered` are 0."""
 
     delivered: int
     lost: int
@@ -50,23 +49,23 @@ class Verdict:
 
 
 class Proof:
-    """Compares one sink with the record of what was written.
+    """Compares the content of one sink with the record of what was written.
 
     Args:
-        record: The workload's, complete.
-        tables: Those that it wrote to.
+        record: The complete record of the workload.
+        tables: The tables that the workload wrote to.
     """
 
     def __init__(self, record: Record, tables: Sequence[Table] = TABLES) -> None:
         self._record = record
         self._tables = {table.name: table for table in tables}
         self._seen: dict[tuple[str, int], int] = {}
-        """Bits: which steps of a key have been seen; the highest one is the latest change."""
+        """For each key, a bit set of the steps seen; the highest bit is the latest change."""
         self._delivered = self._found = 0
         self._duplicated = self._out_of_order = self._wrong = 0
 
     def see(self, event: dict[str, Any]) -> None:
-        """Take the next event that the sink holds."""
+        """Process the next event of the sink."""
         self._delivered += 1
         step = self._step(event)
         if step is None:
@@ -83,7 +82,7 @@ class Proof:
         self._found += 1
 
     def verdict(self) -> Verdict:
-        """Return the result over everything seen."""
+        """Return the result for all events seen so far."""
         return Verdict(
             delivered=self._delivered,
             lost=self._record.total - self._found,
@@ -93,7 +92,7 @@ class Proof:
         )
 
     def _step(self, event: dict[str, Any]) -> tuple[tuple[str, int], int] | None:
-        """Return key and number of the written change that `event` is, None if it is none."""
+        """Return key and step number of the written change that `event` matches, None if there is none."""
         try:
             op, before, after = event["op"], event["before"], event["after"]
             table = self._tables[event["source"]["table"]]
@@ -101,7 +100,7 @@ class Proof:
             key = (table.name, image["id"])
             steps = self._record.steps[key]
             if op == "d" and not table.full_identity:
-                # The old row is the key alone; such a key is deleted once at most.
+                # The old row has only the key; such a key is deleted at most once.
                 place = next(place for place, (name, _) in enumerate(steps) if name == "d")
                 return (key, place) if after is None else None
             place = steps.index((op, image["version"]))
@@ -112,9 +111,9 @@ class Proof:
 
 
 def read_redis(uri: str, pattern: str) -> Iterator[Arrival]:
-    """Yield what the streams that match `pattern` hold, stream by stream, in order.
+    """Yield the entries of the streams that match `pattern`, stream by stream, in order.
 
-    The time of arrival is the one that Redis puts into each entry's id (manual of XADD).
+    The arrival time is taken from the entry's id, where Redis puts it (documentation of XADD).
     """
     with redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_SECONDS) as client:
         for stream in sorted(client.scan_iter(match=pattern, _type="stream")):
@@ -135,12 +134,12 @@ def read_lines(directory: Path) -> Iterator[Arrival]:
 
 
 class ArrivalCounter:
-    """Counts what sinks hold while they fill, reading nothing twice. A context manager.
+    """Counts the events in the sinks while they fill, without reading file contents twice. A context manager.
 
     Args:
-        uri: The Redis server.
-        pattern: Its streams.
-        directory: The files' directory.
+        uri: URI of the Redis server.
+        pattern: Glob pattern of its streams.
+        directory: Directory of the `*.jsonl` files.
     """
 
     def __init__(self, uri: str, pattern: str, directory: Path) -> None:
@@ -174,7 +173,7 @@ class ArrivalCounter:
 
 
 def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list[int]:
-    """Return, sorted, how long changes committed in a span of time took to arrive, in ms."""
+    """Return the sorted latencies, in ms, of the changes committed between `since_ms` and `until_ms`."""
     return sorted(
         arrival.at_ms - arrival.event["ts_ms"]
         for arrival in arrivals
@@ -183,9 +182,9 @@ def latencies(arrivals: Iterable[Arrival], since_ms: int, until_ms: int) -> list
 
 
 def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
-    """Return how many of the changes committed from a time on arrived in a second, None if none did.
+    """Return how many of the changes committed since `since_ms` arrived per second, None if none did.
 
-    The time is that from `since_ms` to the last arrival.
+    The rate is taken over the time from `since_ms` to the last arrival.
     """
     arrived = [
         arrival.at_ms
@@ -196,5 +195,5 @@ def arrival_rate(arrivals: Iterable[Arrival], since_ms: int) -> float | None:
 
 
 def percentile(ordered: list[int], share: float) -> int | None:
-    """Return the value below which `share` of the sorted values lie, None without values."""
+    """Return the value below which a `share` (0 to 1) of the sorted values lies, None without values."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None

@@ -1,14 +1,14 @@
-"""What the demo writes into its database, and its own record of it.
+"""The changes that the demo writes into its database, and the record of them.
 
-A `Workload` inserts, updates and deletes rows of three tables, in transactions of several
-statements, from one thread. After each commit it notes every change in the order of the source:
-that record, not anything the pipeline counts, is what `demo_proof` compares the sinks with.
+A `Workload` inserts, updates and deletes rows of three tables from one thread, in transactions of several
+statements. After each commit it records every change in source order. `demo_proof` compares the sinks with this
+record, not with anything that the pipeline counts.
 
-Each row carries a `version` that counts the changes of its key, and every other value is a function
-of key and version, so an event shows by itself which change it is and what must stand in it.
+Each row has a `version` that counts the changes of its key. Every other value is a function of key and
+version, so an event identifies its change and the values it must have.
 
-`orders` has keys that come back after a delete, and in PostgreSQL REPLICA IDENTITY FULL (its events show
-the old row); the other tables have the default identity there, and a deleted key stays away.
+In `orders` some deleted keys are inserted again, and in PostgreSQL the table has REPLICA IDENTITY FULL (its
+events have the old row). The other tables have the default identity there, and a deleted key never comes back.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Any, Literal, Protocol
 
 Op = Literal["c", "u", "d"]
 Step = tuple[Op, int]
-"""One change of a key: what happened, and the version the row has after it, or had (delete)."""
+"""One change of a key: the operation, and the row's version after it (before it, for a delete)."""
 
 _STATES = ("new", "paid", "packed", "sent")
 _SHARE_INSERTED = 0.5
 _SHARE_UPDATED = 0.35
 _RETURNING = 4
-"""Every so many deleted orders one comes back."""
+"""One of this many deleted orders is inserted again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type, and the value that key and version give it.
+    """A column: its name, its type and its value as a function of key and version.
 
-    `value` is what is written, which is also what JSON must show; `shown` where that differs.
+    `value` returns what is written. `shown` converts that to what the event's JSON must have, where it differs.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the demo; `id` and `version` come first in each."""
+    """A table of the demo; its first columns are `id` and `version`."""
 
     name: str
     columns: tuple[Column, ...]
@@ -91,7 +91,7 @@ TABLES = (
 
 
 class Record:
-    """Every change in source order, per key; filled by the writer, after each commit."""
+    """Every change of each key in source order; the writer adds them after each commit."""
 
     def __init__(self) -> None:
         self.steps: dict[tuple[str, int], list[Step]] = {}
@@ -104,7 +104,7 @@ class Record:
 
 
 class _Rows:
-    """The rows of one table that exist now, to choose from at random."""
+    """The existing rows of one table, from which changes are chosen at random."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -115,7 +115,7 @@ class _Rows:
         self.deleted = 0
 
     def insert(self, count: int) -> dict[int, int]:
-        """Return new keys, with keys that come back among them, and their first versions."""
+        """Return keys to insert, some of them deleted before, with their versions."""
         added = dict(list(self.returning.items())[:count])
         for key in added:
             del self.returning[key]
@@ -127,14 +127,14 @@ class _Rows:
         return added
 
     def update(self, count: int, chance: random.Random) -> dict[int, int]:
-        """Return rows that exist, with their next versions."""
+        """Return keys to update, with their next versions."""
         chosen = chance.sample(self.keys, min(count, len(self.keys)))
         changed = {key: self.versions[key] + 1 for key in chosen}
         self.versions.update(changed)
         return changed
 
     def delete(self, count: int, chance: random.Random) -> dict[int, int]:
-        """Return rows to delete, with the versions they have."""
+        """Return keys to delete, with their current versions."""
         removed = {}
         for _ in range(min(count, len(self.keys))):
             place = chance.randrange(len(self.keys))
@@ -148,18 +148,18 @@ class _Rows:
 
 
 Write = Callable[[Table, Op, Mapping[int, int]], None]
-"""Writes one kind of change of rows: their keys, with the version that each has then or had."""
+"""Writes one operation on several rows of a table: the keys, each with its `Step` version."""
 
 
 class Database(Protocol):
-    """Where the demo writes; see `demo_databases`.
+    """A database that the demo writes to; implemented in `demo_databases`.
 
     Attributes:
-        title: What people call it.
+        title: Display name.
         pipeline: The pipeline that reads it, whose file is `<pipeline>.yaml`.
         tables: Its tables.
-        environment: Variables that the pipeline's file needs.
-        errors: What it raises when it refuses something.
+        environment: Environment variables that the pipeline file needs.
+        errors: The exceptions that it raises when it refuses a statement.
     """
 
     title: str
@@ -173,7 +173,7 @@ class Database(Protocol):
         ...
 
     def connected(self) -> AbstractContextManager[tuple[Write, Callable[[], None]]]:
-        """Connect; lend what writes, and what commits."""
+        """Connect; yield a function that writes changes and one that commits."""
         ...
 
 
@@ -181,7 +181,7 @@ class Workload:
     """Writes changes and remembers them.
 
     Args:
-        database: Where; `create_tables` makes the tables there.
+        database: The database to write to.
         seed: The same seed writes the same changes.
     """
 
@@ -203,9 +203,9 @@ class Workload:
         seconds: float = 0,
         stop: threading.Event | None = None,
     ) -> None:
-        """Write so many changes, spread over so many seconds (0: as fast as possible).
+        """Write `changes` changes, spread over `seconds` (0: as fast as possible).
 
-        Returns early, between two transactions, when `stop` is set.
+        Return early, between two transactions, when `stop` is set.
         """
         begun = time.monotonic()
         first = self.record.total
@@ -219,7 +219,7 @@ class Workload:
                     (stop or threading.Event()).wait(ahead)
 
     def _transaction(self, write: Write, commit: Callable[[], None], size: int) -> None:
-        """Write up to `size` changes, at least one, of one table after another, and commit."""
+        """Write between one and `size` changes, one table after another, and commit."""
         written: list[tuple[Table, Op, dict[int, int]]] = []
         for place, rows in enumerate(self._rows):
             share = size // len(self._rows) + (place < size % len(self._rows))

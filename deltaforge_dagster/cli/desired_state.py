@@ -1,7 +1,7 @@
-"""`deltaforge start`, `resume`, `pause` and `stop`: what a pipeline shall do, also while a run works on it.
+"""`deltaforge start`, `resume`, `pause` and `stop`: set the desired state of a pipeline.
 
-A live run looks at this whenever it renews its lease, some seconds at most, and the sensor before it
-starts another.
+A live run reads the desired state whenever it renews its lease, every few seconds; the sensor reads it before it
+starts a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from deltaforge_dagster.pipeline.desired_state import resume_pipeline
 
 
 def start(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Let a paused or stopped pipeline go on after what was captured and delivered.
+    """Resume a paused or stopped pipeline where capture and delivery stopped.
 
-    With `snapshot.mode: always` in its file it begins with a snapshot.
+    With `snapshot.mode: always` in its file, the pipeline begins with a snapshot.
     """
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     with opened_store() as store:
@@ -26,32 +26,32 @@ def start(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
     snapshot = ", with a snapshot" if done.snapshot else ""
     running = done.before == "running"
     say(
-        f"{loaded.name} {'is running already' if running else f'goes on{snapshot}'}.",
+        f"{loaded.name} {'is already running' if running else f'resumes{snapshot}'}.",
         {"pipeline": loaded.name, "want": "running", "snapshot": done.snapshot},
         as_json=json_output,
     )
 
 
 def pause(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Capture nothing more; what is in the journal is still delivered."""
+    """Stop capturing changes; those already in the journal are still delivered."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         store.set_desired_state(pipeline, "paused")
     say(
-        f"{pipeline} is paused: nothing more is captured, and the source keeps its log; "
-        f"deltaforge resume {pipeline}",
+        f"{pipeline} is paused: no more changes are captured, and the source keeps its log. "
+        f"To resume: deltaforge resume {pipeline}",
         {"pipeline": pipeline, "want": "paused"},
         as_json=json_output,
     )
 
 
 def stop(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Capture and deliver nothing more; a run that is at work ends within seconds."""
+    """Stop capturing and delivering; a live run ends within seconds."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         store.set_desired_state(pipeline, "stopped")
     say(
-        f"{pipeline} is stopped, and the source keeps its log; deltaforge start {pipeline}",
+        f"{pipeline} is stopped, and the source keeps its log. To start it: deltaforge start {pipeline}",
         {"pipeline": pipeline, "want": "stopped"},
         as_json=json_output,
     )

@@ -1,4 +1,4 @@
-"""Where a pipeline's messages go, as far as its file alone says."""
+"""The destinations of a pipeline's messages, as far as the pipeline file determines them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from deltaforge_dagster.config.turso import TursoSource
 
 
 def destinations(template: str, source: Source) -> list[str]:
-    """Return where messages go as far as the file alone says; else the template itself.
+    """Return the destinations that a template yields, with unknown variables left as they are.
 
-    `${source.table}` and its schema or database are known where no pattern of tables has a wildcard.
+    `${source.table}` and its schema or database are known if no pattern in `tables` has a wildcard.
     """
     names = [_table(pattern, source) for pattern in source.config.tables]
     if not names or any("*" in part or "%" in part for name in names for part in name.values()):
@@ -29,7 +29,7 @@ def _filled(template: str, known: Mapping[str, str]) -> str:
 
 
 def _table(pattern: str, source: Source) -> dict[str, str]:
-    """Return the variables of templates that a pattern of tables decides."""
+    """Return the template variables whose values follow from one pattern in `tables`."""
     first, dot, rest = pattern.partition(".")
     if isinstance(source, TursoSource):
         return {"source.db": "main", "source.table": pattern}

@@ -1,4 +1,4 @@
-"""`deltaforge dev`: Dagster's UI and daemon, and Spark, for the pipelines of a directory."""
+"""`deltaforge dev`: run Dagster's UI and daemon, and Spark, for the pipelines of a directory."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def dev(
         int, typer.Option(min=1, max=65535, help="Port of the UI on 127.0.0.1.")
     ] = 3000,
 ) -> None:
-    """Run every pipeline here, with Dagster's UI, until Ctrl-C.
+    """Run every pipeline of this installation, with Dagster's UI, until Ctrl-C.
 
-    Pipelines come from DELTAFORGE_PIPELINES (./pipelines), state and logs go to DELTAFORGE_HOME
-    (./.deltaforge). The sensors start runs by themselves.
+    Pipeline files are read from DELTAFORGE_PIPELINES (default ./pipelines); state and logs are written to
+    DELTAFORGE_HOME (default ./.deltaforge). The pipelines' sensors start runs automatically.
     """
     console = Console(highlight=False, soft_wrap=True)
     settings = Settings.from_env()
     pipelines = installed_pipelines(settings)
     if not pipelines:
         console.print(
-            f"[yellow]{escape(str(settings.pipelines))} holds no pipeline file yet.[/yellow] "
-            "One that you put there is taken up by itself."
+            f"[yellow]{escape(str(settings.pipelines))} has no pipeline file yet.[/yellow] "
+            "Files that you add there are picked up automatically."
         )
     for one in pipelines:
         if isinstance(one, BrokenPipeline):
@@ -65,7 +65,10 @@ def dev(
 
 
 def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
-    """Fix where each pipeline starts; return, a line each, since when changes are captured, or why not."""
+    """Fix the start position of each pipeline.
+
+    Return one line per pipeline: since when its changes are captured, or why they are not.
+    """
     said = []
     with Platform(settings).open() as opened:
         for one in pipelines:
@@ -76,8 +79,8 @@ def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
                 row = begin(opened.store, one, opened.source_builder(one))
             except DeltaforgeError as error:
                 said.append(
-                    f"[yellow]{one.name}: nothing is captured yet:[/yellow] {escape(str(error))}; it is "
-                    "tried again with each tick of its sensor"
+                    f"[yellow]{one.name}: nothing is captured yet:[/yellow] {escape(str(error))}; each "
+                    "tick of its sensor tries again"
                 )
                 continue
             if row.want != "running":
@@ -89,12 +92,12 @@ def _begin(settings: Settings, pipelines: Sequence[AnyPipeline]) -> list[str]:
                 )
             else:
                 where = position(row.captured_position or row.start_position)
-                said.append(f"{one.name}: goes on where it was ({where})")
+                said.append(f"{one.name}: resumes at {where}")
     return said
 
 
 def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) -> None:
-    """Run Dagster's processes until somebody interrupts."""
+    """Run Dagster's processes until the user interrupts."""
     console.print("Starting Dagster ...")
     processes = DagsterProcesses.start(settings, dagster_home(settings), port=port)
     try:
@@ -103,20 +106,22 @@ def _run(console: Console, settings: Settings, port: int, since: Sequence[str]) 
         console.print(
             f"[bold]{processes.ui}[/bold] shows {pluralize(len(since), 'pipeline')} of "
             f"{escape(str(settings.pipelines))}; logs are in {escape(str(settings.home / 'logs'))}. "
-            "Ctrl-C ends all."
+            "Press Ctrl-C to stop."
         )
         wait_for_interrupt(processes)
     finally:
-        console.print("Ending; live runs close their ranges ...")
+        console.print("Stopping; live runs close their ranges ...")
         processes.stop()
 
 
 @contextmanager
 def _only_one(home: Path) -> Iterator[None]:
-    """Hold the home for this process: two daemons would share one Dagster, and end each other's Spark.
+    """Lock the home directory: two daemons would share one Dagster instance and stop each other's Spark.
+
+    The lock is a `flock`, which the kernel releases when the process dies.
 
     Raises:
-        NotAllowed: Another `deltaforge dev` holds it. The kernel frees it when that dies.
+        NotAllowed: Another `deltaforge dev` holds the lock.
     """
     home.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(home / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -125,8 +130,8 @@ def _only_one(home: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise NotAllowed(
-                f"another `deltaforge dev` works in {home}: end it, or set DELTAFORGE_HOME to a "
-                "directory of its own"
+                f"another `deltaforge dev` is running in {home}: stop it, or set DELTAFORGE_HOME to "
+                "another directory"
             ) from None
         yield
     finally:
@@ -134,10 +139,10 @@ def _only_one(home: Path) -> Iterator[None]:
 
 
 def _refuse_taken(port: int) -> None:
-    """Say at once, not after half a minute and in words of Dagster, that the UI cannot listen.
+    """Check that the UI can listen on the port; Dagster would report that only after half a minute.
 
     Raises:
-        NotAllowed: Somebody else listens there, or we may not.
+        NotAllowed: The port is in use, or this user may not listen on it.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the webserver does

@@ -1,4 +1,4 @@
-"""`deltaforge dlq`: changes that could not be delivered, and what becomes of them."""
+"""`deltaforge dlq`: show dead letters, deliver them again, or discard them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from deltaforge_dagster.state.store import StateStore
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 _Numbers = Annotated[
-    list[int] | None, typer.Argument(metavar="N", help="Numbers of entries.", min=1)
+    list[int] | None, typer.Argument(metavar="N", help="Numbers of the entries.", min=1)
 ]
-_Sink = Annotated[str | None, typer.Option("--sink", metavar="S", help="Only of this sink.")]
+_Sink = Annotated[
+    str | None, typer.Option("--sink", metavar="S", help="Only entries of this sink.")
+]
 
 
 @app.callback()
 def dlq() -> None:
-    """Show a pipeline's dead letters, deliver them again, or give them up."""
+    """Show a pipeline's dead letters, deliver them again, or discard them."""
 
 
 @app.command("list")
@@ -38,12 +40,17 @@ def list_(
     sink: _Sink = None,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="Only routing, serialization, too_large or waiting ones."),
+        typer.Option(
+            "--kind",
+            help="Only entries of this kind: routing, serialization, too_large or waiting.",
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, the oldest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of entries to show, oldest first.")
+    ] = 50,
     json_output: JsonOption = False,
 ) -> None:
-    """Show entries: which change, of which sink, and why; without the events themselves."""
+    """Show the entries: the change, its sink and the cause, without the events themselves."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         rows = store.dead_letters(pipeline, sink=sink, error_kind=kind, limit=limit)
@@ -77,11 +84,11 @@ def list_(
 @app.command()
 def show(
     pipeline: NameArgument,
-    number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of an entry.")],
+    number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the entry.")],
     *,
     json_output: JsonOption = False,
 ) -> None:
-    """Show one entry with its event, values included."""
+    """Show one entry with its event, including the values."""
     with opened_store() as store:
         (row,) = _known(store, pipeline, [number])
     if json_output:
@@ -112,10 +119,10 @@ def redrive(
     every: Annotated[bool, typer.Option("--all", help="Every dead entry.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Deliver entries again, after their cause is fixed: by the pipeline file as it is then.
+    """Deliver entries again after their cause is fixed, with the pipeline file as it is then.
 
-    The sink's own deliverer does it, in the run that is live or in the next one: in order for each
-    key, with what waits behind them. What is refused again stays.
+    The sink's deliverer sends them in the live run or in the next one, in order for each key, together with
+    the entries that wait behind them. An entry that is refused again stays.
     """
     if not (numbers or sink or every):
         raise NotAllowed("say which entries: their numbers, --sink or --all")
@@ -136,11 +143,12 @@ def ack(
     numbers: _Numbers = None,
     *,
     up_to: Annotated[
-        int | None, typer.Option("--up-to", metavar="N", min=1, help="All up to this number.")
+        int | None,
+        typer.Option("--up-to", metavar="N", min=1, help="Every entry up to this number."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Give entries up: the sink never gets these changes. What waits behind them goes on."""
+    """Discard entries: the sink never gets these changes. Entries that wait behind them are delivered."""
     if bool(numbers) is (up_to is not None):
         raise NotAllowed("say which entries: their numbers, or --up-to N")
     with opened_store() as store:
@@ -151,23 +159,23 @@ def ack(
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "acked": count}))
     else:
-        typer.echo(f"{_entries(count)} given up.")
+        typer.echo(f"{_entries(count)} discarded.")
 
 
 @app.command()
 def purge(pipeline: NameArgument, *, sink: _Sink = None, json_output: JsonOption = False) -> None:
-    """Give up every entry, also those that only wait behind others."""
+    """Discard every entry, including those that only wait behind others."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         count = store.remove_dead_letters(pipeline, sink=sink)
     if json_output:
         typer.echo(orjson.dumps({"pipeline": pipeline, "purged": count}))
     else:
-        typer.echo(f"{_entries(count)} given up.")
+        typer.echo(f"{_entries(count)} discarded.")
 
 
 def _known(store: StateStore, pipeline: str, numbers: Collection[int]) -> list[DeadLetterRow]:
-    """Return entries, all of which must exist."""
+    """Return the entries with these numbers; all of them must exist."""
     known_pipeline(store, pipeline)
     rows = store.dead_letters(pipeline, seqs=numbers)
     missing = sorted(set(numbers) - {row.seq for row in rows})

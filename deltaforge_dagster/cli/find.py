@@ -1,4 +1,4 @@
-"""`deltaforge find`: where the changes of a key are, and which sinks have them."""
+"""`deltaforge find`: show where in the journal the changes of a key are, and which sinks have them."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ def find(
         str,
         typer.Argument(
             metavar="KEY",
-            help="Value of the row's key, several with commas between, or a JSON object: '{\"id\": 7}'.",
+            help="The row's key: its value, the comma-separated values of several columns, or a JSON object: '{\"id\": 7}'.",
         ),
     ],
     *,
     tables: Annotated[
-        list[str] | None, typer.Option("--table", help="Only of this table; may be repeated.")
+        list[str] | None, typer.Option("--table", help="Search only this table; may be repeated.")
     ] = None,
     ranges: Annotated[
-        str | None, typer.Option("--range", help="Only in a range N, or consecutive ranges N-M.")
+        str | None,
+        typer.Option("--range", help="Search only range N, or the consecutive ranges N-M."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many changes, the oldest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of changes to show, oldest first.")
+    ] = 100,
     json_output: JsonOption = False,
 ) -> None:
-    """Show where in the journal a row's changes are, and whether each sink has them.
+    """Show where in the journal the changes of a row are, and which sinks have them.
 
-    The journal is searched as far back as it is kept. A sink has a change once its checkpoint has passed
-    it, also one that the file's `filter` keeps from it. The exit code is 1 when there is none.
+    The command searches everything that the journal still holds. A sink has a change once its checkpoint has
+    passed it, even if the file's `filter` keeps the change from the sink. The exit code is 1 if no change is found.
     """
     wanted = Wanted(key)
     with opened_store() as store:
@@ -76,7 +79,7 @@ def find(
     else:
         _print(found, sinks, more=more)
         for one in held:
-            typer.echo(f"Not searched: {pluralize(one.events, 'event')} of {one.subject}, held.")
+            typer.echo(f"Not searched: {pluralize(one.events, 'held event')} of {one.subject}.")
     raise typer.Exit(0 if found else 1)
 
 
@@ -88,7 +91,7 @@ def _within(store: StateStore, pipeline: str, ranges: str | None) -> tuple[int |
 def _progress(
     store: StateStore, pipeline: str, within: tuple[int | None, int | None]
 ) -> Iterator[Any]:
-    """Show on standard error, where that is a terminal, how much of the journal was searched."""
+    """Show the progress of the search on standard error, if that is a terminal."""
     console = Console(stderr=True)
     total = store.journal_bytes(pipeline) if within == (None, None) else None
     bar = Progress(
@@ -121,7 +124,7 @@ def _as_json(one: Found) -> dict[str, Any]:
 
 def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
     if not found:
-        print_answer("The journal holds no change of that key.")
+        print_answer("The journal has no change of this key.")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "table", "op", "key", "range", "segment", "position", *sinks):
@@ -140,4 +143,4 @@ def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
         )
     print_answer(table)
     if more:
-        print_answer(f"There are more than these {len(found)}; --limit shows more.")
+        print_answer(f"There are more than these {len(found)} changes; use --limit to see more.")

@@ -1,4 +1,4 @@
-"""`deltaforge hold`: what is kept back of a pipeline, and letting it go on."""
+"""`deltaforge hold`: show the held changes of a pipeline, and release or approve them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def hold() -> None:
-    """Show what is kept back of a pipeline; release it once the cause is fixed, or approve it."""
+    """Show a pipeline's held changes; release them once the cause is fixed, or approve a new form."""
 
 
 @app.command("list")
 def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Show every hold: of what, since when, how much, and why."""
+    """Show every hold: its subject, since when, how many events, and why."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         holds = store.holds(pipeline)
@@ -62,22 +62,22 @@ def release(
         typer.Option(
             "--create-table",
             metavar="FILE",
-            help="A CREATE TABLE statement of the table as it was where the hold begins.",
+            help="File with the CREATE TABLE statement of the table as it was where the hold begins.",
         ),
     ] = None,
     catalog: Annotated[
         bool,
         typer.Option(
             "--catalog",
-            help="All that is held is of the table, and of types of those names, as the server has them now.",
+            help="Decode every held change with the table, and the types of the same names, as they are on the server now.",
         ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Let the next run decode what is held of a table and deliver it, before newer changes of it.
+    """Have the next run decode and deliver the held changes of a table, before newer changes of it.
 
-    Without an option the log itself must say what the columns are (MySQL: binlog_row_metadata=FULL). What
-    still cannot be decoded is held again, with the new reason.
+    Without an option, the log itself must describe the columns (MySQL: binlog_row_metadata=FULL). Changes that
+    still cannot be decoded are held again, with the new reason.
     """
     if catalog and create_table is not None:
         raise NotAllowed("--create-table and --catalog exclude one another")
@@ -94,7 +94,7 @@ def release(
         known_pipeline(store, pipeline)
         row = store.release_hold(pipeline, TABLE, table, json.dumps(fix))
     say(
-        f"{table}: the next run delivers what is held, {pluralize(row.events, 'event')}.",
+        f"{table}: the next run delivers {pluralize(row.events, 'held event')}.",
         {"pipeline": pipeline, "table": table, "events": row.events},
         as_json=json_output,
     )
@@ -107,15 +107,15 @@ def approve(
     *,
     json_output: JsonOption = False,
 ) -> None:
-    """Approve the forms that a table has had so far; the next run delivers what waits, in order.
+    """Approve the forms that a table has had so far; the next run delivers the waiting changes, in order.
 
-    What waits is shown by `deltaforge hold list`, what is different by `deltaforge schemas diff`.
+    `deltaforge hold list` shows what waits, `deltaforge schemas diff` shows how the forms differ.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
         changes = store.approve_table(pipeline, table)
     say(
-        f"{table}: approved; the next run delivers what waits, {pluralize(changes, 'change')}.",
+        f"{table}: approved; the next run delivers {pluralize(changes, 'waiting change')}.",
         {"pipeline": pipeline, "table": table, "changes": changes},
         as_json=json_output,
     )

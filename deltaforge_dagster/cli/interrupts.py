@@ -1,4 +1,4 @@
-"""Signals that end a command in order, once."""
+"""A signal handler that ends a command in an orderly way, once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import signal
 
 
 def interrupt_once(*_: object) -> None:
-    """Leave as with Ctrl-C; a handler of SIGTERM and SIGHUP.
+    """Handle SIGTERM or SIGHUP like Ctrl-C.
 
-    Who ends us may ask again until we are gone: from then on both are without effect, so that the
-    ending is not cut short. Ctrl-C still hastens it.
+    Whoever ends the process may repeat the signal until it is gone. Both signals are ignored from then on,
+    so that repeats do not interrupt the shutdown; Ctrl-C still does.
 
     Raises:
         KeyboardInterrupt: Always.

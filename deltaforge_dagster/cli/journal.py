@@ -1,4 +1,4 @@
-"""`deltaforge journal`: what to do when files of the journal were lost."""
+"""`deltaforge journal`: rebuild a journal whose files were lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def journal() -> None:
-    """Bring a journal back whose files were lost."""
+    """Rebuild a journal whose files were lost."""
 
 
 @app.command()
@@ -32,21 +32,21 @@ def rebuild(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Go on although sinks lack changes that the source may have forgotten.",
+            help="Continue even if sinks lack changes that the source may have discarded.",
         ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Capture again, from the confirmed position on, what sinks lack of a lost journal.
+    """Drop a lost journal and capture again, from the committed position, the changes that sinks lack.
 
-    No run may hold the pipeline. The journal begins afresh; numbers of segments and ranges go on.
-    Sinks skip what they have: by event where they deliver exactly once, else by whole segments, so
-    that some of it may come again.
+    No run may hold the pipeline. The new journal continues the numbers of segments and ranges. Sinks skip the
+    changes that they have: exactly-once sinks event by event, others by whole segments, so that some changes may be
+    delivered again.
     """
     with opened_store() as store:
         before = known_pipeline(store, pipeline)
         rebuilt = store.rebuild_journal(pipeline, accept_loss=accept_loss)
-    # All that is left in the old journal's folder, also what killed runs left there.
+    # Delete everything that is left in the old journal's folder, including files of killed runs.
     files = Journal(Settings.from_env().journal_url)
     files.sweep(pipeline, before.uid, (), epoch=sys.maxsize, older_than=-1.0)
     if json_output:
@@ -58,8 +58,8 @@ def rebuild(
         f"the next run captures again from {position(rebuilt.position)} on."
     )
     for sink in rebuilt.lossy:
-        typer.echo(f"{sink}: never gets what it lacks from before that position.")
+        typer.echo(f"{sink}: never gets the changes before that position that it lacks.")
     for subject in rebuilt.held:
-        typer.echo(f"{subject}: what was held of it may never reach a sink.")
+        typer.echo(f"{subject}: its held changes may never reach a sink.")
     for sink in rebuilt.detached:
-        typer.echo(f"{sink}: stays detached; it can be attached with --tail only.")
+        typer.echo(f"{sink}: stays detached; it can only be attached with --tail.")

@@ -1,10 +1,10 @@
-"""The `deltaforge` command: its list of commands, and what errors look like.
+"""The `deltaforge` command: the list of its commands, exit codes and error messages.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly (an unknown name, a wrong file or setting), 130 ended by
-Ctrl-C. An error of ours, and one of the file system, is one message on standard error, never a stack.
+Exit codes: 0 success, 1 failure, 2 wrong usage (an unknown name, an invalid file or setting), 130 interrupted by
+Ctrl-C. A `DeltaforgeError` or a file system error is one message on standard error, never a stack trace.
 
-Commands live in modules of their own, imported when called: `deltaforge --help` needs neither
-Dagster nor PySpark.
+Each command's module is imported only when the command is called, so `deltaforge --help` loads neither Dagster
+nor PySpark.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ COMMANDS = {
     "demo": ("demo:demo", "Start everything, write live changes, and prove that each arrived."),
     "validate": ("validate:validate", "Check pipeline files; print every problem and warning."),
     "schema": ("schema:schema", "Print the pipeline file's format as JSON Schema, for editors."),
-    "plan": ("plan:plan", "Show what a pipeline file means, makes and changes."),
-    "check": ("check:check", "Look at a pipeline's source and sinks; name what they lack."),
-    "dev": ("dev:dev", "Run every pipeline here, with Dagster's UI, until Ctrl-C."),
+    "plan": ("plan:plan", "Show what a pipeline file means, creates and changes."),
+    "check": ("check:check", "Check a pipeline's source and sinks; report what is missing."),
+    "dev": ("dev:dev", "Run every pipeline, with Dagster's UI, until Ctrl-C."),
     "serve": ("serve:serve", "Serve the REST API and the metrics, until Ctrl-C."),
     "run": ("run:run", "Capture and deliver with one run, without a daemon."),
     "replay": ("run:replay", "Deliver closed ranges to one sink again, marked as a replay."),
     "preview": ("preview:preview", "Show what changed processors would make of a range."),
-    "start": ("desired_state:start", "Let a stopped pipeline go on."),
+    "start": ("desired_state:start", "Start a stopped pipeline again."),
     "pause": (
         "desired_state:pause",
-        "Capture nothing more of a pipeline; deliver what is captured.",
+        "Stop capturing a pipeline's changes; deliver those already captured.",
     ),
-    "resume": ("desired_state:start", "Let a paused pipeline go on."),
-    "stop": ("desired_state:stop", "Capture and deliver nothing more of a pipeline."),
-    "status": ("status:status", "Show pipelines: how far they are, lag, sinks, what fails."),
-    "ranges": ("ranges:ranges", "Show a pipeline's newest ranges and who has them."),
-    "checkpoint": ("checkpoint:app", "Show how far sinks have acknowledged, set it, or import it."),
+    "resume": ("desired_state:start", "Resume a paused pipeline."),
+    "stop": ("desired_state:stop", "Stop capturing and delivering a pipeline's changes."),
+    "status": ("status:status", "Show pipelines: progress, lag, sinks and problems."),
+    "ranges": ("ranges:ranges", "Show a pipeline's newest ranges and which sinks have them."),
+    "checkpoint": ("checkpoint:app", "Show the checkpoints of sinks, set them, or import them."),
     "find": ("find:find", "Show where the changes of a key are, and which sinks have them."),
-    "state": ("state_copy:app", "Copy the state store to one file, and bring it back."),
-    "journal": ("journal:app", "Bring a journal back whose files were lost."),
-    "verify": ("verify:verify", "Prove that the journal is whole, and what the source's log says."),
-    "snapshot": ("snapshot:app", "Read tables as they are, beside the stream; show how far it is."),
-    "schemas": ("schemas:app", "Show which forms tables had, and what the database has now."),
-    "sensing": ("sensing:app", "Show the fields of documents, and rows unlike their tables."),
-    "hold": ("hold:app", "Show what is kept back of a pipeline; release or approve it."),
-    "dlq": ("dlq:app", "Show changes that could not be delivered; deliver them again."),
-    "sink": ("sink:app", "Pause one sink and let it go on; attach one that was detached."),
+    "state": ("state_copy:app", "Back up the state store to one file, and restore it."),
+    "journal": ("journal:app", "Rebuild a journal whose files were lost."),
+    "verify": (
+        "verify:verify",
+        "Verify the journal's files, and compare them with the source's log.",
+    ),
+    "snapshot": ("snapshot:app", "Read whole tables while the stream goes on; show the progress."),
+    "schemas": ("schemas:app", "Show the versions of tables, and compare them with the database."),
+    "sensing": ("sensing:app", "Show fields of JSON documents, and rows that differ from tables."),
+    "hold": ("hold:app", "Show a pipeline's held changes; release or approve them."),
+    "dlq": ("dlq:app", "Show dead letters; deliver them again or discard them."),
+    "sink": ("sink:app", "Pause and resume one sink; attach a detached one."),
     "bench": ("bench.app:app", "Measure how fast parts of the platform are on this machine."),
-    "warm": ("warm:warm", "Compile and cache the kernels, as when building an image."),
+    "warm": ("warm:warm", "Compile and cache the kernels, for example when building an image."),
 }
-"""Module below `deltaforge_dagster.cli` and its function or app, and the line in the list."""
+"""For each command: the module below `deltaforge_dagster.cli` with its function or app, and its line in `--help`."""
 
 
 class LogFormat(StrEnum):
-    """How lines of the log look."""
+    """The format of log lines."""
 
     JSON = "json"
     TEXT = "text"
@@ -68,7 +71,7 @@ _USED_WRONGLY = (NotAllowed, SettingsError, SpecError)
 
 
 class _Group(TyperGroup):
-    """Turns our errors into messages and exit codes."""
+    """Turns exceptions of commands into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was called."""
@@ -78,7 +81,9 @@ class _Group(TyperGroup):
             typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
             raise typer.Exit(2 if isinstance(error, _USED_WRONGLY) else 1) from error
         except OSError as error:
-            if error.filename is None:  # a connection: somebody should have made it one of ours
+            if (
+                error.filename is None
+            ):  # from a connection; it should have been turned into a DeltaforgeError
                 raise
             message = f"error: {error.filename}: {error.strerror}{_hint(str(error.filename))}"
             typer.secho(message, fg=typer.colors.RED, err=True)
@@ -88,7 +93,7 @@ class _Group(TyperGroup):
 
 
 def _hint(path: str) -> str:
-    """Return what to do about a path that cannot be used, where it is the installation's home."""
+    """Return a hint about a path that cannot be used, if it is in the installation's home directory."""
     from deltaforge_dagster.config.settings import Settings  # noqa: PLC0415 - only for errors
 
     try:
@@ -101,7 +106,7 @@ def _hint(path: str) -> str:
 
 
 def _load(target: str) -> Any:
-    """Return the ready command for an entry of `COMMANDS`."""
+    """Import and return the command for the target of an entry in `COMMANDS`."""
     module, _, name = target.partition(":")
     found = getattr(importlib.import_module(f"deltaforge_dagster.cli.{module}"), name)
     if not isinstance(found, typer.Typer):
@@ -113,7 +118,7 @@ def _load(target: str) -> Any:
 
 def _deferred(target: str) -> type[TyperCommand]:
     class Deferred(TyperCommand):
-        """Stands in the list of commands, and hands over when it is called."""
+        """A placeholder in the list of commands that loads the real command when it is called."""
 
         def make_context(
             self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -135,22 +140,20 @@ app = typer.Typer(cls=_Group, pretty_exceptions_enable=False)
 @app.callback(no_args_is_help=True)
 def deltaforge(
     *,
-    version: Annotated[  # noqa: ARG001 - its callback acts
+    version: Annotated[  # noqa: ARG001 - handled by its callback
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option("--log-format", help="Of what is logged to standard error."),
+        typer.Option("--log-format", help="Format of the log on standard error."),
     ] = None,
 ) -> None:
     """Change data capture with Dagster and Spark: one YAML file is one pipeline."""
     if log_format is not None:
-        os.environ["DELTAFORGE_LOG_FORMAT"] = (
-            log_format.value
-        )  # for the processes that it starts, too
+        os.environ["DELTAFORGE_LOG_FORMAT"] = log_format.value  # so that child processes inherit it
 
 
 for _name, (_target, _help) in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""Arguments and options that many commands have, and how a shell completes them."""
+"""Arguments and options that several commands share, and their shell completion."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 
 
 def _names(incomplete: str) -> list[str]:
-    """Return the pipelines of the installation whose names begin so; a shell asks for them."""
+    """Return the installation's pipelines whose names begin with `incomplete`, for shell completion."""
     try:
         names = [one.name for one in installed_pipelines(Settings.from_env())]
-    except (DeltaforgeError, OSError):  # there is nobody to tell it to while a line is typed
+    except (DeltaforgeError, OSError):  # errors cannot be reported during completion
         return []
     return [name for name in names if name.startswith(incomplete)]
 

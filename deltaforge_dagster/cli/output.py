@@ -1,4 +1,4 @@
-"""How commands write things down: one form per kind of value."""
+"""How commands format their output: one format per kind of value."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 _UNFOLDED = 10_000
-"""Columns of a line that is never folded."""
+"""A line width at which no line is folded."""
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def say(text: str, found: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print what a command has done: a sentence for people, or one JSON object for programs."""
+    """Print the result of a command: a sentence, or one JSON object with `as_json`."""
     typer.echo(json.dumps(found) if as_json else text)
 
 
 def answers() -> Console:
-    """Return what prints a command's answer to standard output.
+    """Return the console that prints a command's result to standard output.
 
-    A terminal's width folds tables; a file or a pipe has none, and a program that looks for a name
-    there must find it whole. Brackets in what is printed are text: errors quote lists.
+    Tables are folded at the width of a terminal. In a file or a pipe they are not, so that a program which
+    searches for a name finds it whole. Brackets are printed as they are, since errors quote lists.
     """
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -36,7 +36,7 @@ def answers() -> Console:
 
 
 def print_answer(shown: RenderableType) -> None:
-    """Print a command's answer to standard output; in a file or a pipe, lines end where their text does."""
+    """Print a command's result to standard output, without trailing blanks in a file or a pipe."""
     console = answers()
     if console.is_terminal:
         console.print(shown)
@@ -48,7 +48,7 @@ def print_answer(shown: RenderableType) -> None:
 
 
 def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table without lines, whose cells are folded where the terminal is narrow."""
+    """Return a table without lines, whose cells are folded if the terminal is narrow."""
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -58,13 +58,13 @@ def grid(headings: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def show_grid(headings: Iterable[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
-    """Print such a table, or what there is to say when it has no rows."""
+    """Print a table without lines, or the text `nothing` if it has no rows."""
     shown = grid(headings, rows) if rows else nothing
     print_answer(shown)
 
 
 def size(count: int) -> str:
-    """Return a number of bytes, such as `12.4 MiB`."""
+    """Return a number of bytes as text, such as `12.4 MiB`."""
     value = float(count)
     for unit in _SIZES[:-1]:
         if value < 1024:
@@ -74,7 +74,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span in its two largest units, such as `1 h 5 min`; `0 s` for none."""
+    """Return a time span in its two largest units, such as `1 h 5 min`; `0 s` if it is zero."""
     left = round(max(seconds, 0.0))
     parts = []
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
@@ -85,12 +85,12 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a time of the store's clock, such as `2025-03-01 12:00:05`, in the local zone."""
+    """Return seconds since 1970 as a local time, such as `2025-03-01 12:00:05`."""
     return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def position(text: str | None) -> str:
-    """Return a stored position as words, such as `lsn 0/016B6C50 tx_id 731`; `-` for none."""
+    """Return a stored position (JSON) as text, such as `lsn 0/016B6C50 tx_id 731`; `-` for None."""
     if text is None:
         return "-"
     fields = json.loads(text)

@@ -1,6 +1,6 @@
-"""Everything that `deltaforge status` says of a pipeline, read from its file and the state store.
+"""The state of a pipeline as `deltaforge status` shows it, read from its file and the state store.
 
-No server is asked. Display (`status_display`) and JSON are two views of the same values.
+No other server is queried. The display (`status_display`) and the JSON output show the same values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from deltaforge_dagster.state.store import StateStore
 
 @dataclass(frozen=True, slots=True)
 class SinkView:
-    """How one sink stands.
+    """The state of one sink.
 
     Attributes:
-        checkpoint: How far it is.
-        segments: How many segments it lacks, whole or in part.
+        checkpoint: Its checkpoint.
+        segments: How many segments it lacks, in whole or in part.
         rows: How many changes it lacks.
-        lag_seconds: Age of the oldest of them; 0 when there is none.
+        lag_seconds: Age of the oldest change that it lacks; 0 if there is none.
     """
 
     checkpoint: CheckpointRow
@@ -45,19 +45,19 @@ class SinkView:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How one pipeline stands.
+    """The state of one pipeline.
 
     Attributes:
-        pipeline: Its row.
+        pipeline: Its row in the state store.
         sinks: Its sinks.
-        newest: Its newest range, None when there is none.
-        lease: Who works on it.
+        newest: Its newest range, None if there is none.
+        lease: Its lease, None if no run ever held one.
         journal_bytes: Size of its journal.
-        holds: What is kept back.
-        dead_letters: How full the queue is.
-        snapshot: The newest snapshot with how far each table is, None when there is none.
-        health: Whether it works, and what is wrong.
-        now: The store's time.
+        holds: Its holds.
+        dead_letters: Figures of its dead letters.
+        snapshot: The newest snapshot with the progress of each table, None if there is none.
+        health: Whether it works, and its problems.
+        now: The state store's current time.
     """
 
     pipeline: PipelineRow
@@ -77,7 +77,7 @@ class Overview:
         return max((one.lag_seconds for one in self.sinks), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; times are seconds since 1970."""
+        """Return all of it as JSON values; times are seconds since 1970."""
         row, newest, lease = self.pipeline, self.newest, self.lease
         held = lease is not None and lease.held_at(self.now)
         return {
@@ -131,13 +131,13 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class NotBegun:
-    """A pipeline that has a file, and that nothing has worked on yet."""
+    """A pipeline that has a file but no row in the state store yet."""
 
     name: str
     health: Health
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is known of it as JSON values."""
+        """Return its name and health as JSON values."""
         return {"name": self.name, **_health_json(self.health)}
 
 
@@ -152,12 +152,12 @@ def _health_json(found: Health) -> dict[str, Any]:
 
 
 def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> Overview:
-    """Return how a pipeline stands.
+    """Return the state of a pipeline.
 
     Args:
         store: The state store.
         row: The pipeline.
-        file: Its file, None where it is not among the installation's.
+        file: Its loaded or broken file, None if the installation has no file of it.
     """
     now = store.now()
     newest = store.ranges(row.name, newest_first=True, limit=1)

@@ -1,4 +1,4 @@
-"""`deltaforge plan`: what a pipeline file means, and what it would change, before anything runs with it."""
+"""`deltaforge plan`: show what a pipeline file means and what it would change, before it is used."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _KINDS = {"added": "green", "removed": "red", "renamed": "yellow", "changed": "y
 
 
 def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Show a file's effective content, what it makes, and what it changes about the known pipeline.
+    """Show the effective content of a pipeline file, what it creates, and what it changes.
 
-    Compared is what a run works with now, else what the pipeline last ran with, or was seen with by its
-    sensor. No server but the state store is asked, and nothing is changed. Secrets are `***`, scripts are their hashes.
+    The file is compared with the version that the live run uses, else with the version that the pipeline last
+    ran with or its sensor last saw. The command reads only the state store and changes nothing. Secrets are shown
+    as `***`, scripts as their hashes.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     with existing_store(settings) as store:
@@ -55,7 +56,11 @@ def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None
 
 
 def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any]:
-    """Return what is known of the pipeline, the changes, what they wait for, and the assets that become stale."""
+    """Compare the file with the known pipeline.
+
+    Return the fields `known`, `changes`, `waits` (what the changes wait for) and `stale` (the assets that
+    become stale) of the JSON output.
+    """
     nothing: dict[str, Any] = {"changes": [], "waits": None, "stale": []}
     row = None if store is None else store.pipeline(loaded.name)
     if store is None or row is None:
@@ -79,32 +84,32 @@ def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Working:
-    """A run at work, and the file that it works with."""
+    """A live run, and the hash of the file that it uses."""
 
     run_id: str
     spec_hash: str
 
     @property
     def text(self) -> str:
-        """What changes of the file wait for."""
+        """What changes of the file have to wait for."""
         return (
-            f"run {self.run_id} is at work with the file as it was; within seconds of a change it closes its "
-            "range and ends, and the next run has the file as it is"
+            f"run {self.run_id} uses the old file; within seconds of a change it closes its range and ends, "
+            "and the next run uses the new file"
         )
 
 
 def _working(store: StateStore, pipeline: str) -> _Working | None:
-    """Return the run that holds the pipeline and has begun a range, if there is one."""
+    """Return the run that holds the lease and has begun a range, None if there is none."""
     lease = store.lease(pipeline)
     opened = store.ranges(pipeline, state="open", newest_first=True, limit=1)
     if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
         return None
-    # A range that a dead run left open has that run's epoch.
+    # A range that a dead run left open has the dead run's epoch.
     return _Working(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
 
 
 def _stale(before: CodeParts, after: CodeParts) -> list[str]:
-    """Return the assets whose ranges of now another file will have made."""
+    """Return the assets whose existing ranges become stale, because their code version changes."""
     sinks = [sink for sink in after.sinks if sink in before.sinks]
     return [
         CHANGES if sink is None else sink
@@ -123,15 +128,15 @@ def _print(planned: dict[str, Any]) -> None:
         console.print(Text.assemble(("warning ", "yellow"), warning))
     heading("Effective file, with every default")
     console.print(Text(_as_yaml(planned["spec"])))
-    heading("What it makes and uses")
+    heading("What it creates and uses")
     console.print(Text(_as_yaml(planned["creates"])))
     heading("What it changes")
     name, known = planned["pipeline"], planned["known"]
     if not planned["changes"]:
         said = {
-            "new": f"  {name} is new: it has not run yet, nor has its sensor seen it.",
+            "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
             "the same": f"  Nothing: {name} runs with the same file.",
-            "another": f"  Nothing that shows: secrets of {name} are others, or scripts' spelling.",
+            "another": f"  Nothing visible: only secrets of {name} differ, or the spelling of scripts.",
         }
         console.print(said.get(known, f"  Not known: {name} ran with {known}."))
     for one in planned["changes"]:
@@ -145,11 +150,9 @@ def _print(planned: dict[str, Any]) -> None:
     if planned["waits"] is not None:
         console.print(f"  Waits: {planned['waits']}.")
     if planned["snapshot"] is not None:
-        console.print(f"  By itself: {planned['snapshot']}.")
+        console.print(f"  Automatically: {planned['snapshot']}.")
     if planned["stale"]:
-        console.print(
-            f"  Ranges that are there become stale in Dagster: {', '.join(planned['stale'])}"
-        )
+        console.print(f"  Existing ranges become stale in Dagster: {', '.join(planned['stale'])}")
 
 
 def _as_yaml(content: Any) -> str:

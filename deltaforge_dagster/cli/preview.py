@@ -1,4 +1,4 @@
-"""`deltaforge preview`: what a changed chain of processors would make of a range, without delivering."""
+"""`deltaforge preview`: run changed processors over a range and show the differences, without delivering."""
 
 from __future__ import annotations
 
@@ -32,27 +32,29 @@ def preview(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Try the processors of this file: a pipeline file, or one with `processors` alone.",
+            help="File with the processors to try: a pipeline file, or one with only `processors`.",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
     sample: Annotated[
-        int, typer.Option(metavar="K", help="Show at most so many events of each kind.", min=0)
+        int, typer.Option(metavar="K", help="Show at most K events of each kind.", min=0)
     ] = 5,
     show_values: Annotated[
-        bool, typer.Option("--show-values", help="Show the values of these events, too.")
+        bool, typer.Option("--show-values", help="Also show the values of these events.")
     ] = False,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Show it in Dagster's UI at the range, without values."),
+        typer.Option(
+            "--record", help="Record the result in Dagster, at the range, without values."
+        ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Run processors over a journaled range and show how that differs from what sinks get of it.
+    """Run processors over a closed range and show how the result differs from what the sinks got.
 
-    Without --processors these are the processors of the pipeline's file as it is now. Nothing is
-    delivered and nothing is moved; it works beside a live run.
+    Without --processors, the command uses the processors of the pipeline's current file. It delivers nothing,
+    moves no checkpoint, and can be used while a run is live.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     chain = chain_of(loaded.spec)

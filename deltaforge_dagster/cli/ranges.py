@@ -1,4 +1,4 @@
-"""`deltaforge ranges`: a pipeline's newest ranges, and which sinks have them."""
+"""`deltaforge ranges`: show a pipeline's newest ranges, and which sinks have them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from deltaforge_dagster.state.records import CheckpointRow, RangeRow
 def ranges(
     pipeline: NameArgument,
     *,
-    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Number of ranges to show, newest first.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
-    """Show the newest ranges: what they hold, which sinks have them, what Dagster was told."""
+    """Show the newest ranges: their content, which sinks have them, and what is published in Dagster."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         rows = store.ranges(pipeline, newest_first=True, limit=limit)
@@ -63,7 +63,7 @@ _SAID: Mapping[bool | None, str] = {True: "yes", False: "no", None: "-"}
 
 
 def _delivered(row: RangeRow, checkpoint: CheckpointRow) -> bool | None:
-    """Say whether a sink has a range; None for one from before the sink was added."""
+    """Return whether a sink has a range, None if the range begins before the sink was added."""
     if row.first_segment < checkpoint.first_segment:
         return None
     return (checkpoint.segment, checkpoint.complete) >= (row.last_segment, True)

@@ -1,7 +1,7 @@
-"""`deltaforge run` and `deltaforge replay`: the assets of a pipeline, without Dagster's daemon.
+"""`deltaforge run` and `deltaforge replay`: materialize the assets of a pipeline without Dagster's daemon.
 
-They execute the same jobs as the sensor and the UI, in this process and on the same instance, so
-that what they did appears in the UI like anything else.
+They execute the same jobs as the sensor and the UI, in this process and on the same Dagster instance, so
+the UI shows their runs like any other.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ def run(
     until_caught_up: Annotated[
         bool,
         typer.Option(
-            "--until-caught-up", help="End once everything the source has now is delivered."
+            "--until-caught-up",
+            help="End when every change that the source has now is delivered.",
         ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Capture and deliver until nothing has happened for a while; Ctrl-C ends in order.
+    """Capture and deliver until there has been no work for a while; Ctrl-C stops the run cleanly.
 
-    The exit code is 1 when the source could not be read, a sink that the commit policy waits for is behind
-    and fails, the lease was lost, or another run is working on the pipeline. A sink that is not required
-    may fail: the answer names it.
+    The exit code is 1 if the source could not be read, a sink that the commit policy waits for is behind
+    and fails, the lease was lost, or another run is working on the pipeline. Failures of sinks that the commit
+    policy does not wait for are reported, but do not change the exit code.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     tags = {RUN_TAG: "live", REASON_TAG: COMMAND}
@@ -86,7 +87,7 @@ def run(
 
 
 def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
-    """Whether the sinks that the commit policy waits for have everything, as far as they do not fail."""
+    """Return whether the commit policy is satisfied without the sinks that are behind and fail."""
     if outcome["reason"] == "held elsewhere":
         return False
     failing = outcome["sink_errors"].keys() & outcome["behind"].keys()
@@ -94,10 +95,10 @@ def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
 
 
 def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
-    """Say what a run did, or why it did nothing.
+    """Print what a run did.
 
     Raises:
-        DeltaforgeError: It did nothing.
+        DeltaforgeError: The run failed, or another run is working on the pipeline.
     """
     if "error" in outcome:
         raise DeltaforgeError(outcome["error"])
@@ -107,33 +108,33 @@ def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
     if outcome["capture_error"] is not None:
         typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
     for sink, error in sorted(outcome["sink_errors"].items()):
-        typer.echo(f"{sink} is behind, and fails: {error}")
+        typer.echo(f"{sink} is behind and fails: {error}")
 
 
 def replay(
     pipeline: PipelineArgument,
     *,
-    ranges: Annotated[str, typer.Option("--range", help="A range N, or consecutive ranges N-M.")],
-    sink: Annotated[str, typer.Option(help="The sink that gets them again.")],
+    ranges: Annotated[str, typer.Option("--range", help="Range N, or the consecutive ranges N-M.")],
+    sink: Annotated[str, typer.Option(help="The sink to deliver them to.")],
     reprocess: Annotated[
         bool,
         typer.Option(
             "--reprocess",
-            help="Run the file's processors of today over what was captured, and deliver that.",
+            help="Run the file's current processors over the captured changes, and deliver the result.",
         ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Deliver closed ranges to one sink again; every message is marked, nothing else moves.
+    """Deliver closed ranges to one sink again, with every message marked as a replay; no checkpoint moves.
 
-    What the sink does not have yet it gets for the first time, in order and unmarked, if no run
-    is working on the pipeline. With --reprocess it must have the ranges; the journal keeps what it
-    recorded of them.
+    Ranges that the sink does not have yet are delivered in order, without the mark, and move its checkpoint;
+    this requires that no run is working on the pipeline. With --reprocess the sink must already have the ranges;
+    the journal keeps its recorded content.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     numbers = range_numbers(ranges)
     first, last = numbers[0], numbers[-1]
-    # Dagster must know the partitions, and a refusal shall be one sentence of ours.
+    # Check before Dagster's job does, so that a refusal is one message of this command.
     with Platform(settings, single_process=True).open() as opened:
         split_by_delivery(opened.store, loaded.name, sink, numbers)
     tags = {RUN_TAG: "reprocess"} if reprocess else {}
@@ -150,13 +151,13 @@ def replay(
         known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
         typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
         return
-    how = "again, as processors make them now" if reprocess else "again"
+    how = "again, with the current processors" if reprocess else "again"
     text = f"Range {ranges}: {pluralize(again, 'message')} sent to {sink} {how}"
     typer.echo(text + (f", {caught_up:,} for the first time." if caught_up else "."))
 
 
 def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
-    """Return how many messages were replayed, and how many a sink got that lacked them."""
+    """Return how many messages were replayed, and how many were delivered for the first time."""
     again = caught_up = 0
     for event in result.all_events:
         metadata: Mapping[str, Any] = {}
@@ -194,7 +195,10 @@ def _execute(
 
 
 def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """Return what the run said of itself, or its error; Dagster makes an interrupt a failure, with a stack."""
+    """Return the outcome that the run recorded, or `error`, or only a `reason` if there is neither.
+
+    Dagster reports an interrupt as a step failure with a stack trace.
+    """
     for event in result.all_events:
         if event.is_asset_observation:
             metadata = event.asset_observation_data.asset_observation.metadata
@@ -217,10 +221,10 @@ def _sentence(outcome: Mapping[str, Any]) -> str:
 
 
 def range_numbers(text: str) -> range:
-    """Return the numbers that the option `--range` names: `N`, or `N-M`.
+    """Return the range numbers that the value of `--range` names: `N`, or `N-M`.
 
     Raises:
-        NotAllowed: It names none.
+        NotAllowed: The value has another form, or M is less than N.
     """
     first, _, last = text.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
@@ -230,7 +234,7 @@ def range_numbers(text: str) -> range:
 
 @contextmanager
 def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
-    """Show on standard error what the run has done so far, once a second."""
+    """Show the run's progress on standard error, updated once a second, if that is a terminal."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     console = Console(stderr=True)
     if settings.state_url == "memory" or not console.is_terminal:
@@ -242,7 +246,7 @@ def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
     with console.status(f"{loaded.name}: starting ...") as status:
 
         def show() -> None:
-            with suppress(DeltaforgeError):  # the run meets it, too
+            with suppress(DeltaforgeError):  # the run gets the same error and reports it
                 while not done.wait(1.0):
                     status.update(_state_of(store, loaded.name))
 
@@ -270,7 +274,7 @@ def _state_of(store: StateStore, pipeline: str) -> str:
 
 
 def _reading(store: StateStore, pipeline: str) -> str:
-    """Return how far the snapshot is that is being read; empty without one."""
+    """Return the progress of the unfinished snapshot, an empty string if there is none."""
     snapshot = store.unfinished_snapshot(pipeline)
     if snapshot is None:
         return ""

@@ -1,8 +1,8 @@
-"""What a run by hand says: on its terminal, and kept with the run for Dagster's UI.
+"""Output of runs started by commands: printed on the terminal, and stored with the run for Dagster's UI.
 
-Dagster gives standard output and error to a file, and has child processes print that. Ctrl-C reaches
-them, too: they die with stacks, and what the run says of its end is not seen any more. Nor does the
-program know its terminal then, and what it draws there is kept as well. Here each line goes to both.
+Dagster redirects standard output and error to files and prints these through child processes. Ctrl-C reaches the
+children as well: they die with stack traces, and the run's last messages are lost. The program also no longer
+detects its terminal, and what it draws there ends up in the files. Here every write goes to both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from deltaforge_dagster.resources.instance import dagster_home, local_instance
 
 @contextmanager
 def printing_instance(settings: Settings) -> Iterator[dg.DagsterInstance]:
-    """Lend the instance of `local_instance`, whose runs in this process print without child processes.
+    """Yield the instance of `local_instance`, set up so that runs print without child processes.
 
-    Only where Dagster keeps output in files, as it does by default.
+    This applies only if Dagster stores output in local files, which is its default.
     """
     if settings.state_url == "memory":  # nothing is kept
         with local_instance(settings) as instance:
@@ -45,18 +45,18 @@ def printing_instance(settings: Settings) -> Iterator[dg.DagsterInstance]:
 
 
 class KeptLogs(LocalComputeLogManager):
-    """Keeps output where Dagster's own manager does, and lets it be printed as if nobody did."""
+    """Stores output where Dagster's own manager does, and also prints it directly."""
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> Self:
-        """Make one by the settings of Dagster's."""
+        """Create a manager from the settings of Dagster's own."""
         return cls(inst_data=inst_data, **config_value)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        """Keep what is printed in the block."""
+        """Store everything that is printed within the block."""
         with (
             self.open_log_stream(log_key, ComputeIOType.STDOUT) as out,
             self.open_log_stream(log_key, ComputeIOType.STDERR) as err,
@@ -72,14 +72,14 @@ class KeptLogs(LocalComputeLogManager):
 
 
 class _Both(io.TextIOBase):
-    """A stream that is printed and kept; to who asks what it is, it is the one that is printed."""
+    """A stream that writes to a printed stream and to a file; its properties are those of the printed one."""
 
     def __init__(self, printed: TextIO, kept: IO[str]) -> None:
         self._printed = printed
         self._kept = kept
 
     def write(self, text: str) -> int:
-        if not self._kept.closed:  # there are libraries that keep the stream they have found
+        if not self._kept.closed:  # some libraries keep a reference to the stream
             self._kept.write(text)
             self._kept.flush()
         return self._printed.write(text)

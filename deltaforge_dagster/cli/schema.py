@@ -1,4 +1,4 @@
-"""`deltaforge schema`: the pipeline file's format, for editors and for people."""
+"""`deltaforge schema`: print the format of pipeline files, for editors and for people."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def schema(
         Path | None, typer.Option(help="Write to this file instead of standard output.")
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="A page that explains every field instead.")
+        bool,
+        typer.Option("--markdown", help="Print a Markdown page that explains every field instead."),
     ] = False,
 ) -> None:
     """Print the format of pipeline files as JSON Schema (draft 2020-12).
 
-    Editors with the YAML language server complete and check a file that begins with
+    Editors that use the YAML language server complete and check a file whose first line is
     `# yaml-language-server: $schema=pipeline.schema.json` (a path or a URL).
     """
     text = reference() if markdown else json.dumps(pipeline_schema(), indent=2) + "\n"

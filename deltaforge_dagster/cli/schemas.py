@@ -1,4 +1,4 @@
-"""`deltaforge schemas`: which forms a pipeline's tables had, and when."""
+"""`deltaforge schemas`: show the versions of a pipeline's tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def schemas() -> None:
 
 @app.command("list")
 def list_(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Show every table that was captured, with the version that it has now."""
+    """Show every captured table with its current version."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         found = schema_views.tables(store, pipeline)
@@ -58,18 +58,18 @@ def show(
     table: _Table,
     *,
     version: Annotated[
-        int | None, typer.Option(min=1, help="That version; without one the version of now.")
+        int | None, typer.Option(min=1, help="Show this version. Default: the current one.")
     ] = None,
     sequence: Annotated[
-        int | None, typer.Option(min=1, help="The newest one at a sequence of the pipeline.")
+        int | None, typer.Option(min=1, help="Show the newest version at this sequence number.")
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--position", help="The one in force at a position of the log, as JSON."),
+        typer.Option("--position", help="Show the version in force at this log position (JSON)."),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show a version of a table: its columns, since when it holds, and what it made different."""
+    """Show a version of a table: its columns, since when it is in force, and what it changed."""
     if sum(one is not None for one in (version, sequence, at)) > 1:
         raise NotAllowed("--version, --sequence and --position exclude one another")
     with opened_store() as store:
@@ -104,7 +104,7 @@ def show(
 
 @app.command()
 def history(pipeline: NameArgument, table: _Table, *, json_output: JsonOption = False) -> None:
-    """Show every version of a table, and what each one made different."""
+    """Show every version of a table, and what each one changed."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         found = schema_views.versions(store, pipeline, table)
@@ -132,14 +132,15 @@ def diff(
     table: _Table,
     *,
     before: Annotated[
-        int | None, typer.Option("--from", min=1, help="A version; by default the one before.")
+        int | None,
+        typer.Option("--from", min=1, help="The older version. Default: the one before --to."),
     ] = None,
     after: Annotated[
-        int | None, typer.Option("--to", min=1, help="A version; by default the one of now.")
+        int | None, typer.Option("--to", min=1, help="The newer version. Default: the current one.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Show what is different between two versions of a table."""
+    """Show the differences between two versions of a table."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         old, new, found = schema_views.difference(store, pipeline, table, before, after)
@@ -155,14 +156,15 @@ def diff(
 def reload(
     pipeline: PipelineArgument,
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="Full name; every table without one.")
+        str | None,
+        typer.Argument(metavar="TABLE", help="Full name of a table. Default: every table."),
     ] = None,
     *,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare the tables of the database, as they are now, with the versions that rows had last.
+    """Compare the database's tables, as they are now, with their newest captured versions.
 
-    Nothing is registered: a table that was altered gets its new version with its first change.
+    The command registers nothing: an altered table gets its new version when its next change is captured.
     """
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     source = build_source(loaded.spec)

@@ -1,4 +1,4 @@
-"""Finding the pipeline that a command was given, by name or by file."""
+"""Find the pipeline that a command's argument names, by name or by file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from deltaforge_dagster.resources.installed import installed_pipelines
 
 
 def select_pipeline(settings: Settings, pipeline: str) -> tuple[Settings, LoadedPipeline]:
-    """Return the pipeline named `pipeline`, or of the file at that path.
+    """Return the pipeline with that name, or the one in the file at that path.
 
-    The settings come back with `pipelines` pointing at that file alone when a path was given.
+    If a path was given, the returned settings have `pipelines` set to that file alone.
 
     Raises:
         NotAllowed: There is no such pipeline; the message lists those that exist.
-        SpecError: Its file is broken.
+        SpecError: Its file is invalid.
     """
-    is_file = Path(pipeline).suffix in {".yaml", ".yml"}  # names may end so, too
+    is_file = Path(pipeline).suffix in {".yaml", ".yml"}  # names may end like this, too
     if is_file and Path(pipeline).exists():
         settings = replace(settings, pipelines=Path(pipeline).absolute())
         (only,) = load_pipelines(settings.pipelines, strict=settings.strict)

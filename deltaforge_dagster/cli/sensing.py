@@ -1,4 +1,4 @@
-"""`deltaforge sensing`: which fields documents have, and where rows differ from their tables."""
+"""`deltaforge sensing`: show the fields of JSON documents, and where rows differ from their tables."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _Table = Annotated[
 
 @app.callback()
 def sensing() -> None:
-    """Show what sensing has found out of a pipeline's documents and tables (docs/sensing.md)."""
+    """Show what sensing has learned about a pipeline's documents and tables (docs/sensing.md)."""
 
 
 @app.command("list")
 def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
-    """Show every schema that was learned, and how far sensing is."""
+    """Show every learned schema, and the progress of sensing."""
     with _opened(pipeline) as (store, loaded):
         found = views.schemas(store, loaded)
         progress = store.sensing_progress(loaded.name)
@@ -63,16 +63,16 @@ def list_(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> Non
         nothing="No document yet.",
     )
     if behind:
-        typer.echo(f"Still to be looked at: {pluralize(behind, 'segment')}.")
+        typer.echo(f"Not processed yet: {pluralize(behind, 'segment')}.")
     if skipped:
-        typer.echo(f"Gone before their turn: {pluralize(skipped, 'segment')}.")
+        typer.echo(f"Deleted before sensing read them: {pluralize(skipped, 'segment')}.")
     if problem:
-        typer.secho(f"sensing does not go on: {problem}", fg=typer.colors.YELLOW)
+        typer.secho(f"sensing has stopped: {problem}", fg=typer.colors.YELLOW)
 
 
 @app.command()
 def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption = False) -> None:
-    """Show the fields of a schema, how it has changed, and objects whose names are values."""
+    """Show the fields of a schema, how often it changed, and objects whose field names are data."""
     with _opened(pipeline) as (store, loaded):
         found = views.schema(store, loaded, table)
         changes = views.evolutions(store, loaded, table)
@@ -93,7 +93,7 @@ def show(pipeline: PipelineArgument, table: _Table, *, json_output: JsonOption =
     for path, one in classes.items():
         if one["has_dynamic_fields"]:
             typer.echo(
-                f"{path or 'document'}: names are values, about {one['unique_keys']:,} of them"
+                f"{path or 'document'}: field names are data, about {one['unique_keys']:,} names"
             )
     typer.echo(f"Changed {pluralize(len(changes), 'time')} since it was first seen.")
 
@@ -145,12 +145,12 @@ def drift(
     show_grid(("column", "declared", "seen", "what", "last seen"), rows, nothing="Nothing differs.")
     analyzed = sum(one["events_analyzed"] for one in found)
     differing = sum(one["events_with_drift"] for one in found)
-    typer.echo(f"Rows that differ: {differing:,} of {analyzed:,} that were looked at.")
+    typer.echo(f"Rows that differ: {differing:,} of {analyzed:,} analyzed.")
 
 
 @contextmanager
 def _opened(pipeline: str) -> Iterator[tuple[StateStore, LoadedPipeline]]:
-    """Lend the state store, and the pipeline, which has sensing and ran before."""
+    """Yield the state store and the pipeline, which must have sensing enabled and be in the store."""
     _, loaded = select_pipeline(Settings.from_env(), pipeline)
     views.options_of(loaded)
     with opened_store() as store:
@@ -159,7 +159,7 @@ def _opened(pipeline: str) -> Iterator[tuple[StateStore, LoadedPipeline]]:
 
 
 def _notes(field: dict[str, Any]) -> str:
-    """Return what is known of a field's values."""
+    """Return what is known about a field's values."""
     notes = []
     if field.get("null_rate"):
         notes.append(f"{field['null_rate']:.1%} null")

@@ -1,4 +1,4 @@
-"""`deltaforge serve`: the REST API of this installation, and its metrics."""
+"""`deltaforge serve`: serve the REST API of this installation, and its metrics."""
 
 from __future__ import annotations
 
@@ -28,41 +28,43 @@ from deltaforge_dagster.resources.platform import Platform
 
 TOKEN = "DELTAFORGE_API_TOKEN"  # noqa: S105 - the name of the variable
 _TOKEN_CHARACTERS = 16
-"""Shorter ones can be guessed."""
+"""Minimum length of a token; shorter ones can be guessed."""
 _CONNECTIONS = 200
 _NOWHERE = "none"
 
 
 def serve(
     *,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
     metrics_addr: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help=f"Where /metrics is served alone, beside the API's own; `{_NOWHERE}`: nowhere.",
+            help=f"Second address, which serves only /metrics; `{_NOWHERE}` for no second address.",
         ),
     ] = "127.0.0.1:9000",
     dagster_url: Annotated[
         str | None,
         typer.Option(
             envvar="DELTAFORGE_DAGSTER_URL",
-            help="Dagster's webserver, such as http://127.0.0.1:3000: reloaded after each change.",
+            help="URL of Dagster's webserver, such as http://127.0.0.1:3000, to reload after each change.",
         ),
     ] = None,
     body_bytes: Annotated[
-        int, typer.Option("--max-body-bytes", min=1, help="Largest body of a request.")
+        int, typer.Option("--max-body-bytes", min=1, help="Maximum size of a request body.")
     ] = DEFAULT_LIMITS.body_bytes,
     rate: Annotated[
         float,
-        typer.Option("--max-requests-per-second", min=0.1, help="Of one address, on average."),
+        typer.Option(
+            "--max-requests-per-second", min=0.1, help="Average rate limit per client address."
+        ),
     ] = DEFAULT_LIMITS.requests_per_second,
 ) -> None:
     """Serve the REST API and the metrics until Ctrl-C.
 
-    With DELTAFORGE_API_TOKEN in the environment every request must carry it
-    (`Authorization: Bearer TOKEN`). Without it only this machine can ask.
+    If DELTAFORGE_API_TOKEN is set in the environment, every request must carry it
+    (`Authorization: Bearer TOKEN`). Without it, the server accepts requests only from this machine.
     """
     setup_logs()
     token = os.environ.get(TOKEN, "").strip() or None
@@ -100,7 +102,7 @@ def serve(
             also = f", {_url(metrics)}/metrics their metrics"
         typer.echo(f"{_url(listening)} serves {pluralize(count, 'pipeline')}{also}; Ctrl-C ends it")
         app = build_app(context, token=token, limits=limits)
-        with suppress(KeyboardInterrupt):  # it ends in order, then passes on that it was asked to
+        with suppress(KeyboardInterrupt):  # the server shuts down in order, then raises it again
             _server(app).run(sockets=[listening])
 
 
@@ -115,10 +117,15 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
-    """Refuse addresses, by option, that other machines reach, without a token; warn of a short one."""
+    """Refuse addresses that other machines can reach if there is no token; warn about a short token.
+
+    `addresses` maps each option, as it was given, to its host.
+    """
     reached = [option for option, host in addresses.items() if not is_loopback(host)]
     if reached and token is None:
-        raise SettingsError(f"{reached[0]}: other machines may ask only with a token, set {TOKEN}")
+        raise SettingsError(
+            f"{reached[0]}: other machines can reach it, so a token is needed: set {TOKEN}"
+        )
     if reached and token is not None and len(token) < _TOKEN_CHARACTERS:
         text = (
             f"warning: {reached[0]}: {TOKEN} has fewer than {_TOKEN_CHARACTERS} characters; a later "
@@ -128,7 +135,7 @@ def _may_listen(addresses: Mapping[str, str], token: str | None) -> None:
 
 
 def _listen(option: str, host: str, port: int, instead: str = "") -> socket.socket:
-    """Return a socket that listens; errors name the option, and what else it takes."""
+    """Return a listening socket; an error names the option, and `instead` what else to set it to."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
@@ -138,7 +145,7 @@ def _listen(option: str, host: str, port: int, instead: str = "") -> socket.sock
 
 
 def _reason(error: OSError) -> str:
-    """Return what went wrong; what Python adds names the address once more."""
+    """Return the error text without Python's additions, which repeat the address."""
     if isinstance(error, socket.gaierror) or error.errno is None:
         return str(error.strerror or error)
     return os.strerror(error.errno)
@@ -162,7 +169,7 @@ def _server(app: FastAPI) -> uvicorn.Server:
 
 @contextmanager
 def _beside(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
-    """Run a server in a thread; signals are the main thread's, which ends it with the block."""
+    """Run a server in a thread, and end it with the block; the main thread handles the signals."""
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="metrics server"
     )

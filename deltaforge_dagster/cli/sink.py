@@ -1,4 +1,4 @@
-"""`deltaforge sink`: pausing one sink, and attaching one that a full journal has detached."""
+"""`deltaforge sink`: pause and resume one sink, and attach one that a full journal has detached."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from deltaforge_dagster.state.records import CheckpointRow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-SinkArgument = Annotated[str, typer.Argument(metavar="SINK", help="Id of one of its sinks.")]
+SinkArgument = Annotated[
+    str, typer.Argument(metavar="SINK", help="Id of one of the pipeline's sinks.")
+]
 
 
 @app.callback()
 def sink() -> None:
-    """Pause and resume sinks, or attach them again."""
+    """Pause and resume sinks, or attach detached ones."""
 
 
 @app.command()
 def pause(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption = False) -> None:
-    """Send a sink nothing more, also while a run works on the pipeline, and keep all for it.
+    """Stop sending to a sink, even while a run is live, and keep its segments in the journal.
 
-    The commit policy counts it as before: a required one holds back what the source may forget.
+    The sink still counts for the commit policy: while a required sink is paused, the source keeps its log.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.pause_sink(pipeline, sink)
     say(
-        f"{sink} is paused; a run that is at work ends what it is sending, then {sink} gets nothing. "
+        f"{sink} is paused; a live run finishes what it is sending, then {sink} gets nothing more. "
         f"Everything from segment {row.whole_segment + 1:,} on is kept for it.",
         _as_json(pipeline, row),
         as_json=json_output,
@@ -40,11 +42,11 @@ def pause(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption
 
 @app.command()
 def resume(pipeline: NameArgument, sink: SinkArgument, *, json_output: JsonOption = False) -> None:
-    """Let a paused sink go on after its checkpoint, also while a run works on the pipeline."""
+    """Resume a paused sink after its checkpoint, even while a run is live."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.resume_sink(pipeline, sink)
-    text = f"{sink} goes on with segment {row.whole_segment + 1:,}."
+    text = f"{sink} continues with segment {row.whole_segment + 1:,}."
     say(text, _as_json(pipeline, row), as_json=json_output)
 
 
@@ -57,19 +59,19 @@ def attach(
         bool,
         typer.Option(
             "--tail",
-            help="Go on with what is captured next, skipping everything since it was detached.",
+            help="Continue with the next captured segment, skipping everything since it was detached.",
         ),
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Let a detached sink go on from its checkpoint, also while a run works on the pipeline.
+    """Attach a detached sink and continue after its checkpoint, even while a run is live.
 
-    Refused when the journal no longer holds what follows the checkpoint, unless --tail is given.
+    The command fails if the journal no longer has what follows the checkpoint, unless --tail is given.
     """
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.attach_sink(pipeline, sink, tail=tail)
-    text = f"{sink} is attached and goes on with segment {row.whole_segment + 1:,}."
+    text = f"{sink} is attached and continues with segment {row.whole_segment + 1:,}."
     say(text, _as_json(pipeline, row), as_json=json_output)
 
 

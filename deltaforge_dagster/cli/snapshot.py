@@ -1,4 +1,4 @@
-"""`deltaforge snapshot`: reading tables as they are, beside the stream."""
+"""`deltaforge snapshot`: read whole tables while the stream goes on."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from deltaforge_dagster.state.store import StateStore
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 _Tables = Annotated[
-    str, typer.Option("--tables", help="Full names with commas between; all tables without it.")
+    str,
+    typer.Option("--tables", help="Comma-separated full names of tables. Default: all tables."),
 ]
 _Where = Annotated[
     str | None,
     typer.Option(
-        "--where", help="A condition in the database's SQL: rows that do not fulfil it stay."
+        "--where", help="A condition in the database's SQL; only rows that satisfy it are read."
     ),
 ]
 
 _Sinks = Annotated[
-    str, typer.Option("--sinks", help="Ids with commas between: only they get it; all without it.")
+    str,
+    typer.Option("--sinks", help="Comma-separated ids of the sinks to deliver to. Default: all."),
 ]
 
 
 @app.callback()
 def snapshot() -> None:
-    """Read tables as they are, in chunks, without stopping the stream."""
+    """Read whole tables in chunks, without stopping the stream."""
 
 
 @app.command()
@@ -58,10 +60,10 @@ def start(
     sinks: _Sinks = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Ask for a snapshot, which the pipeline's sensor begins with its next tick.
+    """Request a snapshot, which the pipeline's sensor starts at its next tick.
 
-    Sensors tick while `deltaforge dev`, or Dagster's daemon, runs. `deltaforge snapshot run` reads it
-    without them.
+    Sensors tick while `deltaforge dev` or Dagster's daemon is running. Without them, use
+    `deltaforge snapshot run`.
     """
     with _opened(pipeline) as (opened, loaded):
         register(opened.store, loaded)
@@ -70,8 +72,8 @@ def start(
     if not json_output:
         seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
         typer.echo(
-            f"It is read from the sensor's next tick on (every {seconds:g} s, while `deltaforge dev` or "
-            f"Dagster's daemon runs), or now, here: deltaforge snapshot run {loaded.name}"
+            f"The sensor starts it at its next tick (every {seconds:g} s, while `deltaforge dev` or "
+            f"Dagster's daemon is running). To read it here now: deltaforge snapshot run {loaded.name}"
         )
 
 
@@ -84,12 +86,12 @@ def run(
     sinks: _Sinks = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Read what is missing of the snapshot that is not finished, here; or begin one.
+    """Read the rest of the unfinished snapshot in this process, or begin a new one.
 
-    That is what the file asks for by itself, if it does, else one of all tables.
+    A new snapshot is the one that the pipeline file requests, if it requests one, else one of all tables.
 
-    What was read is taken over by the pipeline's run (`deltaforge dev`, `deltaforge run`), which may
-    work at the same time.
+    The pipeline's run (`deltaforge dev`, `deltaforge run`) puts the rows into the journal and delivers them. It
+    may be live at the same time.
     """
     from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun  # noqa: PLC0415 - seconds
     from deltaforge_dagster.resources.run_context import build_run_context  # noqa: PLC0415
@@ -117,7 +119,7 @@ def run(
 
 @app.command()
 def status(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Show the newest snapshot, and how far each table has come."""
+    """Show the newest snapshot, and the progress of each table."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         newest = store.snapshots(pipeline, newest=1)
@@ -130,13 +132,11 @@ def status(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
 
 @app.command()
 def cancel(pipeline: NameArgument, *, json_output: JsonOption = False) -> None:
-    """Stop the snapshot that is not finished; what is in the journal already is delivered."""
+    """Cancel the unfinished snapshot; chunks already in the journal are still delivered."""
     with opened_store() as store:
         known_pipeline(store, pipeline)
         row = store.unfinished_snapshot(pipeline)
-        if row is None or not store.cancel_snapshot(
-            pipeline, row.snapshot, "somebody cancelled it"
-        ):
+        if row is None or not store.cancel_snapshot(pipeline, row.snapshot, "cancelled by a user"):
             raise NotAllowed(f"pipeline {pipeline!r} has no unfinished snapshot")
     found = {"pipeline": pipeline, "snapshot": row.snapshot, "state": "cancelled"}
     say(f"Snapshot {row.snapshot} is cancelled.", found, as_json=json_output)
@@ -162,7 +162,7 @@ def _names(text: str) -> list[str]:
 
 
 class _Bars:
-    """A progress bar for each table on standard error, where that is a terminal."""
+    """A progress bar for each table on standard error, if that is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -188,11 +188,13 @@ class _Bars:
         self._console.print(f"[yellow]{message}[/yellow]", highlight=False)
 
     def show(self, progress: Mapping[str, SnapshotProgress]) -> None:
-        """Show how far each table has come."""
+        """Update the progress of each table."""
         for table, one in progress.items():
             if table not in self._tables:
                 self._tables[table] = self._progress.add_task(table, rows="", waiting="")
-            waiting = f", {size(one.staged_bytes)} wait for the pipeline's run" if one.read else ""
+            waiting = (
+                f", {size(one.staged_bytes)} waiting for the pipeline's run" if one.read else ""
+            )
             self._progress.update(
                 self._tables[table],
                 total=one.chunks,
@@ -214,7 +216,7 @@ def _print(
         tables: dict[str, Any] = {name: asdict(one) for name, one in progress.items()}
         typer.echo(json.dumps({"pipeline": pipeline, **asdict(row), "progress": tables}))
         return
-    since = f", asked for {duration(now - row.created_at)} ago" if now is not None else ""
+    since = f", requested {duration(now - row.created_at)} ago" if now is not None else ""
     sinks = f", for {', '.join(row.sinks)}" if row.sinks else ""
     print_answer(
         f"Snapshot {row.snapshot} of {pipeline}{sinks}: {row.state_text} ({row.cause}{since})"

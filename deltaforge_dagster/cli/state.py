@@ -1,4 +1,4 @@
-"""Reading the installation's state from commands."""
+"""Access to the installation's state store for commands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from deltaforge_dagster.state.store import StateStore
 
 @contextmanager
 def opened_store() -> Iterator[StateStore]:
-    """Lend the installation's state store, which must exist.
+    """Yield the installation's state store, which must exist.
 
     Raises:
-        NotAllowed: Nothing has run here yet, or the state lives in another process's memory.
+        NotAllowed: The store does not exist because nothing has run yet, or it is in another process's memory.
     """
     url = Settings.from_env().state_url
     if url == "memory":
@@ -37,9 +37,10 @@ def opened_store() -> Iterator[StateStore]:
 
 
 def installed_files(store: StateStore) -> list[AnyPipeline]:
-    """Return the pipelines of files and store; without a folder of files those of the store alone.
+    """Return the pipelines of the pipeline files and of the state store.
 
-    What has run then was started with its file's path (`catalog.of_row`).
+    If the folder of files cannot be read, return only those of the store: pipelines that have run were then
+    started with the path of their file (`catalog.of_row`).
     """
     settings = Settings.from_env()
     try:
@@ -49,10 +50,10 @@ def installed_files(store: StateStore) -> list[AnyPipeline]:
 
 
 def known_pipeline(store: StateStore, name: str) -> PipelineRow:
-    """Return a pipeline by name.
+    """Return a pipeline's row by name.
 
     Raises:
-        NotAllowed: It never ran; the message lists those that did.
+        NotAllowed: The store does not have it; the message lists those that it has.
     """
     row = store.pipeline(name)
     if row is None:

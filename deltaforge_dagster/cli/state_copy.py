@@ -1,4 +1,4 @@
-"""`deltaforge state`: the state store copied to one file, and brought back."""
+"""`deltaforge state`: back up the state store to one file, and restore it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def state() -> None:
-    """Copy the state store to one file, and bring it back."""
+    """Back up the state store to one file, and restore it."""
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; must not exist yet.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write; must not exist yet.")
+    ],
     *,
     json_output: JsonOption = False,
 ) -> None:
-    """Copy the whole state store, as it is at one moment, while runs go on.
+    """Copy the whole state store in one consistent state; runs may continue meanwhile.
 
-    The copy holds rows (dead letters), so only you may read it. The journal's files are not in it.
+    The copy contains row data (dead letters), so only the owner may read it. It does not contain the journal's
+    files.
     """
     with opened_store() as store:
         rows = copies.back_up(store, file)
@@ -47,21 +50,21 @@ def backup(
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A copy that `backup` made.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `backup`.")],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace everything that the store holds now.")
+        bool, typer.Option("--force", help="Replace the current content of the store.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Make the state store what a copy says; the kinds of both stores may differ.
+    """Restore the state store from a backup, which may come from another kind of store.
 
-    No run may be at work. Capture goes on where the copy stands; sinks at least once receive again what
-    they have received since. A pipeline whose source has forgotten that position stops and says so.
+    No run may be live. Capture resumes at the positions of the backup, and at-least-once sinks receive again
+    what they received since then. A pipeline whose source no longer has that position stops with an error.
     """
     url = Settings.from_env().state_url
     if url == "memory":
-        raise NotAllowed("DELTAFORGE_STATE_URL is memory: nothing restored would be there later")
+        raise NotAllowed("DELTAFORGE_STATE_URL is memory: the restored state would be lost")
     store = StateStore.open(url)
     try:
         rows = copies.restore(file, store, force=force)
@@ -71,7 +74,7 @@ def restore(
         store.close()
     names = [row.name for row in pipelines]
     say(
-        f"{where} is as it was in {file}: {pluralize(sum(rows.values()), 'row')} of "
+        f"{where} was restored from {file}: {pluralize(sum(rows.values()), 'row')} of "
         f"{pluralize(len(names), 'pipeline')}.",
         {"store": where, "rows": sum(rows.values()), "pipelines": names},
         as_json=json_output,

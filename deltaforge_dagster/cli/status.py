@@ -1,4 +1,4 @@
-"""`deltaforge status`: every pipeline on one screen, from the pipeline files and the state store."""
+"""`deltaforge status`: show every pipeline, from the pipeline files and the state store."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ from deltaforge_dagster.state.store import StateStore
 
 def status(
     pipelines: Annotated[
-        list[str] | None, typer.Argument(metavar="PIPELINE", help="Names; all without.")
+        list[str] | None,
+        typer.Argument(metavar="PIPELINE", help="Names of pipelines. Default: all."),
     ] = None,
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between, with --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating the output.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between updates, with --watch.")
+    ] = 2.0,
     json_output: JsonOption = False,
 ) -> None:
-    """Show pipelines: how far they are captured and delivered, who works on them, what fails.
+    """Show pipelines: how far capture and delivery are, which run works on them, and what fails.
 
-    No server but the state store is asked. With --watch and --json there is one object a line; Ctrl-C
-    ends it.
+    The command reads only the pipeline files and the state store. With --watch and --json it prints one object
+    per line, until Ctrl-C.
 
-    The exit code is 1 when a pipeline is not well: its file is broken, its changes are not captured, or a
-    sink that the commit policy waits for fails. It is 0 for warnings, and for what people paused or stopped.
+    The exit code is 1 if a pipeline has an error: its file is invalid, its changes are not captured, or a sink that
+    the commit policy waits for fails. It is 0 for warnings, and for pipelines that were paused or stopped.
     """
     with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
         if not watch:
@@ -79,7 +82,7 @@ def _print_json(found: Sequence[Overview | NotBegun]) -> None:
 
 
 def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:
-    """Show the screen until Ctrl-C; a store that is away for a while is said, and asked again."""
+    """Update the display until Ctrl-C; if the store is unavailable, show the error and try again."""
     shown: RenderableType = screen(_found(store, names))
     console = answers()
     with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:

@@ -1,4 +1,4 @@
-"""What `deltaforge status` looks like: a block for each pipeline."""
+"""The display of `deltaforge status`: one block for each pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "fai
 
 
 def screen(found: Sequence[Overview | NotBegun]) -> RenderableType:
-    """Return the picture of all pipelines."""
+    """Return the display of all pipelines."""
     blocks: list[RenderableType] = []
     for one in found:
         if isinstance(one, NotBegun):
@@ -43,7 +43,7 @@ def _title(name: str, health: Health, lag_seconds: float) -> Text:
 
 
 def _problems(health: Health, now: float | None) -> Iterator[RenderableType]:
-    """Yield what is wrong: what, since when, when it is tried again, and what to do."""
+    """Yield the problems: each with since when, the next attempt, and the remedy."""
     for one in health.problems:
         style = "red" if one.severity == "error" else "yellow"
         text = f"{one.severity}: {one.subject}: {one.text}"
@@ -83,16 +83,16 @@ def _pipeline(one: Overview) -> RenderableType:
 
 
 def _seen(one: Overview) -> str:
-    """Return the newest proof that somebody works on it, or would."""
+    """Return when a run, a tick or the source last showed activity."""
     if one.lease is not None and one.lease.held_at(one.now):
         return "a run is at work"
     seen = one.health.seen_at
-    ago = "by nobody yet" if seen is None else f"{duration(one.now - seen)} ago"
+    ago = "never" if seen is None else f"{duration(one.now - seen)} ago"
     row = one.pipeline
     if row.ticked_at is None:
-        return f"{ago}; no sensor looks at it, only `deltaforge run` works on it"
+        return f"{ago}; no sensor watches it, only `deltaforge run` works on it"
     source = row.source_seen_at
-    answered = "" if source is None else f"; the source answered {duration(one.now - source)} ago"
+    answered = "" if source is None else f"; the source responded {duration(one.now - source)} ago"
     return f"{ago} by a tick{answered}"
 
 
@@ -133,7 +133,7 @@ def _lease(row: LeaseRow | None, now: float) -> str:
 
 
 def _sinks(one: Overview) -> RenderableType:
-    """Return a line for each sink, and below them, with room for it, what each has to say."""
+    """Return a table of the sinks, and below it the notes on where each sink began."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("  sink", "segment", "behind", "lag", "moved", "failures", "next attempt"):
         justify: JustifyMethod = "right" if heading == "failures" else "left"

@@ -1,4 +1,4 @@
-"""`deltaforge validate`: what is wrong with pipeline files, without connecting to anything."""
+"""`deltaforge validate`: check pipeline files without connecting to anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def validate(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="Pipeline files, or directories of them; DELTAFORGE_PIPELINES (./pipelines) without.",
+            help="Pipeline files, or directories of them. Default: DELTAFORGE_PIPELINES (./pipelines).",
         ),
     ] = None,
     *,
@@ -36,14 +36,14 @@ def validate(
     strict: Annotated[
         bool,
         typer.Option(
-            envvar="DELTAFORGE_STRICT", help="Unknown fields are problems instead of warnings."
+            envvar="DELTAFORGE_STRICT", help="Treat unknown fields as problems, not as warnings."
         ),
     ] = False,
 ) -> None:
     """Check pipeline files and print every problem and warning, each with its line.
 
-    Nothing is connected to and nothing is written. The exit code is 0 when every file can run, warnings
-    or not, and 1 otherwise.
+    The command connects to nothing and writes nothing. The exit code is 0 if every file is valid, even with
+    warnings, and 1 otherwise.
     """
     files: dict[Path, None] = {}
     missing: list[str] = []
@@ -74,7 +74,7 @@ def validate(
 
 
 def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
-    """Let the sinks' libraries read their settings, and the engine of scripts the scripts, too."""
+    """Also have the sinks' client libraries check their settings, and the script engine the scripts."""
     if isinstance(pipeline, BrokenPipeline):
         return pipeline
     found = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]

@@ -1,4 +1,4 @@
-"""`deltaforge verify`: is the journal whole, and is it what the source's log says?"""
+"""`deltaforge verify`: check the journal's files, and compare them with the source's log."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def verify(
         bool,
         typer.Option(
             "--from-source",
-            help="Capture the ranges again and compare contents. MySQL, while it has its log.",
+            help="Read the source's log again and compare contents. Only MySQL, while it keeps that log.",
         ),
     ] = False,
     ranges: Annotated[
         str | None,
         typer.Option(
-            "--range", help="A range N, or consecutive ranges N-M; every closed one by default."
+            "--range", help="Range N, or the consecutive ranges N-M. Default: every closed range."
         ),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Check the files of closed ranges: there, unchanged and without a gap.
+    """Check that the files of closed ranges exist, are unchanged and have no gaps.
 
-    With --from-source the source's log is read again and compared with them, segment by segment.
-    The exit code is 1 when something differs.
+    With --from-source, the command also reads the source's log again and compares it with the files, segment
+    by segment. The exit code is 1 if anything differs.
     """
     settings, loaded = select_pipeline(Settings.from_env(), pipeline)
     journal = Journal(settings.journal_url)

@@ -1,4 +1,4 @@
-"""`deltaforge warm`: machine code before the first run needs it."""
+"""`deltaforge warm`: compile the kernels before the first run needs them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from deltaforge_dagster.sources.postgres import selected as postgres_selected
 from deltaforge_dagster.sources.postgres import synthetic_log as postgres
 
 _COMPILED = "*.nbi"
-"""Numba's index of the machine code of a kernel; its folders are there as soon as a kernel is imported."""
+"""Numba's index files, one per compiled kernel. Its cache folders already exist once a kernel is imported."""
 
 _PARTS = (
     (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
     (mysql, mysql_selected, spliced_fields, resp, resp_replies, nats_pack, nats_answers),
 )
-"""Modules with kernels, in two parts that take about as long to compile."""
+"""Modules with kernels, in two parts that take about equally long to compile."""
 
 
 def warm() -> None:
-    """Compile every kernel and keep the machine code, so that no run waits for it.
+    """Compile every kernel and cache the machine code, so that no run has to wait for it.
 
-    It is kept in NUMBA_CACHE_DIR, else in the user's cache directory (~/.cache/deltaforge/kernels), where
-    the same user's later processes find it. Takes a minute or two the first time.
+    The cache is NUMBA_CACHE_DIR, or else the user's cache directory (~/.cache/deltaforge/kernels), where
+    later processes of the same user find it. The first compilation takes a minute or two.
     """
     started = time.monotonic()
     if not any(kernel.CACHE.rglob(_COMPILED)) and (os.cpu_count() or 1) > 1:
@@ -45,7 +45,7 @@ def warm() -> None:
 
 
 def _compile_side_by_side() -> None:
-    """Compile each part in a process of its own; this one then finds the machine code."""
+    """Compile each part in a separate process; this process then finds the machine code in the cache."""
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(_PARTS), mp_context=spawning) as processes:
         list(processes.map(_compile, range(len(_PARTS))))

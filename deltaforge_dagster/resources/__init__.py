@@ -1,1 +1,1 @@
-"""Settings and lifetime of what a run needs: Spark session, state store, journal."""
+"""Settings and lifetime of the resources of a run: Spark session, state store, journal."""

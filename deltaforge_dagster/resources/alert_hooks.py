@@ -1,9 +1,9 @@
-"""Telling people by HTTP, and remembering what they were told.
+"""Sends alerts to HTTP hooks, and records what was sent.
 
-A message names the pipeline, the asset and the check, and nothing that came from elsewhere: no error's
-text, so no secret and no value of a row. What each hook was told is kept in the state store, in the namespace
-`alerts/<pipeline>`: it hears of a problem once, and once that it is over, whatever restarts meanwhile. A
-process that dies between sending and remembering sends again.
+A message has the names of the pipeline, the asset and the check, but no error texts, so it contains no secrets and
+no values of rows. The state store records what each hook was sent, in the namespace `alerts/<pipeline>`: a hook
+gets one message when a problem begins and one when it is over, across restarts. A process that dies between
+sending and recording sends the message again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)
-logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines quote URLs
+logging.getLogger("httpx").setLevel(logging.WARNING)  # its log lines contain URLs
 
 _ATTEMPTS = 3
 _TIMEOUT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.5
-"""Before the second attempt; doubles. What still failed is tried again at the sensor's next tick."""
+"""Pause before the second attempt; it doubles for the third. The sensor's next tick tries again after that."""
 
 _ICONS = {"problem": ":red_circle:", "recovered": ":large_green_circle:"}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that fails now.
+    """A check or run that fails now.
 
     Attributes:
         asset: The asset's path, such as `orders/sinks/redis`; the pipeline's name for a run.
@@ -51,15 +51,15 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What tells it from other problems of its pipeline; it is the same while it lasts."""
+        """Identifies the problem within its pipeline for as long as it lasts."""
         return f"{self.asset}: {self.check}"
 
 
 def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[Problem]) -> list[str]:
-    """Tell every hook of a pipeline what it has not heard yet; return which could not be told.
+    """Send every hook of a pipeline the messages that are due; return the hooks that could not be reached.
 
     Args:
-        store: Remembers what was told.
+        store: The state store, which records what was sent.
         loaded: The pipeline.
         problems: Everything that fails now.
     """
@@ -83,7 +83,7 @@ def tell(store: StateStore, loaded: LoadedPipeline, problems: Sequence[Problem])
 def _news(
     loaded: LoadedPipeline, problems: Sequence[Problem], known: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the messages that are due: problems that are new, then those that are over."""
+    """Return the messages that are due: first for new problems, then for those that are over."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     present = {one.key: one for one in problems}
     common = {"pipeline": loaded.name, "tenant": loaded.spec.metadata.tenant}
@@ -124,7 +124,7 @@ def _sent(client: httpx.Client, hook: AlertHook, message: Mapping[str, Any]) -> 
         try:
             answer = client.post(hook.url.get_secret_value(), json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            problem = type(error).__name__  # its text may quote the URL
+            problem = type(error).__name__  # its text may contain the URL
         else:
             if answer.is_success:
                 return True
@@ -135,18 +135,20 @@ def _sent(client: httpx.Client, hook: AlertHook, message: Mapping[str, Any]) -> 
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return a message as Slack shows it."""
+    """Return a message as text for Slack."""
     what = f"`{message['check']}` of `{message['asset']}`"
     name = f"*{message['pipeline']}*"
     if message["event"] == "recovered":
-        return f"{_ICONS['recovered']} {name}: {what} is well again (since {message['since']})"
+        return (
+            f"{_ICONS['recovered']} {name}: {what} has recovered (failed since {message['since']})"
+        )
     return (
         f"{_ICONS['problem']} {name}: {what} fails ({message['severity']}); "
-        f"`deltaforge status {message['pipeline']}` says why"
+        f"for details: `deltaforge status {message['pipeline']}`"
     )
 
 
 def _id(hook: AlertHook) -> str:
-    """Return what tells hooks apart, without their secrets."""
+    """Return a hash that identifies a hook without revealing its URL."""
     text = f"{hook.type} {hook.url.get_secret_value()}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

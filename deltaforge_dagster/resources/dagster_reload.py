@@ -1,7 +1,7 @@
-"""Letting a running Dagster read the pipelines again, after one was made, changed or removed.
+"""Makes a running Dagster reload the pipelines after one was created, changed or removed.
 
-Dagster loads definitions when a code location is loaded. Its webserver reloads code locations on request
-(GraphQL mutation `reloadWorkspace`); the daemon notices by itself that a code server has reloaded.
+Dagster loads definitions when it loads a code location. Its webserver reloads code locations on request
+(GraphQL mutation `reloadWorkspace`); the daemon then detects that a code server has reloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DagsterReload:
     """Reloads the code locations of one webserver, one request at a time.
 
     Args:
-        url: Address of the webserver; None where nobody has named one.
+        url: URL of the webserver; None if none is configured.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -39,10 +39,10 @@ class DagsterReload:
         self._lock = threading.Lock()
 
     def __call__(self) -> str:
-        """Reload, and return in one sentence what came of it; a webserver that is not there is no error."""
+        """Reload, and return the result in one sentence; an unreachable webserver does not raise an error."""
         if self._url is None:
             return (
-                "no webserver is named (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
+                "no webserver is configured (DELTAFORGE_DAGSTER_URL): Dagster shows the change once its code "
                 "location is reloaded"
             )
         with self._lock:
@@ -56,11 +56,11 @@ class DagsterReload:
                 problem = mask(str(error)) or type(error).__name__
         if problem is None:
             return "Dagster has reloaded its code locations"
-        return f"Dagster did not reload, its code location must be reloaded: {problem}"
+        return f"Dagster did not reload; reload its code location manually: {problem}"
 
 
 def _problem(answer: dict[str, dict[str, dict[str, object]]]) -> str | None:
-    """Return what went wrong by the webserver's own account."""
+    """Return the error that the webserver's response reports, None if there is none."""
     reloaded = answer["data"]["reloadWorkspace"]
     if reloaded["__typename"] != "Workspace":
         return str(reloaded.get("message", reloaded["__typename"]))

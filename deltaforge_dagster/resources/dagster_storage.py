@@ -1,8 +1,8 @@
-"""Dagster's storage on PostgreSQL, whose connections are kept: named by `docker/dagster.yaml`.
+"""Dagster's PostgreSQL storage with connection pools; configured in `docker/dagster.yaml`.
 
-Dagster's own connects anew for each statement, a dozen times for a tick of a sensor in its daemon alone. A
-connection costs server and client 10 to 15 ms, with the password's proof and a process, where a statement takes
-less than one.
+Dagster's own storage opens a new connection for each statement, a dozen times for one tick of a sensor in its daemon
+alone. A connection costs server and client 10 to 15 ms, for password authentication and a server process,
+while a statement takes less than 1 ms.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dagster_postgres.utils import (
 )
 
 _KEPT = 4
-"""Connections that one process keeps for runs, for events and for schedules, at most; a run needs one or two."""
+"""Maximum number of idle connections in each of a process's three pools; a run needs one or two."""
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
-    """Dagster's storage on PostgreSQL with the same settings, tables and behaviour, in pools.
+    """Dagster's PostgreSQL storage with the same settings, tables and behaviour, but with connection pools.
 
-    A connection is asked for a sign of life before it is used, so a restart of the server goes unnoticed. Dagster's
-    webserver has pools of its own anyway.
+    A connection is tested before it is used, so a restart of the server causes no errors. Dagster's webserver uses
+    its own pools anyway.
     """
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> Self:
-        """Make one from the settings of `dagster.yaml`: those of Dagster's `storage: postgres:`."""
+        """Create a storage from the settings in `dagster.yaml`, which are those of Dagster's `storage: postgres:`."""
         token_provider = get_token_provider_from_config(config_value)
         storage = cls(
             inst_data=inst_data,

@@ -1,4 +1,4 @@
-"""The pipelines of this installation, also while its state store cannot be read."""
+"""The pipelines of this installation, even while its state store cannot be read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from deltaforge_dagster.pipeline.catalog import AnyPipeline, installed, united
 from deltaforge_dagster.resources.platform import existing_store
 
 UNREADABLE = "pipelines-of-the-state-store"
-"""Name of what stands for the pipelines that the store keeps, while it cannot be read."""
+"""Name of the placeholder for the pipelines in the state store while it cannot be read."""
 
 
 def installed_pipelines(settings: Settings) -> list[AnyPipeline]:
-    """Return every pipeline: of the files, then those that the state store keeps.
+    """Return every pipeline: those of the files, then those stored in the state store.
 
     Raises:
-        SpecError: There is nothing at `settings.pipelines`; an empty directory is enough.
+        SpecError: The path `settings.pipelines` does not exist; an empty directory is allowed.
     """
     try:
         with existing_store(settings) as store:

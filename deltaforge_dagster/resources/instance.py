@@ -1,4 +1,4 @@
-"""The Dagster instance that commands without a daemon write to."""
+"""The Dagster instance that commands use, also without a daemon."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ sensors:  # of all pipelines beside each other
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Return `DAGSTER_HOME`, or a directory under the installation's home, made if need be.
+    """Return `DAGSTER_HOME`, or the directory `dagster` in the installation's home, created if missing.
 
-    Our own directory gets a `dagster.yaml` with the settings we recommend; an existing one and a
-    `DAGSTER_HOME` that was given are left alone.
+    The latter gets a `dagster.yaml` with recommended settings, unless it has one. A `DAGSTER_HOME` set in the
+    environment is not changed.
     """
     given = os.environ.get("DAGSTER_HOME")
     if given:
@@ -44,7 +44,7 @@ def dagster_home(settings: Settings) -> Path:
 
 @contextmanager
 def local_instance(settings: Settings) -> Iterator[dg.DagsterInstance]:
-    """Lend the instance of `dagster_home`; an ephemeral one when the state lives in memory."""
+    """Yield the instance of `dagster_home`, or an ephemeral one if the state store is in memory."""
     if settings.state_url == "memory":
         with dg.DagsterInstance.ephemeral() as instance:
             yield instance

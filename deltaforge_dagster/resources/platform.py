@@ -1,7 +1,7 @@
-"""The installation as a resource: state store and journal, for as long as they are used.
+"""The installation as a resource: the state store and the journal, opened while they are used.
 
-A plain object on purpose: Dagster's UI shows the configuration of configurable resources, and
-the state URL may hold a password.
+It is a plain object on purpose: Dagster's UI shows the configuration of configurable resources, and
+the state URL may contain a password.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deltaforge_dagster.state.store import StateStore
 
 @contextmanager
 def existing_store(settings: Settings) -> Iterator[StateStore | None]:
-    """Lend the installation's state store; None where nothing has run yet."""
+    """Yield the installation's state store, None if it does not exist yet or is in memory."""
     url = settings.state_url
     file = url.removeprefix("sqlite:///")
     if url == "memory" or (file != url and not Path(file).exists()):
@@ -44,18 +44,18 @@ class Opened:
     journal: Journal
 
     def source_builder(self, loaded: LoadedPipeline) -> Callable[[], Source]:
-        """Return a function that makes a reader of the pipeline's source."""
+        """Return a function that builds the pipeline's source."""
         return lambda: build_source(loaded.spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Where state, journal and Spark are.
+    """Opens the installation that its settings describe.
 
     Attributes:
         settings: The installation's settings.
-        single_process: Everything happens in this one process, as in `deltaforge run`; only
-            then may the state live in memory.
+        single_process: Whether all work is done in this process, as in `deltaforge run`; only
+            then may the state store be in memory.
     """
 
     settings: Settings
@@ -66,7 +66,7 @@ class Platform:
         """Open store and journal for one tick, run or command.
 
         Raises:
-            SettingsError: The state is in memory although several processes need it.
+            SettingsError: The state store is in memory although several processes need it.
             StoreUnavailable: The store or the journal cannot be reached.
         """
         if self.settings.state_url == "memory" and not self.single_process:

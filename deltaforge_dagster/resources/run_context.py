@@ -1,7 +1,7 @@
-"""What a run works with: an open installation, and Spark, source and sinks of one pipeline.
+"""Builds the context of a run: the open installation, and Spark, source and sinks of one pipeline.
 
-Apart from `platform`, which code server and sensors use as well: Spark and the kernels take
-seconds to import.
+It is separate from `platform`, which code server and sensors also use, because Spark and the kernels take seconds
+to import.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deltaforge_dagster.sinks.build import build_sink
 
 
 def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
-    """Return what a run of this pipeline works with; nothing is connected yet."""
+    """Return the context of a run of this pipeline; nothing is connected yet."""
     settings = opened.settings
     return RunContext(
         store=opened.store,
@@ -32,7 +32,7 @@ def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
 
 @contextmanager
 def _replay_sessions(settings: Settings) -> Iterator[SparkSessions]:
-    """Lend sessions that no later run continues."""
+    """Yield Spark sessions that later runs do not continue."""
     sessions = SparkSessions(settings, None, lambda _session_id: None)
     try:
         yield sessions

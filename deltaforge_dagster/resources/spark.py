@@ -1,11 +1,11 @@
-"""Spark sessions of a run: one that is used again and again, across runs.
+"""The Spark session of a run, which is reused across runs.
 
-A new session costs seconds, and its first Python job more; a session that exists costs nothing.
-So its id is stored with the lease, and the next run of the pipeline continues it. A session dies
-with its server, with `stop`, or after 24 hours without use; then a new one is made and stored.
+A new session costs seconds, and its first Python job more; an existing session costs nothing. So its id is stored
+with the lease, and the next run of the pipeline continues it. A session ends with its server, with `stop`, or
+after 24 hours without use; then a new one is created and its id stored.
 
-A run that is killed leaves its tasks behind: Spark goes on with them, for ever where a processor hangs,
-and they hold the places that the next run's tasks need. So a run that continues a session ends them first.
+A killed run leaves its tasks behind. Spark continues them, forever if a processor hangs, and they occupy the task
+slots that the next run needs. So a run that continues a session interrupts them first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-# Before grpc is imported: it writes notes about forks and missing proxies to standard error.
+# Before grpc is imported, which would write notes about forks and missing proxies to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from pyspark.errors import PySparkException
@@ -31,37 +31,38 @@ from deltaforge_dagster.pipeline.encoder import spark_condition
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {
-    # A job is one scan without a shuffle: adaptive planning could only cost time.
+    # A job is one scan without a shuffle, so adaptive planning would only cost time.
     "spark.sql.adaptive.enabled": "false",
-    # lz4 makes this path minutes slow.
+    # With lz4 this path takes minutes.
     "spark.sql.execution.arrow.compression.codec": "none",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    # Error texts reach logs; stacks of Java help nobody there.
+    # Error texts reach logs, where Java stack traces do not help.
     "spark.sql.pyspark.jvmStacktrace.enabled": "false",
 }
 
 if "SPARK_CONNECT_LOG_LEVEL" not in os.environ:
-    # PySpark has it switched off, which Dagster undoes: stacks, and what Spark quotes, on standard error.
+    # PySpark disables this logger, but Dagster enables it again: it writes stack traces, and the data that Spark
+    # quotes, to standard error.
     logging.getLogger("pyspark.sql.connect.logging").setLevel(logging.CRITICAL + 1)
 
 _DEAD_SESSION = ("SESSION_CLOSED", "SESSION_CHANGED", "SESSION_NOT_FOUND")
 _DEAD_SERVER = {
     "UNAVAILABLE",
-    "UNAUTHENTICATED",  # another server has our server's port now
+    "UNAUTHENTICATED",  # another server now has the port of this one
     "CANCELLED",
     "UNKNOWN",
 }
-"""Codes of gRPC, when Spark itself named no error."""
+"""gRPC status codes of a dead server, if the error has no Spark error class."""
 
 
 class SparkSessions:
     """The Spark session of one run; implements `pipeline.encoder.SessionProvider`.
 
     Args:
-        settings: Names the Connect server; without one, our own server below the home directory.
-        session_id: Id that an earlier run stored, None to begin with a new session.
-        remember: Stores the id of a session made here; called before its first use.
+        settings: May name a Connect server; otherwise the server of the home directory is used.
+        session_id: The session id that an earlier run stored, None to create a new session.
+        remember: Stores the id of a newly created session; called before its first use.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class SparkSessions:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the server was named by the settings, and may lack what our own has."""
+        """Whether the settings name an external server, which may lack what the installation's own server has."""
         return self._settings.spark_remote is not None
 
     def session(self) -> SparkSession:
-        """Return the session, made or found again if there is none in this process.
+        """Return the session; if this process has none, continue the stored one or create a new one.
 
         Raises:
-            SparkUnavailable: No server, or it refuses; a later call tries again.
-            SettingsError: There is no Java to start our own server with.
+            SparkUnavailable: There is no server, or it refuses; a later call tries again.
+            SettingsError: There is no Java to start the installation's own server with.
         """
         with self._lock:
             if self._session is None:
@@ -92,9 +93,9 @@ class SparkSessions:
             return self._session
 
     def lost(self, error: BaseException) -> bool:
-        """Say whether `error` means that the session is gone; if so, it is dropped.
+        """Return whether `error` means that the session or its server is gone; if so, drop the session.
 
-        The next `session()` then starts the server again, or makes a new session.
+        The next `session()` then starts the server again, or creates a new session.
         """
         dead = _is_dead_session(error)
         if not dead and not _is_dead_server(error):
@@ -106,19 +107,19 @@ class SparkSessions:
         return True
 
     def stop(self) -> None:
-        """End the session on the server, for one that no later run shall continue."""
+        """End the session on the server; for sessions that no later run continues."""
         with self._lock:
             session, self._session, self._session_id = self._session, None, None
             server, self._server = self._server, None
         if session is not None:
-            with contextlib.suppress(PySparkException):  # gone already is as good
+            with contextlib.suppress(PySparkException):  # it may already be gone
                 session.client.release_session()
             session.client.close()
         if server is not None:
             server.release()
 
     def _find(self) -> SparkSession | None:
-        """Return the remembered session without the tasks that its last run left, None when it is dead."""
+        """Return the stored session after interrupting tasks of its last run, None if the session is dead."""
         if self._session_id is None:
             return None
         try:
@@ -142,14 +143,14 @@ class SparkSessions:
         return session
 
     def _connect(self, session_id: str) -> SparkSession:
-        # The server knows a session by user and id, and the user must not depend on who started
-        # the run.
+        # The server identifies a session by user and id, and the user must not depend on who
+        # started the run.
         separator = "" if (remote := self._remote()).endswith("/") else ";"
         session = SparkSession(
             f"{remote}{separator}user_id=deltaforge;session_id={quote(session_id)}"
         )
-        # PySpark waits ten minutes for a server that is gone, and may run a job twice: a failure
-        # is for the deliverer to repeat. Nor is there anything to attach to again after one.
+        # By default PySpark waits ten minutes for a server that is gone, and may run a job twice. Here the
+        # deliverer retries after a failure, and there is nothing to reattach to.
         session.client.set_retry_policies([])
         session.client.disable_reattachable_execute()
         for name, value in SESSION_SETTINGS.items():
@@ -157,7 +158,7 @@ class SparkSessions:
         return session
 
     def _remote(self) -> str:
-        """Return the Connect URL, ending where a parameter may follow."""
+        """Return the Connect URL in a form to which parameters can be appended."""
         remote = self._settings.spark_remote
         if remote is not None:
             return remote if "/;" in remote else f"{remote.rstrip('/')}/;user_agent=deltaforge"
@@ -181,4 +182,4 @@ def _is_dead_server(error: BaseException) -> bool:
 
 
 def _unavailable(error: PySparkException) -> SparkUnavailable:
-    return SparkUnavailable(f"the Spark server does not answer ({spark_condition(error)})")
+    return SparkUnavailable(f"the Spark server does not respond ({spark_condition(error)})")

@@ -1,18 +1,18 @@
-"""The parent of Spark's Python workers: imports what they need once, before it forks them.
+"""The parent process of Spark's Python workers, which imports what they need once, before it forks them.
 
-Spark starts one such process per session and forks a worker for each task that finds no idle one
-(an idle worker ends after a minute). Without this, each new worker would import pyarrow and
-pandas again: most of a second before the first row. Named by `spark.python.daemon.module`.
+Spark starts one such process per session (`spark.python.daemon.module`), which forks a worker for each task that
+finds no idle one; idle workers end after a minute. Without this module each new worker would import pyarrow and
+pandas again, which takes most of a second.
 
-Two things that Spark's workers do after or before each task would cost more than a task's work:
-collecting garbage among everything imported, which is therefore frozen (`gc.freeze`), and reading
-the archives of PySpark on the import path again, which are not needed beside the installed package.
+Two things that Spark's workers do before or after each task would cost more than the task itself: collecting garbage
+among all imported objects, which are therefore frozen (`gc.freeze`), and reading PySpark's archives on the import
+path again, which are removed from it because PySpark is installed as a package.
 
-Workers also keep what memory a task has freed for the next one, until they end: to give it back and
-to touch it anew took a third of their time.
+Workers also keep the memory that a task has freed for the next task, until they end: returning it to the system and
+touching it again took a third of their time.
 
 Spark keeps the parents of ended sessions for as long as the server lives, 140 MB each. So a parent
-without workers ends by itself after a while; Spark starts another one when it needs one.
+without workers exits after a while; Spark starts another one when it needs one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 from types import FrameType
 
 sys.path[:] = [one for one in sys.path if not one.endswith(".zip")]  # before pyspark is imported
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")  # before pyarrow is: never return memory
 
 # ruff: noqa: E402
 import pandas as pd
@@ -37,7 +37,7 @@ from pyspark.sql.pandas import serializers, types
 from deltaforge_dagster.pipeline import messages
 
 PRELOADED = (pa, pd, serializers, types, messages)
-"""Modules that a worker finds imported."""
+"""Modules that are imported before workers are forked."""
 
 IDLE_SECONDS = 300
 _CHECK_SECONDS = 10
@@ -47,7 +47,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def _keep_memory() -> None:
-    """Let malloc give nothing back, where it is that of the GNU C library."""
+    """Make malloc keep freed memory, if it is the one of the GNU C library."""
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, 1 << 30)
@@ -55,13 +55,13 @@ def _keep_memory() -> None:
 
 
 def _end_when_idle(_signal: int, _frame: FrameType | None) -> None:
-    """Count the checks that found no worker, and leave after enough of them.
+    """Exit after `IDLE_SECONDS` of checks that found no worker.
 
-    Workers inherit neither the timer (see fork(2)) nor, as they end here, the count.
+    Workers do not inherit the timer (see fork(2)), so they never run this handler.
     """
     global _idle  # noqa: PLW0603 - a signal handler has no other place
     try:
-        os.waitpid(-1, os.WNOHANG)  # the parent ignores SIGCHLD, so ended workers are gone already
+        os.waitpid(-1, os.WNOHANG)  # SIGCHLD is ignored, so ended workers are already reaped
         _idle = 0
     except ChildProcessError:
         _idle += _CHECK_SECONDS

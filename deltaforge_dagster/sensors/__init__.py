@@ -1,1 +1,1 @@
-"""Is there work? The sensor of a pipeline, its schedule, and retention as a scheduled job."""
+"""Dagster sensors and schedules: the sensor or schedule of each pipeline, alerts, and retention as a scheduled job."""

@@ -1,4 +1,4 @@
-"""What tells people that a check or a run fails: one sensor for all pipelines that name hooks."""
+"""Alerts about failing checks and runs: one sensor for all pipelines that configure hooks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 def build_alerts_sensor(
     pipelines: Sequence[LoadedPipeline], cache: TickCache
 ) -> dg.SensorDefinition:
-    """Return the sensor; it runs unless someone turns it off."""
+    """Return the sensor, which is on by default."""
 
     @dg.sensor(
         name=SENSOR,
         minimum_interval_seconds=30,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Tells the hooks of engine.alerts which checks and runs fail, and when they recover.",
+        description="Notifies the hooks of engine.alerts when checks and runs fail and when they recover.",
     )
     def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         deaf = []
@@ -40,15 +40,17 @@ def build_alerts_sensor(
                     if isinstance(now, LoadedPipeline):
                         found = problems(instance, now)
                         deaf += [f"{one.name}: {hook}" for hook in tell(opened.store, now, found)]
-                except DeltaforgeError as error:  # the others' turn comes nevertheless
+                except DeltaforgeError as error:  # go on with the other pipelines
                     deaf.append(f"{one.name}: {error}")
-        return dg.SkipReason("could not tell " + "; ".join(deaf) if deaf else "everybody knows")
+        return dg.SkipReason(
+            "could not notify " + "; ".join(deaf) if deaf else "every hook is up to date"
+        )
 
     return alerts
 
 
 def problems(instance: dg.DagsterInstance, loaded: LoadedPipeline) -> list[Problem]:
-    """Return the checks of a pipeline that fail now, and its live run if the newest one failed."""
+    """Return the checks of a pipeline that fail now, and its newest live run if that failed."""
     found = []
     for spec in check_specs(loaded):
         shown = newest_evaluation(instance, spec.key)

@@ -1,4 +1,4 @@
-"""A pipeline as it is now: definitions are as old as the code location."""
+"""The current version of a pipeline; Dagster's definitions are only as new as the loaded code location."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def current(
 ) -> LoadedPipeline | dg.SkipReason:
     """Return a pipeline as its file or document is now, or why no run can be started.
 
-    What is wrong with a file shows in the check `source` of the pipeline's `changes`.
+    Problems of the file are reported in the check `source` of the pipeline's `changes`.
     """
     found = reread(store, loaded)
     if found is None:

@@ -1,8 +1,8 @@
-"""The sensor that compares Dagster's definitions with the pipeline files, and has Dagster read these again.
+"""The sensor that compares Dagster's definitions with the pipeline files, and makes Dagster reload them.
 
-Definitions are as old as the code location. A pipeline that was added, changed or removed since then shows
-once that is loaded anew: by itself where the webserver is known (`deltaforge dev` and `demo`, or
-`DELTAFORGE_DAGSTER_URL`), else when somebody presses Reload, which the tick asks for.
+Definitions are only as new as the loaded code location. A pipeline that was added, changed or removed since then
+appears once the location is reloaded: automatically if the webserver's URL is known (`deltaforge dev` and `demo`, or
+`DELTAFORGE_DAGSTER_URL`), else when a user presses Reload, as the tick's message says.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from deltaforge_dagster.sensors.report import report_health
 from deltaforge_dagster.sensors.tick_cache import TickCache
 
 _INTERVAL_SECONDS = 4
-"""See `interval.interval_seconds`: of Dagster's daemon this is five seconds."""
+"""In Dagster's daemon this makes five seconds; see `interval.interval_seconds`."""
 
 _AGAIN_TICKS = 12
-"""Ticks after which a reload that changed nothing is asked for once more."""
+"""Ticks after which a reload is requested again if it had no effect."""
 
 
 def build_files_sensor(
@@ -36,8 +36,8 @@ def build_files_sensor(
 
     Args:
         settings: The installation.
-        pipelines: Those that the definitions were made of.
-        cache: What ticks share.
+        pipelines: The pipelines that the definitions were built from.
+        cache: The resources that ticks share.
     """
     files = PipelineFiles(settings)
     loaded = _contents(pipelines)
@@ -47,8 +47,8 @@ def build_files_sensor(
         name="pipeline_files",
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Has Dagster read pipeline files that were added, changed or removed, and shows what is "
-        "wrong with those that cannot be loaded.",
+        description="Makes Dagster reload pipeline files that were added, changed or removed, and shows the "
+        "problems of those that cannot be loaded.",
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         try:
@@ -63,15 +63,15 @@ def build_files_sensor(
         changes = _differences(loaded, _contents(found))
         if changes:
             said.append(f"{changes}: {reload.ask(changes)}")
-        return red(dg.SkipReason("; ".join(said) or "Dagster shows every pipeline as its file is"))
+        return red(dg.SkipReason("; ".join(said) or "Dagster's definitions are up to date"))
 
     return look
 
 
 class _Reload:
-    """Asks the webserver to load the code location anew, without waiting for it.
+    """Requests the webserver to reload the code location, in a thread, without waiting for it.
 
-    The process that asks is the one that is loaded anew.
+    Waiting is not possible: this process is the code server, which the reload replaces.
     """
 
     def __init__(self, url: str | None) -> None:
@@ -81,14 +81,14 @@ class _Reload:
         self._answer = ""
 
     def ask(self, changes: str) -> str:
-        """Ask, unless that was done for the same changes a short while ago; return what to expect."""
+        """Request a reload, unless one was requested for the same changes recently; return the status as text."""
         if self._url is None:
             return "press Reload in the UI (Deployment, Code locations)"
         self._ticks += 1
         if changes != self._asked or self._ticks > _AGAIN_TICKS:
             self._asked, self._ticks, self._answer = changes, 0, ""
             threading.Thread(target=self._request, name="reload", daemon=True).start()
-        return self._answer or "Dagster is asked to reload"
+        return self._answer or "Dagster was asked to reload"
 
     def _request(self) -> None:
         self._answer = DagsterReload(self._url)()
@@ -99,7 +99,7 @@ def _contents(pipelines: Sequence[AnyPipeline]) -> dict[str, AnyPipeline]:
 
 
 def _differences(loaded: Mapping[str, AnyPipeline], found: Mapping[str, AnyPipeline]) -> str:
-    """Return what is new, gone or otherwise, in words; empty when nothing is."""
+    """Return which pipelines are new, gone or changed, as text; empty if none is."""
     parts = [
         (word, sorted(names))
         for word, names in (
@@ -119,5 +119,5 @@ def _differences(loaded: Mapping[str, AnyPipeline], found: Mapping[str, AnyPipel
 
 
 def _content(pipeline: AnyPipeline) -> str:
-    """Return what differs between two versions of a pipeline whose definitions differ."""
+    """Return a string that differs between two versions of a pipeline if their definitions may differ."""
     return str(pipeline.error) if isinstance(pipeline, BrokenPipeline) else pipeline.hash

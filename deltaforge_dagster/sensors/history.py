@@ -1,10 +1,10 @@
-"""What Dagster's storage keeps for ever of what it is told every few seconds, and no longer shall.
+"""Deletes history that Dagster's storage would otherwise keep forever: runs, ticks, and events without a run.
 
-Dagster deletes runs and, after days, ticks. What was reported without a run, and every evaluation of a
-check, it keeps; also the output of runs that were deleted. Newest things stay: they are what its UI shows.
+Dagster can delete runs and purges ticks after days, but it keeps events that were reported without a run, every
+evaluation of a check, and the output of deleted runs. The newest event of each kind stays, because the UI shows it.
 
-There is no call for the events, so they are deleted as Dagster's own storage deletes those of a run
-(`SqlEventLogStorage.delete_events_for_run`), in its tables.
+Dagster has no function to delete events without a run, so they are deleted directly from its tables, in the way
+in which its storage deletes those of a run (`SqlEventLogStorage.delete_events_for_run`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dagster._core.storage.event_log.schema import (
 )
 
 SKIPPED_SECONDS = 3600.0
-"""How long a tick is kept that started nothing: with fifty pipelines there are twenty a second."""
+"""How long a skipped tick is kept: with fifty pipelines there are twenty ticks per second."""
 
 TICK_SECONDS = 7 * 86400.0
 """How long any other tick is kept."""
 
 KEPT_EVALUATIONS = 500
-"""How many evaluations of a check are kept at most: to find the newest, Dagster reads all, at each tick."""
+"""How many evaluations of a check are kept at most: Dagster reads all of them at each tick to find the newest."""
 
 _MATERIALIZATION = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 
@@ -47,14 +47,14 @@ def delete_runs(
     tags: Mapping[str, str] | None = None,
     job: str | None = None,
 ) -> int:
-    """Delete ended runs with their events and output, the oldest first; return how many.
+    """Delete ended runs with their events and output, oldest first; return how many were deleted.
 
     Args:
-        instance: Dagster's.
-        before: Runs that ended later stay.
-        limit: How many at most.
-        tags: Only runs with these.
-        job: Only runs of this job.
+        instance: The Dagster instance.
+        before: Runs that were updated later are kept.
+        limit: The maximum number of runs to delete.
+        tags: Delete only runs with these tags.
+        job: Delete only runs of this job.
     """
     ended = dg.RunsFilter(tags=tags, job_name=job, statuses=_ENDED, updated_before=before)
     records = instance.get_run_records(ended, limit=limit, ascending=True)
@@ -86,14 +86,17 @@ def forget_ticks(instance: dg.DagsterInstance, names: Collection[str]) -> None:
 def forget_events(
     instance: dg.DagsterInstance, assets: Sequence[dg.AssetKey], partition: str, before: float
 ) -> int:
-    """Delete what was reported of assets without a run; return how many events.
+    """Delete old events of assets that were reported without a run, and old evaluations of their checks.
 
     Args:
-        instance: Dagster's.
-        assets: The assets; the newest event of each stays.
-        partition: Materializations of earlier partitions go, and those without a partition.
-        before: Of checks, evaluations before this time go, except for the newest of each; of the others
-            stay as many as `KEPT_EVALUATIONS` of each.
+        instance: The Dagster instance.
+        assets: The assets; the newest event of each is kept.
+        partition: Materializations of earlier partitions, and those without a partition, are deleted.
+        before: Evaluations of checks before this time are deleted, except the newest one of each check. Of the
+            later ones, at most `KEPT_EVALUATIONS` of each check are kept.
+
+    Returns:
+        How many materializations were deleted.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -103,7 +106,7 @@ def forget_events(
         with storage.index_connection() as connection:
             gone += _forget_materializations(connection, asset, partition)
             _forget_evaluations(connection, asset, datetime.fromtimestamp(before, UTC))
-        if isinstance(storage, SqliteEventLogStorage):  # has them twice
+        if isinstance(storage, SqliteEventLogStorage):  # SQLite stores them twice
             with storage.run_connection(RUNLESS_RUN_ID) as connection:
                 _forget_materializations(connection, asset, partition)
     return gone
@@ -111,7 +114,7 @@ def forget_events(
 
 def _forget_materializations(connection: sa.Connection, asset: str, partition: str) -> int:
     events = SqlEventLogStorageTable.c
-    # With the type PostgreSQL finds the newest by an index; without, it may read the whole log.
+    # With the event type PostgreSQL uses an index to find the newest; without, it may read the whole log.
     of_asset = (events.asset_key == asset) & (events.dagster_event_type == _MATERIALIZATION)
     newest = connection.execute(sa.select(sa.func.max(events.id)).where(of_asset)).scalar()
     if newest is None:

@@ -1,4 +1,4 @@
-"""What starts the runs of a pipeline: its sensor; or a schedule, and a sensor for its snapshots alone."""
+"""What starts the runs of a pipeline: its sensor, or a schedule with a separate sensor for snapshots."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,15 @@ from deltaforge_dagster.sensors.tick_cache import TickCache
 def build_sensor(
     loaded: LoadedPipeline, jobs: Sequence[UnresolvedAssetJobDefinition], cache: TickCache
 ) -> dg.SensorDefinition:
-    """Return the sensor of a pipeline; it runs unless someone turns it off.
+    """Return the sensor of a pipeline, which is on by default.
 
-    It looks for both kinds of work: a tick costs Dagster's daemon more than what we do in it.
+    It starts both live runs and snapshot runs: a tick itself costs Dagster's daemon more than the work in it, so one
+    sensor is cheaper than two.
 
     Args:
         loaded: The pipeline.
-        jobs: Its own, and the one that reads its snapshots.
-        cache: What ticks share.
+        jobs: The job of its live runs, and the job that reads its snapshots.
+        cache: The resources that ticks share.
     """
 
     @dg.sensor(
@@ -34,7 +35,7 @@ def build_sensor(
         jobs=jobs,
         minimum_interval_seconds=interval_seconds(loaded),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Starts runs of {loaded.name} when there is something to do.",
+        description=f"Starts runs of {loaded.name} when there is work.",
     )
     def work(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
         found: list[dg.RunRequest | dg.SkipReason | None]
@@ -59,14 +60,14 @@ def build_sensor(
 
 
 def build_schedule(loaded: LoadedPipeline, cron: str, cache: TickCache) -> dg.ScheduleDefinition:
-    """Return the schedule of a pipeline: looks for work when it is due, instead of a sensor."""
+    """Return the schedule of a pipeline, which checks for work when it is due, in place of a sensor."""
 
     @dg.schedule(
         name=f"{dagster_name(loaded.name)}_schedule",
         job_name=job_name(loaded.name),
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Starts a run of {loaded.name} on time, when there is something to do.",
+        description=f"Starts a run of {loaded.name} on schedule, if there is work.",
     )
     def due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         found: dg.RunRequest | dg.SkipReason

@@ -1,7 +1,7 @@
-"""Ticks that fail, so that the list of ticks shows red what keeps changes from being captured.
+"""Failing ticks, which make problems that prevent capture visible in Dagster's list of ticks.
 
-The reason of a tick that skips is hidden behind a click, and looks like that of an idle one. A tick that fails
-is red in the list, on the timeline and in *Automation*, with the message, for as long as the problem lasts.
+The reason of a skipped tick is hidden behind a click, and a skipped tick looks like an idle one. A failed tick is
+red in the list, on the timeline and in *Automation*, with its message, for as long as the problem lasts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dagster._core.errors import DagsterUserCodeProcessError
 from dagster_shared.error import SerializableErrorInfo
 
 NOT_WELL = "NOT WELL: "
-"""How the message of a tick begins that has found something wrong."""
+"""The beginning of the message of a tick that has found a problem."""
 
 
 def red(skipped: dg.SkipReason) -> dg.SkipReason:
-    """Return why nothing is started, or fail the tick if that is something wrong.
+    """Return the skip reason, or fail the tick if the reason is a problem (`NOT_WELL`).
 
     Raises:
-        DagsterUserCodeProcessError: The tick fails, with a message and without a stack.
+        DagsterUserCodeProcessError: The tick fails, with a message and without a stack trace.
     """
     message = str(skipped.skip_message)
     if not message.startswith(NOT_WELL):

@@ -1,11 +1,11 @@
-"""Reporting a check without a run, once per change of what it says.
+"""Reports the results of checks without a run, once per change.
 
-Two things hide from the UI what was said of a check:
+Two things hide a reported result in the UI:
 
-- A run at work has announced that it will evaluate the checks: until it has, they are *in progress*,
-  whatever they said before. A check that fails meanwhile is said once more; a success is not.
-- A range was published after the check was reported: the UI then says *Not evaluated*, since
-  it wants a result for the newest materialization. What was said last is said once more, good or bad.
+- A live run has announced that it will evaluate the checks. Until it has, the UI shows them as *in progress*,
+  whatever their last result was. A failure is reported again meanwhile; a success is not.
+- A range was published after the check was reported. The UI then shows *Not evaluated*, since it expects a result for
+  the newest materialization. The last result is reported again, whether it is a failure or a success.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _HISTORY = 10
 
 @dataclass(frozen=True, slots=True)
 class _Newest:
-    """What was said last of a check, and what hides it.
+    """The newest evaluation of a check, and what hides it in the UI.
 
     Attributes:
-        evaluation: It; None when the check was never evaluated.
-        announced: A run has announced another one since.
-        overtaken: The asset was materialized since, by somebody else.
+        evaluation: The evaluation, None if the check was never evaluated.
+        announced: Whether a run has announced another evaluation since.
+        overtaken: Whether a run has materialized the asset since.
     """
 
     evaluation: dg.AssetCheckEvaluation | None
@@ -37,21 +37,21 @@ class _Newest:
     overtaken: bool = False
 
     def hides(self, evaluation: dg.AssetCheckEvaluation) -> bool:
-        """Whether this outcome, though known, would not be seen."""
+        """Return whether the UI would not show this result although it was reported."""
         return self.overtaken or (self.announced and not evaluation.passed)
 
 
 def newest_evaluation(
     instance: dg.DagsterInstance, key: dg.AssetCheckKey
 ) -> dg.AssetCheckEvaluation | None:
-    """Return a check's newest evaluation; entries of planned or dead runs have none."""
+    """Return a check's newest evaluation, None if it has none; planned evaluations do not count."""
     return _newest(instance, key).evaluation
 
 
 def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:
-    """Write `evaluation` unless the check's newest evaluation says the same, and can be seen.
+    """Write `evaluation` unless the check's newest evaluation is the same and visible.
 
-    A check that was never evaluated counts as passed: a first success is not written.
+    A check that was never evaluated counts as passed, so a first success is not written.
     """
     newest = _newest(instance, evaluation.asset_check_key)
     shown = newest.evaluation
@@ -64,9 +64,9 @@ def report_change(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluat
 
 
 def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> None:
-    """Write how a pipeline does whenever that changes, also for the first time.
+    """Write the health of a pipeline when it changes, and the first time.
 
-    A materialization goes along with the check: without one the Catalog calls the asset *Never materialized*.
+    A materialization is written with the check, because otherwise the Catalog shows *Never materialized*.
     """
     evaluation = health_evaluation(name, found)
     shown = newest_evaluation(instance, evaluation.asset_check_key)
@@ -84,9 +84,9 @@ def report_health(instance: dg.DagsterInstance, name: str, found: Health) -> Non
 
 
 def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation) -> None:
-    """Write `evaluation` when the check has passed so far and fails now, or the other way round.
+    """Write `evaluation` if the check has turned from passed to failed or from failed to passed.
 
-    Also when it cannot be seen, or fails with another severity than before.
+    Also write it if it is hidden, or if the check fails with another severity than before.
     """
     newest = _newest(instance, evaluation.asset_check_key)
     shown = newest.evaluation
@@ -98,7 +98,7 @@ def report_turn(instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluatio
 
 
 def report_again(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> None:
-    """Write what was said last of a check once more, if that cannot be seen."""
+    """Write the newest evaluation of a check again, if it is hidden."""
     newest = _newest(instance, key)
     if newest.evaluation is not None and newest.hides(newest.evaluation):
         instance.report_runless_asset_event(newest.evaluation)
@@ -117,10 +117,11 @@ def _newest(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> _Newest:
 
 
 def _is_overtaken(instance: dg.DagsterInstance, record: AssetCheckExecutionRecord) -> bool:
-    """Whether the asset was materialized after a check of it was reported without a run.
+    """Return whether a run materialized the asset after its check was reported without a run.
 
-    A run evaluates checks when it has published all; what has no run either does not overtake. This is the
-    UI's own comparison: on SQLite, which knows seconds only, it may take one report more.
+    An evaluation by a run is never overtaken, since runs evaluate checks after publishing; nor is it by a
+    materialization without a run. The comparison is the UI's own. On SQLite, which stores whole seconds, it may cause
+    one additional report.
     """
     if record.run_id != RUNLESS_RUN_ID:
         return False

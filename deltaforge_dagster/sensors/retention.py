@@ -1,4 +1,4 @@
-"""Retention as a scheduled job: journal, store, Dagster's partitions and old runs."""
+"""Retention as a scheduled job: deletes old data of the journal, the state store and Dagster's storage."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,13 +26,13 @@ from deltaforge_dagster.state.store import StateStore
 RETENTION_JOB = "deltaforge_retention"
 
 RUNS_PER_TURN = 500
-"""Old runs deleted at most in one turn, so that the job stays short."""
+"""How many old runs of a pipeline one execution deletes at most, so that the job stays short."""
 
 
 def build_retention(
     pipelines: Sequence[LoadedPipeline],
 ) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
-    """Return the job that forgets what is old and delivered, and its hourly schedule."""
+    """Return the job that deletes old, delivered data, and its hourly schedule."""
 
     @dg.op(name="forget", description="Removes old, delivered segments, ranges and runs.")
     def forget(context: dg.OpExecutionContext, platform: dg.ResourceParam[Platform]) -> None:
@@ -41,7 +41,7 @@ def build_retention(
             for loaded in pipelines:
                 try:
                     context.log.info(_forget(context.instance, opened, loaded))
-                except DeltaforgeError as error:  # the others' turn comes nevertheless
+                except DeltaforgeError as error:  # go on with the other pipelines
                     problems.append(f"{loaded.name}: {error}")
         forget_ticks(context.instance, _instigators(pipelines))
         week_ago = datetime.now(UTC) - timedelta(days=7)
@@ -52,7 +52,7 @@ def build_retention(
     @dg.job(
         name=RETENTION_JOB,
         executor_def=dg.in_process_executor,
-        description="Forgets what every sink has and the pipeline file no longer asks to keep.",
+        description="Deletes data that every sink has and that is older than the pipeline's retention.",
     )
     def retention() -> None:
         forget()
@@ -67,7 +67,7 @@ def build_retention(
 
 
 def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline) -> str:
-    """Do one pipeline's part; return what was removed."""
+    """Delete old data of one pipeline; return a sentence that says what was removed."""
     done = expire(opened.store, opened.journal, loaded)
     partitions = _delete_old_partitions(instance, opened.store, loaded.name)
     runs, events = _delete_history(instance, opened.store, loaded)
@@ -80,9 +80,9 @@ def _forget(instance: dg.DagsterInstance, opened: Opened, loaded: LoadedPipeline
 
 
 def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
-    """Delete the partitions without a range, also those that an earlier turn left behind.
+    """Delete the partitions that have no range, including those that an earlier execution left behind.
 
-    Partitions are read first: a range has its row before it gets its partition.
+    The partitions must be read before the ranges, because a range gets its row before its partition.
     """
     name = partitions_name(pipeline)
     partitions = instance.get_dynamic_partitions(name)
@@ -94,7 +94,7 @@ def _delete_old_partitions(instance: dg.DagsterInstance, store: StateStore, pipe
 
 
 def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> int:
-    """Delete the partitions of chunks that the newest snapshot does not have."""
+    """Delete the partitions of chunks that are not in the newest snapshot."""
     name = chunks_name(pipeline)
     partitions = instance.get_dynamic_partitions(name)
     newest = store.snapshots(pipeline, newest=1)
@@ -108,7 +108,7 @@ def _delete_old_chunks(instance: dg.DagsterInstance, store: StateStore, pipeline
 def _delete_history(
     instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
 ) -> tuple[int, int]:
-    """Delete what is older than every range that is still kept: runs, and events without a run."""
+    """Delete runs, and events without a run, that are older than every range that is still kept."""
     oldest = store.now() - loaded.spec.spec.engine.journal.retention_hours * 3600
     kept = store.ranges(loaded.name, limit=1)
     if kept:
@@ -129,7 +129,7 @@ def _delete_history(
 
 
 def _instigators(pipelines: Sequence[LoadedPipeline]) -> set[str]:
-    """Return the names of our sensors and schedules."""
+    """Return the names of all sensors and schedules of this installation."""
     ours = {"deltaforge_alerts", "pipeline_files", f"{RETENTION_JOB}_hourly"}
     for loaded in pipelines:
         name = dagster_name(loaded.name)

@@ -1,8 +1,8 @@
-"""What starts the runs that read snapshots: the pipeline's sensor, or one of their own beside a schedule.
+"""What starts the runs that read snapshots: the pipeline's sensor, or a separate sensor if it has a schedule.
 
-A run starts when a snapshot is wanted, by somebody or by the pipeline file, or when chunks of one are
-missing: their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). One runs at a
-time. After a run that failed there is a pause, a longer one after several.
+A run starts when a user or the pipeline file has requested a snapshot, or when chunks of a snapshot are missing:
+their run died, what it had read could not be used, or rows were relocated (`relocated_rows`). Only one run reads at
+a time. After a failed run there is a pause, which is longer after several failures.
 """
 
 import time
@@ -29,21 +29,21 @@ from deltaforge_dagster.sensors.tick_cache import TickCache
 from deltaforge_dagster.state.store import StateStore
 
 PAUSES_SECONDS = (5.0, 20.0, 60.0)
-"""How long nothing is started after a run that failed, after two of them, and after more."""
+"""How long no run is started after one failed run, after two in a row, and after three or more."""
 
 BEGIN_SECONDS = 180.0
-"""How long a run may take until it shows that it lives."""
+"""How long a run may take until it shows its first sign of life."""
 
 
 def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.SensorDefinition:
-    """Return the sensor of the snapshots of a pipeline that has a schedule."""
+    """Return the sensor for the snapshots of a pipeline that has a schedule."""
 
     @dg.sensor(
         name=f"{dagster_name(loaded.name)}_snapshots",
         job_name=snapshot_job_name(loaded.name),
         minimum_interval_seconds=interval_seconds(loaded),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Starts a run that reads a snapshot of {loaded.name} when one is wanted.",
+        description=f"Starts a run that reads a snapshot of {loaded.name} when one is requested.",
     )
     def snapshots(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         try:
@@ -52,7 +52,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
                 if isinstance(now, dg.SkipReason):
                     return now
                 found = look(instance, opened.store, now)
-                return found or dg.SkipReason("no snapshot is wanted")
+                return found or dg.SkipReason("no snapshot is requested")
         except DeltaforgeError as error:
             return dg.SkipReason(str(error))
 
@@ -62,7 +62,7 @@ def build_snapshot_sensor(loaded: LoadedPipeline, cache: TickCache) -> dg.Sensor
 def look(
     instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline
 ) -> dg.RunRequest | dg.SkipReason | None:
-    """Return the run to start, or why none is started now; None when there is nothing to read."""
+    """Return the run to start, or why none is started now; None if there is nothing to read."""
     pipeline = register(store, loaded)
     snapshot = requested_snapshot(store, loaded, pipeline) if pipeline.want == "running" else None
     if snapshot is None:
@@ -85,7 +85,7 @@ def look(
 
 
 def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -> str | None:
-    """Return which run is reading already, or has just failed; None when there is none."""
+    """Return which run is already reading or has just failed; None if there is none."""
     records = instance.get_run_records(
         dg.RunsFilter(tags={PIPELINE_TAG: pipeline, RUN_TAG: "snapshot"}),
         limit=len(PAUSES_SECONDS),
@@ -114,7 +114,7 @@ def _hindrance(instance: dg.DagsterInstance, store: StateStore, pipeline: str) -
 def _reading_what_was_chosen(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str
 ) -> dg.DagsterRun | None:
-    """Return a run that somebody has started in the UI and that is reading; the sensor's have a tag."""
+    """Return a reading run that was started in the UI, None if there is none; runs of the sensor have a tag."""
     for run_id in living(store, pipeline):
         run = instance.get_run_by_id(run_id)
         if run is not None and run.tags.get(RUN_TAG) != "snapshot" and run.status in UNFINISHED:

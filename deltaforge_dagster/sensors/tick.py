@@ -1,10 +1,10 @@
-"""One tick: tidy up what died, publish what is due, and say whether a run should start.
+"""One tick: reports dead runs as failed, publishes what is due, and decides whether to start a run.
 
-The sensor and the schedule of a pipeline are both this function. It reads no data: it looks at the
-source (`source_watch`) and asks the store for the rest. What keeps changes from being captured shows as a
-failing check `source` of the pipeline's `changes`, and as the tick's message; the next tick tries again. A sink that begins to
-fail, or has everything again, shows in its check `delivered` while the run goes on; so does what begins to
-be kept back, or could not be delivered, in `holds` and `dead_letters`.
+Both the sensor and the schedule of a pipeline call `tick`. It reads no data: it checks the source (`source_watch`)
+and reads the rest from the state store. A problem that prevents capture is shown as the failing check `source` of the
+pipeline's `changes` and in the tick's message; the next tick tries again. During a run, ticks also report when a
+sink begins to fail or has everything again (check `delivered`), and when changes are held or could not be delivered
+(checks `holds` and `dead_letters`).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from deltaforge_dagster.state.records import LeaseRow
 from deltaforge_dagster.state.store import StateStore
 
 LOST_SECONDS = 30.0
-"""A run that held the lease and lost it this long ago is dead."""
+"""A run whose lease expired this long ago is dead."""
 
 NEVER_HELD_SECONDS = 180.0
-"""A run that has started this long ago and never held the lease is dead."""
+"""A run that started this long ago and does not hold the lease is dead."""
 
 UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
@@ -63,7 +63,7 @@ UNFINISHED = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
-"""Of a run that has not ended."""
+"""The statuses of a run that has not ended."""
 
 
 def tick(
@@ -105,7 +105,7 @@ def tick(
 
 
 def _skip(found: Health, detail: str) -> dg.SkipReason:
-    """Return why no run is started; what is wrong comes first, so that a list of ticks shows it."""
+    """Return why no run is started, with errors first, so that the list of ticks shows them."""
     errors = [
         f"{NOT_WELL}{one.subject}: {and_run(one.text, one.remedy)}"
         for one in found.problems
@@ -122,17 +122,17 @@ def _report_source(
     loaded: LoadedPipeline,
     build_source: Callable[[], Source] | None,
 ) -> Health:
-    """Show how the pipeline does, in the checks `source`, `well` and `preflight`.
+    """Report the health of the pipeline in the checks `source`, `well` and `preflight`.
 
     Args:
-        instance: Dagster's.
-        store: Where ticks and runs have noted what they found.
+        instance: The Dagster instance.
+        store: The state store, where ticks and runs record what they find.
         loaded: The pipeline.
-        build_source: Makes its source, to evaluate `preflight` when what the source lacks has changed; None
-            while a run works, which evaluates that at its end.
+        build_source: Builds its source, to evaluate `preflight` when the findings about the source have changed;
+            None during a run, which evaluates `preflight` at its end.
 
     Returns:
-        How the pipeline does.
+        The health of the pipeline.
     """
     now = health(store, loaded)
     report_change(instance, source_evaluation(loaded.name, now.uncaptured))
@@ -149,17 +149,17 @@ def _report_source(
 
 
 _preflighted: dict[str, list[str]] = {}
-"""What the source lacked when the check `preflight` was evaluated last by a tick, by pipeline."""
+"""For each pipeline, the findings about the source when a tick last evaluated the check `preflight`."""
 
 
 _published: dict[str, object] = {}
-"""What decides whether something is due, as it was when nothing was any more; by uid of the pipeline."""
+"""For each pipeline's uid, the state after everything due was published; nothing is due until it changes."""
 
 
 def _publish(
     instance: dg.DagsterInstance, store: StateStore, pipeline: str, journal: Journal
 ) -> None:
-    """Publish what is due; the ranges are looked through only if that may have changed."""
+    """Publish what is due; skip the search if neither ranges nor checkpoints have changed."""
     row = store.pipeline(pipeline)
     if row is None:
         return
@@ -177,9 +177,9 @@ def _publish(
 
 
 def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: LoadedPipeline) -> None:
-    """Show which sinks fail or are late, which have everything again, and what is kept back.
+    """Report which sinks fail or are late, which have everything again, and which changes are held.
 
-    To be behind alone is no failure: a sink that works is only late once the file's threshold is passed.
+    A working sink that is only behind does not fail `delivered`; `freshness` fails when the file's limit is passed.
     """
     rows = store.checkpoints(loaded.name)
     failing = {
@@ -190,12 +190,12 @@ def _report_state(instance: dg.DagsterInstance, store: StateStore, loaded: Loade
     for evaluation in delivered(store, loaded):
         if evaluation.passed or evaluation.asset_key in failing:
             report_turn(instance, evaluation)
-        else:  # it works on it: what was said last still holds
+        else:  # the sink is catching up: its last result stays valid
             report_again(instance, evaluation.asset_check_key)
     for evaluation in freshness(store, loaded):
         report_change(instance, evaluation)
     for evaluation in kept_back(store, loaded):
-        report_turn(instance, evaluation)  # what they say counts events, and changes all the time
+        report_turn(instance, evaluation)  # their texts count events and change constantly
 
 
 def _unfinished_runs(instance: dg.DagsterInstance, pipeline: str) -> Sequence[dg.RunRecord]:
@@ -212,7 +212,7 @@ def _lease_is_held(store: StateStore, pipeline: str) -> bool:
 def _other_holder(
     instance: dg.DagsterInstance, lease: LeaseRow | None, live: Sequence[dg.RunRecord]
 ) -> Sequence[dg.RunRecord]:
-    """Return the unfinished run that the lease names, unless it is a live one: a Materialize."""
+    """Return the unfinished run that holds the lease if it is not a live run but a Materialize, else nothing."""
     if lease is None or lease.run_id is None:
         return []
     if any(record.dagster_run.run_id == lease.run_id for record in live):
@@ -226,16 +226,16 @@ def _report_dead(
     pipeline: str,
     records: Sequence[dg.RunRecord],
 ) -> set[str]:
-    """Report runs failed that nothing else would end, as after a crash of the host.
+    """Report dead runs as failed that nothing else would end, for example after a crash of the host.
 
     Args:
-        instance: Dagster's.
-        store: Where the lease is.
+        instance: The Dagster instance.
+        store: The state store with the lease.
         pipeline: The pipeline.
         records: Its unfinished live runs.
 
     Returns:
-        The ids of those that were reported; a Materialize whose sink was to catch up may be one.
+        The ids of the runs that were reported, which may include a Materialize that was catching up a sink.
     """
     lease = store.lease(pipeline)
     ended = set()

@@ -1,9 +1,9 @@
-"""What the ticks of one process share: Dagster's instance, state store and journal, opened once.
+"""The resources that the ticks of one process share: Dagster's instance, state store and journal, opened once.
 
-A code server evaluates every sensor and schedule, some of them each few seconds. What Dagster lends a tick
-(`context.instance`, and resources, which ask for it) is opened anew each time, and looks through the migrations
-of three databases: with SQLite that took more of a code server's processor than all else. A store that is opened
-anew has every statement compiled anew. The webserver's threads share one instance in the same way.
+A code server evaluates every sensor and schedule, some of them every few seconds. Dagster opens the instance of a tick
+(`context.instance`, which resources use as well) anew each time and checks the migrations of three databases; with
+SQLite this took more processor time of a code server than everything else. A newly opened state store also has to
+compile every statement again. The webserver's threads share one instance in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deltaforge_dagster.resources.platform import Opened, Platform
 
 
 class TickCache:
-    """Lends ticks the installation. Thread-safe."""
+    """Provides ticks with the open installation. Thread-safe."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -34,9 +34,10 @@ class TickCache:
     def lend(
         self, context: dg.SensorEvaluationContext | dg.ScheduleEvaluationContext
     ) -> Iterator[tuple[dg.DagsterInstance, Opened]]:
-        """Lend a tick Dagster's instance, and the open state store and journal.
+        """Yield Dagster's instance and the open state store and journal to a tick.
 
-        After an error they are opened anew: a connection may be dead, a file or database another one.
+        After an error they are closed and opened again for the next tick, because a connection may be dead, or a
+        file or database may have been replaced.
 
         Raises:
             DeltaforgeError: They cannot be opened (`Platform.open`); the next tick tries again.
@@ -59,7 +60,7 @@ class TickCache:
         self, context: dg.SensorEvaluationContext | dg.ScheduleEvaluationContext
     ) -> dg.DagsterInstance:
         ref = context.instance_ref
-        if ref is None:  # somebody evaluates by hand, with an instance of their own
+        if ref is None:  # evaluated directly with another instance, as in tests
             return context.instance
         with self._lock:
             if self._instance is None or self._instance[0] != ref:

@@ -1,4 +1,4 @@
-"""A server of the API over an own installation, in a thread of the test's process."""
+"""An API server over a separate installation, in a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 
 MANY = Limits(requests_per_second=100_000)
-"""Limits that no test meets by its pace."""
+"""Limits that no test reaches by accident."""
 
 
 def document(name: str, **spec: Any) -> dict[str, Any]:
-    """Return a good pipeline as JSON; its source and its sinks are never asked."""
+    """Return a valid pipeline as JSON; its source and its sinks are never contacted."""
     source = {
         "id": "db",
         "dsn": "postgres://app:geheim@localhost:1/app",
@@ -54,8 +54,8 @@ class Api:
     """A running API.
 
     Attributes:
-        context: What it works with.
-        client: Asks it.
+        context: The installation that it serves.
+        client: An HTTP client for it.
     """
 
     context: ApiContext
@@ -73,7 +73,7 @@ class Api:
         return path
 
     def create(self, name: str, **spec: Any) -> dict[str, Any]:
-        """Make a pipeline."""
+        """Create a pipeline."""
         answer = self.client.post("/pipelines", json=document(name, **spec))
         assert answer.status_code == 200, answer.text
         made: dict[str, Any] = answer.json()
@@ -87,7 +87,7 @@ def served(
     limits: Limits = MANY,
     build: Callable[..., FastAPI] = build_app,
 ) -> Iterator[str]:
-    """Run a server, and lend its address."""
+    """Run a server in a thread, and yield its address."""
     app = build(context, token=token, limits=limits)
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
@@ -104,7 +104,7 @@ def served(
 
 @pytest.fixture(scope="session")
 def empty_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state store with its tables, to be copied: making them takes a second."""
+    """An empty state store to copy, because creating its tables takes a second."""
     path = tmp_path_factory.mktemp("api") / "state.db"
     StateStore.open(f"sqlite:///{path}").close()
     return path
@@ -112,7 +112,7 @@ def empty_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def instance() -> Iterator[dg.DagsterInstance]:
-    """A Dagster instance; only the routes that ask it for runs use it."""
+    """A Dagster instance; only the routes that read runs use it."""
     with dg.DagsterInstance.ephemeral() as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""Metrics as tests read them: values by family and labels."""
+"""Collected metrics for tests: values by family and labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deltaforge_dagster.state.store import StateStore
 
 
 class Scraped:
-    """What was collected at one time."""
+    """The metrics of one scrape."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self.metrics = list(metrics)
 
     def of(self, name: str, **labels: str) -> float:
-        """Return the sum of the samples of that name that have these labels, 0 if there is none."""
+        """Return the sum of the samples with this name and these labels, 0 if there is none."""
         return sum(
             sample.value
             for metric in self.metrics

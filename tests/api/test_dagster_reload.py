@@ -1,4 +1,4 @@
-"""What is said when Dagster cannot reload. That it does is tried with `deltaforge dev`, below `tests/e2e`."""
+"""Tests of responses when Dagster cannot reload; `tests/e2e` tests successful reloads with `deltaforge dev`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.api.conftest import Api, document
 
 
 def test_without_a_webserver() -> None:
-    """It is said which variable names one."""
+    """The response names the environment variable for the webserver."""
     assert "DELTAFORGE_DAGSTER_URL" in DagsterReload(None)()
 
 
 def test_a_webserver_that_is_not_there(serve: Callable[..., Api]) -> None:
-    """The pipeline is made all the same, and the answer says what to do; no password of the address."""
+    """The pipeline is created anyway; the response says what to do, without the password in the URL."""
     api = serve(dagster_url=f"http://me:geheim@127.0.0.1:{free_port()}")
     made = api.client.post("/pipelines", json=document("orders"))
     assert made.status_code == 200
@@ -24,7 +24,7 @@ def test_a_webserver_that_is_not_there(serve: Callable[..., Api]) -> None:
 
 
 def test_an_address_of_something_else(serve: Callable[..., Api]) -> None:
-    """What answers there is no webserver of Dagster, which is said."""
+    """The response reports a server that is not a Dagster webserver."""
     other = serve()
     said = DagsterReload(str(other.client.base_url))()
     assert said.startswith("Dagster did not reload")

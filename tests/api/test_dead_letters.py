@@ -1,4 +1,4 @@
-"""Dead letters over REST, of a real queue."""
+"""Tests of the dead letter routes with a real queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DLQ = "/pipelines/orders/journal/dlq"
 
 @pytest.fixture
 def letters(api: Api) -> Api:
-    """A pipeline with four dead letters, the last of another kind."""
+    """A pipeline with four dead letters, the last of which is of another kind."""
     api.create("orders", journal={"enabled": True})
     lease = api.store.acquire_lease("orders", "run", 600)
     assert lease is not None
@@ -26,12 +26,12 @@ def letters(api: Api) -> Api:
 
 
 def seqs(api: Api, **query: Any) -> list[int]:
-    """Return the numbers of the entries that a query finds."""
+    """Return the numbers of the entries that a query returns."""
     return [one["seq"] for one in api.client.get(DLQ, params=query).json()]
 
 
 def test_they_are_shown(letters: Api) -> None:
-    """The oldest first, with their events, by sink and kind, and no more than asked for."""
+    """Entries are listed oldest first, with their events, filtered by sink and kind, up to the limit."""
     assert seqs(letters) == [1, 2, 3, 4]
     assert seqs(letters, limit=2) == [1, 2]
     assert seqs(letters, error_kind="too_large") == [4]
@@ -45,7 +45,7 @@ def test_they_are_shown(letters: Api) -> None:
 
 
 def test_they_are_delivered_again_or_given_up(letters: Api) -> None:
-    """By number, by sink or all; what is given up is gone."""
+    """Entries are redriven by number, by sink or all; discarded entries are gone."""
     assert letters.client.post(f"{DLQ}/redrive", json={"seqs": [3]}).json() == {"redriven": 1}
     assert letters.client.post(f"{DLQ}/redrive", json={"sink_id": "x"}).json() == {"redriven": 0}
     assert letters.client.post(f"{DLQ}/redrive", json={}).json() == {"redriven": 3}
@@ -61,7 +61,7 @@ def test_they_are_delivered_again_or_given_up(letters: Api) -> None:
 
 
 def test_a_pipeline_without_dead_letters(api: Api) -> None:
-    """It is said which field turns them on."""
+    """The error names the field that enables dead letters."""
     api.create("orders")
     for path in ("", "/count", "/1"):
         answer = api.client.get(DLQ + path)

@@ -1,4 +1,4 @@
-"""The API against its own OpenAPI document: whatever is sent by it is answered by it."""
+"""Tests of the API against its own OpenAPI document with generated requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chance import examples
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
 
 SERVERS_FAULT = {"NOT_ENABLED", "UNAVAILABLE", "BUILD_FAILED"}
-"""What may be answered with a status of 500 and above: it is no defect."""
+"""Error codes with a status of 500 or above that are not defects."""
 
 EXAMPLES = settings(
     max_examples=examples(4),  # of each route
@@ -31,7 +31,7 @@ EXAMPLES = settings(
 
 
 def test_every_route_answers_as_documented(api: Api) -> None:
-    """Status, type and shape; with a pipeline that exists and with names and bodies made up."""
+    """Every response has a documented status, type and shape, for existing and for generated names and bodies."""
     schema = schemathesis.openapi.from_dict(api.client.get("/openapi.json").json())
     tried = 0
     for result in schema.get_all_operations():

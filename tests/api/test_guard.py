@@ -1,4 +1,4 @@
-"""What a request has to pass: rate, origin, token, size."""
+"""Tests of the checks of each request: rate, origin, token, size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api.conftest import Api, document
 
 
 def test_loopback() -> None:
-    """Names and addresses of this machine alone."""
+    """Loopback names and addresses are recognized."""
     for host in ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost", "LocalHost"):
         assert is_loopback(host), host
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", ""):
@@ -20,7 +20,7 @@ def test_loopback() -> None:
 
 
 def test_a_token_is_asked_for(serve: Callable[..., Api]) -> None:
-    """Everywhere but where it is only said that the process is alive."""
+    """Every route but the liveness probe needs the token."""
     api = serve("tökén")
     paths = api.client.get("/openapi.json", headers=bearer("tökén")).json()["paths"]
     assert len(paths) > 20
@@ -49,7 +49,7 @@ def bearer(token: str) -> dict[bytes, bytes]:
 
 
 def test_without_a_token_other_sites_are_refused(api: Api) -> None:
-    """A page elsewhere can neither send requests nor let its own name point here."""
+    """Another site's page cannot send requests, not even with a host name that points to this machine."""
     url = str(api.client.base_url)
     for headers in (
         {"Host": "attacker.example"},
@@ -66,7 +66,7 @@ def test_without_a_token_other_sites_are_refused(api: Api) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_large_body_is_refused(serve: Callable[..., Api], chunked: bool) -> None:
-    """Whether it says its size or not; one of just that size passes."""
+    """A large body is refused with or without its declared size; one of exactly the limit is accepted."""
     api = serve(limits=Limits(body_bytes=1000, requests_per_second=1e6))
 
     def validate(size: int) -> httpx.Response:
@@ -81,7 +81,7 @@ def test_a_large_body_is_refused(serve: Callable[..., Api], chunked: bool) -> No
 
 
 def test_too_many_requests_are_refused(serve: Callable[..., Api]) -> None:
-    """With the time to wait; wrong tokens count, so nobody tries many."""
+    """The response has the time to wait; requests with wrong tokens count as well."""
     api = serve("token", Limits(requests_per_second=0.001))
     assert api.client.get("/pipelines").status_code == 401
     answer = api.client.get("/pipelines", headers=bearer("token"))
@@ -90,7 +90,7 @@ def test_too_many_requests_are_refused(serve: Callable[..., Api]) -> None:
 
 
 def test_probes_have_no_rate(serve: Callable[..., Api]) -> None:
-    """An orchestrator asks as often as it likes; a wrong token counts there, too."""
+    """Probes are not rate-limited, except requests with a wrong token."""
     slow = Limits(requests_per_second=0.001)
     for token in (None, "token"):
         api = serve(token, slow)
@@ -103,12 +103,13 @@ def test_probes_have_no_rate(serve: Callable[..., Api]) -> None:
         assert api.client.get("/readyz", headers=headers).status_code == 200
     statuses = [api.client.get("/readyz", headers=bearer("guess")).status_code for _ in range(2)]
     assert statuses == [401, 429]
-    assert api.client.get("/readyz", headers=bearer("token")).status_code == 429  # or it would tell
+    # Otherwise the response would confirm a guessed token.
+    assert api.client.get("/readyz", headers=bearer("token")).status_code == 429
     assert api.client.get("/healthz").status_code == 200
 
 
 def test_a_rate_is_one_of_time() -> None:
-    """An address may send some at once, then as many as time allows; others are not touched."""
+    """An address may send a burst, then as many requests as the rate allows; other addresses are not affected."""
     now = 0.0
     rate = Rate(2.0, lambda: now)
     assert [rate.allows("a") for _ in range(9)] == [True] * 8 + [False]
@@ -120,7 +121,7 @@ def test_a_rate_is_one_of_time() -> None:
 
 
 def test_the_memory_of_addresses_is_bounded() -> None:
-    """However many there are; the one that was silent longest is forgotten."""
+    """The number of remembered addresses is limited; the least recently seen one is forgotten."""
     rate = Rate(0.25, lambda: 0.0)
     assert rate.allows("first")
     assert not rate.allows("first")

@@ -1,4 +1,4 @@
-"""`/metrics`: every name of the list, right types and labels, in both formats."""
+"""Tests of `/metrics`: every documented name, type and label, in both formats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sink_s3_files_committed_total sink_s3_writer_open sink_s3_encode_errors_total si
 sink_clickhouse_insert_seconds sink_clickhouse_rows_total sink_clickhouse_errors_total avro_encode_total
 avro_schema_registrations_total avro_encode_failure_total
 """
-"""Names that DeltaForge's users know."""
+"""Metric names of DeltaForge."""
 
 _NAME = re.compile(rf"\b{PREFIX}([a-z0-9_]+?)(?:_bucket|_sum|_count)?\b(?:\{{([^}}]*)\}})?(?=\W|$)")
 _SELECTED = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
@@ -60,7 +60,7 @@ def queries() -> Iterator[str]:
 
 
 def test_the_documented_list() -> None:
-    """docs/metrics.md has every metric with its type, labels and meaning, and no other."""
+    """docs/metrics.md has exactly the existing metrics, with type, labels and meaning."""
     text = (ROOT / "docs/metrics.md").read_text()
     table = text.partition("## All metrics")[2].partition("## Names")[0]
     rows = [
@@ -80,7 +80,7 @@ def test_the_documented_list() -> None:
 
 
 def test_every_known_name() -> None:
-    """A name that users know is a metric here, or the documentation says why not."""
+    """Every metric name of DeltaForge exists here, or the documentation says why it does not."""
     text = (ROOT / "docs/metrics.md").read_text().partition("## Names of DeltaForge")[2]
     explained = set(re.findall(r"`([a-z0-9_]+)`", text))
     assert [
@@ -89,7 +89,7 @@ def test_every_known_name() -> None:
 
 
 def test_the_dashboard_and_the_alerts_ask_for_what_there_is() -> None:
-    """Each metric that they name exists, and so do the labels that they select by."""
+    """Every metric and label used by the dashboard and the alerts exists."""
     found = [match for query in queries() for match in _NAME.finditer(query)]
     assert len(found) > 60
     for match in found:
@@ -99,7 +99,7 @@ def test_the_dashboard_and_the_alerts_ask_for_what_there_is() -> None:
 
 
 def test_everything_is_there_from_the_start(api: Api) -> None:
-    """Before anything has happened every family is named, and counters of known things are 0."""
+    """Every family is present from the start, and counters of known objects are 0."""
     api.create("orders")
     answer = api.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -119,7 +119,7 @@ def test_everything_is_there_from_the_start(api: Api) -> None:
 
 
 def test_open_metrics(api: Api) -> None:
-    """Who asks for OpenMetrics gets it: types and values are the same, and it ends with EOF."""
+    """OpenMetrics has the same types and values, and ends with EOF."""
     api.create("orders")
     tally = Tally()
     tally.observe(families.E2E_LATENCY, 0.02)
@@ -146,7 +146,7 @@ def test_open_metrics(api: Api) -> None:
 
 
 def test_requests_are_counted(api: Api) -> None:
-    """Requests count by route, never by what clients make up, and actions by tenant and outcome."""
+    """Requests are counted by route, not by path, and actions by tenant and result."""
     api.create("orders")
     for path in ("/pipelines/orders", "/pipelines/nobody", "/made/up/1", "/made/up/2"):
         api.client.get(path)
@@ -165,7 +165,7 @@ def test_requests_are_counted(api: Api) -> None:
 
 
 def test_a_broken_file_is_a_failed_pipeline(api: Api) -> None:
-    """A pipeline whose file cannot be read counts, and has failed."""
+    """A pipeline whose file cannot be read counts as failed."""
     api.create("orders")
     api.file("broken", "metadata: {name: broken}")
     text = api.client.get("/metrics").text
@@ -175,7 +175,7 @@ def test_a_broken_file_is_a_failed_pipeline(api: Api) -> None:
 
 
 def test_metrics_need_the_token(serve: Callable[..., Api]) -> None:
-    """Where there is a token, metrics are not for everybody."""
+    """If there is a token, metrics require it."""
     api = serve(token="long-enough-a-secret")
     assert api.client.get("/metrics").status_code == 401
     allowed = {"Authorization": "Bearer long-enough-a-secret"}
@@ -183,7 +183,7 @@ def test_metrics_need_the_token(serve: Callable[..., Api]) -> None:
 
 
 def test_an_address_for_metrics_alone(api: Api) -> None:
-    """It says what the API's own `/metrics` says, asks for the same token, and has no other route."""
+    """The second address serves the same metrics with the same token, and no other route."""
     api.create("orders")
     allowed = {"Authorization": "Bearer long-enough-a-secret"}
     with (
@@ -211,7 +211,7 @@ def _names(text: str) -> list[str]:
 
 
 def test_metrics_without_a_token_are_for_this_machine(api: Api) -> None:
-    """Without one a page of another site gets nothing at that address either."""
+    """Without a token the second address refuses requests from other sites as well."""
     with served(api.context, None, build=build_metrics_app) as url:
         assert httpx.get(f"{url}/metrics", timeout=120).status_code == 200
         foreign = httpx.get(f"{url}/metrics", headers={"Host": "site.example"}, timeout=120)
@@ -219,7 +219,7 @@ def test_metrics_without_a_token_are_for_this_machine(api: Api) -> None:
 
 
 def test_a_deleted_pipeline_leaves_nothing(api: Api) -> None:
-    """What was counted for a pipeline goes with it."""
+    """The metrics of a pipeline are deleted with it."""
     api.create("orders")
     tally = Tally()
     tally.add(families.SINK_EVENTS, 5, sink="redis")
@@ -231,7 +231,7 @@ def test_a_deleted_pipeline_leaves_nothing(api: Api) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_help_is_a_sentence(family: families.Family) -> None:
-    """Help texts are short and end."""
+    """Help texts are short sentences."""
     assert family.help.endswith(".")
     assert len(family.help) < 100
     assert "|" not in family.help
@@ -246,7 +246,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def test_every_panel_follows_instance_and_source() -> None:
-    """What is chosen above holds for each metric of each panel that has such a label."""
+    """The dashboard's variables select each metric that has such a label."""
     asked = [
         target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])
     ]
@@ -264,7 +264,7 @@ def test_every_panel_follows_instance_and_source() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each place of the dashboard has one panel."""
+    """The panels of the dashboard do not overlap."""
     places = [
         (x, y)
         for panel in dashboard()["panels"]

@@ -1,4 +1,4 @@
-"""Metrics that are worked out when somebody asks, and runs that did not end well, over a real state store."""
+"""Tests of metrics that are computed at scrape time, and of failed runs, with a real state store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ spec:
 
 
 def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
-    """Late is who lacks an old change, however long ago it was captured; who has everything is not."""
+    """A sink's lag is the age of the oldest change that it lacks; it is 0 for a sink that has everything."""
     lease = held(sqlite_store, "redis", "behind")
     at = int((sqlite_store.now() - 5000) * 1e6)
     with sqlite_store.fenced(lease) as writer:
@@ -41,7 +41,7 @@ def test_how_late_each_sink_is(sqlite_store: StateStore) -> None:
 
 
 def test_what_is_held_back(sqlite_store: StateStore) -> None:
-    """Changes count from when they are held until they are in the journal."""
+    """Changes count as held until they are in the journal."""
     lease = held(sqlite_store)
     assert scrape(sqlite_store).of("held_events", pipeline=NAME) == 0
     part = HeldPart("table", "shop.items", "nobody knows", position(3), "held-1", "s", 2, 9)
@@ -56,7 +56,7 @@ def test_what_is_held_back(sqlite_store: StateStore) -> None:
 
 
 def test_lost_runs_are_counted_by_who_comes_next(store: StateStore) -> None:
-    """A holder that released its lease is none of them, nor one that only may be slow."""
+    """The next holder counts a lost run, but not one that released its lease or may only be slow."""
 
     def lost() -> float:
         return scrape(store).of("run_failures_total", pipeline=NAME, reason="lost")
@@ -76,7 +76,7 @@ def test_lost_runs_are_counted_by_who_comes_next(store: StateStore) -> None:
 
 
 def test_failed_runs_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live run that cannot read its source fails in Dagster, and counts once."""
+    """A live run that cannot read its source fails in Dagster and counts once."""
     (tmp_path / "no.db").write_text("no database, however long one looks at it\n" * 99)
     file = tmp_path / "gone.yaml"
     file.write_text(GONE.format(file=tmp_path / "no.db"))
@@ -95,7 +95,7 @@ def test_failed_runs_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_server_itself(api: Api) -> None:
-    """CPU, memory and open files of the server have the names that every Prometheus client uses."""
+    """CPU, memory and open files of the server have the standard names of Prometheus clients."""
     text = api.client.get("/metrics").text
     names = {
         line.split()[0]: float(line.split()[1])

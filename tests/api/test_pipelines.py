@@ -1,4 +1,4 @@
-"""Pipelines over REST: listed, made, changed, removed, as the state store has them afterwards."""
+"""Tests of the pipeline routes: list, create, change and delete, and the resulting state store."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def loaded(api: Api, name: str) -> LoadedPipeline:
 
 
 def dsn(pipeline: LoadedPipeline) -> str:
-    """Return how the source is reached, password included."""
+    """Return the connection string of the source, with its password."""
     config = pipeline.spec.spec.source.config
     assert isinstance(config, PostgresConfig)
     return config.dsn.get_secret_value()
 
 
 def want(api: Api, name: str) -> str:
-    """Return what a pipeline shall do."""
+    """Return the desired state of a pipeline."""
     row = api.store.pipeline(name)
     assert row is not None
     return row.want
 
 
 def refused(api: Api, method: str, path: str, json: Any = None) -> tuple[int, str]:
-    """Return status and code of an answer that has an error's shape."""
+    """Return status and code of an error response."""
     answer = api.client.request(method, path, json=json)
     body = answer.json()
     assert body.keys() == {"error", "code", "message"}
@@ -57,7 +57,7 @@ def refused(api: Api, method: str, path: str, json: Any = None) -> tuple[int, st
 
 
 def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
-    """It runs at once, is loaded with the files, and no answer has its passwords."""
+    """A created pipeline starts at once and is loaded with the files; no response has its passwords."""
     made = api.create("orders")
     assert (made["name"], made["status"]) == ("orders", "running")
     assert made["spec"]["metadata"]["tenant"] == "acme"
@@ -84,7 +84,7 @@ def test_a_pipeline_that_is_made_is_kept(api: Api) -> None:
 
 
 def test_names_are_taken_once(api: Api) -> None:
-    """By a pipeline that was made, or by a file."""
+    """A name is refused if a created pipeline or a file has it."""
     api.file("filed", FILE)
     api.create("orders")
     for name in ("orders", "filed"):
@@ -108,7 +108,7 @@ def test_names_are_taken_once(api: Api) -> None:
     ],
 )
 def test_a_body_that_is_no_pipeline(api: Api, body: Any, says: str) -> None:
-    """Every problem is said, with its place, and nothing is kept; `validate` says the same."""
+    """Every problem is reported with its place, and nothing is stored; `validate` reports the same."""
     assert refused(api, "POST", "/pipelines", body) == (400, "INVALID_REQUEST")
     assert says in api.client.post("/pipelines", json=body).json()["error"]
     assert api.store.stored_specs() == []
@@ -117,7 +117,7 @@ def test_a_body_that_is_no_pipeline(api: Api, body: Any, says: str) -> None:
 
 
 def test_a_body_that_is_no_json(api: Api) -> None:
-    """The place is said, and nothing of the text, which may hold a secret."""
+    """The error has the place, but not the text, which may contain a secret."""
     answer = api.client.post("/pipelines", content=b'{"dsn": "geheim"')
     assert answer.status_code == 400
     assert answer.json()["code"] == "INVALID_REQUEST"
@@ -128,7 +128,7 @@ SCRIPT = {"type": "javascript", "id": "js", "inline": "function processBatch("}
 
 
 def test_a_pipeline_that_cannot_be_built(api: Api) -> None:
-    """A script that does not compile is the spec's status 500, and nothing is kept."""
+    """A script that does not compile has status 500, and nothing is stored."""
     body = document("orders", processors=[SCRIPT])
     assert refused(api, "POST", "/pipelines", body) == (500, "BUILD_FAILED")
     assert api.store.stored_specs() == []
@@ -138,7 +138,7 @@ def test_a_pipeline_that_cannot_be_built(api: Api) -> None:
 
 
 def test_validate_makes_nothing(api: Api) -> None:
-    """It says what the pipeline is, and warns of what is not known."""
+    """The response describes the pipeline and warns about unknown fields."""
     answer = api.client.post("/validate", json=document("orders", colour="red"))
     assert answer.status_code == 200
     (warning,) = answer.json().pop("warnings")
@@ -154,7 +154,7 @@ def test_validate_makes_nothing(api: Api) -> None:
 
 
 def test_labels_choose(api: Api) -> None:
-    """As `key:value`, `key=value` or `key`; all of them must fit."""
+    """Labels are given as `key:value`, `key=value` or `key`; all must match."""
     api.file("filed", FILE)
     api.create("orders")
 
@@ -170,7 +170,7 @@ def test_labels_choose(api: Api) -> None:
 
 
 def test_a_patch_is_laid_over(api: Api) -> None:
-    """Objects deeply, arrays by index, and null takes away; secrets that are sent back stay."""
+    """Objects are merged recursively, arrays by index; null removes; masked secrets stay unchanged."""
     api.create("orders", batch={"max_events": 5, "max_bytes": 900})
     api.client.post("/pipelines/orders/stop")
     shown = api.client.get("/pipelines/orders").json()["spec"]
@@ -195,11 +195,11 @@ def test_a_patch_is_laid_over(api: Api) -> None:
 
     answer = api.client.patch("/pipelines/orders", json={"spec": {"sinks": [None]}})
     assert answer.status_code == 200, answer.text
-    assert list(api.store.checkpoints("orders")) == ["more"]  # the sink that is gone has none
+    assert list(api.store.checkpoints("orders")) == ["more"]  # the removed sink has no checkpoint
 
 
 def test_a_patch_that_is_refused_changes_nothing(api: Api) -> None:
-    """Another name, a wrong value, a file's pipeline, or none at all."""
+    """Refused are another name, an invalid value, a pipeline of a file, and an unknown pipeline."""
     api.file("filed", FILE)
     api.create("orders")
     before = api.store.stored_spec("orders")
@@ -213,7 +213,7 @@ def test_a_patch_that_is_refused_changes_nothing(api: Api) -> None:
 
 
 def test_a_pipeline_is_removed(api: Api) -> None:
-    """With checkpoints, journal and dead letters; one of that name made later is another one."""
+    """Checkpoints, journal and dead letters are deleted; a new pipeline of the same name is independent."""
     api.create("orders")
     api.store.set_start("orders", position(0))
     before = api.store.pipeline("orders")
@@ -245,7 +245,7 @@ def test_a_pipeline_is_removed(api: Api) -> None:
 def test_a_run_that_does_not_end_keeps_its_pipeline(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Removal and reset are refused, and the pipeline is asked to stop."""
+    """Deletion and reset are refused, and the pipeline's desired state is stopped."""
     monkeypatch.setattr("deltaforge_dagster.api.pipelines._END_SECONDS", 0.0)
     api.create("orders")
     assert api.store.acquire_lease("orders", "run", 600) is not None
@@ -256,7 +256,7 @@ def test_a_run_that_does_not_end_keeps_its_pipeline(
 
 
 def test_a_file_and_a_document_of_one_name(api: Api) -> None:
-    """Both are broken until one is gone: the file's state stays when the document is removed."""
+    """Both are broken until one is removed; removing the document keeps the state of the file."""
     api.create("filed")
     api.file("filed", FILE)
     (only,) = api.client.get("/pipelines").json()
@@ -273,7 +273,7 @@ def test_a_file_and_a_document_of_one_name(api: Api) -> None:
 
 
 def test_a_file_is_read_anew_when_it_changes(api: Api) -> None:
-    """What is shown is the file as it is now, also when it is broken or gone."""
+    """Responses show the file as it is now, even if it is broken or removed."""
     path = api.file("filed", FILE)
     assert api.client.get("/pipelines/filed").json()["status"] == "running"
     path.write_text(FILE.replace("slot: s,", ""))
@@ -285,7 +285,7 @@ def test_a_file_is_read_anew_when_it_changes(api: Api) -> None:
 
 
 def test_pause_stop_and_resume(api: Api) -> None:
-    """Each is what the state store wants from then on, also of a file that has never run."""
+    """Each route sets the desired state, even for a file that has never run."""
     api.file("filed", FILE)
     for call, status in (("pause", "paused"), ("stop", "stopped"), ("resume", "running")):
         answer = api.client.post(f"/pipelines/filed/{call}")
@@ -295,7 +295,7 @@ def test_pause_stop_and_resume(api: Api) -> None:
 
 
 def test_a_failed_pipeline(api: Api) -> None:
-    """It is unhealthy, and says why, until it is fixed or somebody stops it."""
+    """A failed pipeline is unhealthy, with its problems, until it is fixed or stopped."""
     api.create("good")
     assert api.client.get("/health").json() == {"status": "healthy", "pipelines": 1}
     api.create("orders")
@@ -320,7 +320,7 @@ def test_a_failed_pipeline(api: Api) -> None:
 
 
 def test_the_server_itself(api: Api) -> None:
-    """Alive, its release, its log filter, and the document of everything; errors have one shape."""
+    """Liveness, version, log filter and the OpenAPI document are served; errors have one shape."""
     assert api.client.get("/healthz").text == "ok"
     assert api.client.get("/version").json().keys() == {"version"}
     assert api.client.get("/log-level").json()["level"]
@@ -330,14 +330,14 @@ def test_the_server_itself(api: Api) -> None:
 
 
 def test_without_the_directory_of_files(api: Api, tmp_path: Path) -> None:
-    """The installation is wrong, which is said: no pipeline seems to be gone."""
+    """A missing directory is an error; it does not look as if pipelines had been removed."""
     (tmp_path / "pipelines").rmdir()
     assert refused(api, "GET", "/pipelines") == (500, "INTERNAL_ERROR")
     assert "DELTAFORGE_PIPELINES" in api.client.get("/readyz").json()["error"]
 
 
 def test_environment_variables_are_not_expanded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is said where a value is needed, where a template names one, and elsewhere as a warning."""
+    """A variable is a problem where a value is needed or in a template, elsewhere a warning."""
     monkeypatch.setenv("SHOP", "geheim")
     said = "holds ${SHOP}, which stays as it is: environment variables are expanded in pipeline files only"
     for place, change in (

@@ -1,4 +1,4 @@
-"""A real Prometheus reads what the API says, with the configuration, rules and queries that we ship."""
+"""Tests with a real Prometheus and the shipped configuration, rules and queries."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PROMETHEUS = ROOT / "docker/prometheus"
 
 
 def shipped(url: str, folder: Path) -> Path:
-    """Write our configuration for the metrics of a test: other address and token, shorter interval."""
+    """Write the shipped configuration with the test's address and token and a shorter interval."""
     config = yaml.safe_load((_PROMETHEUS / "prometheus.yml").read_text())
-    # A scrape may take as long as the time between two: on a busy machine more than a second.
+    # The scrape interval is also the timeout of a scrape, which may take more than a second on a busy machine.
     config["global"] = {"scrape_interval": "5s", "evaluation_interval": "1s"}
     (job,) = config["scrape_configs"]
     job["static_configs"] = [{"targets": [url.removeprefix("http://")]}]
@@ -40,7 +40,7 @@ def shipped(url: str, folder: Path) -> Path:
 
 
 def test_a_real_scrape(serve: Callable[..., Api], tmp_path: Path) -> None:
-    """Configuration, rules and the metrics pass promtool; a scrape has them; every query works."""
+    """Configuration, rules and metrics pass promtool; a scrape has the metrics; every query works."""
     api = serve(token=TOKEN)
     api.client.headers["Authorization"] = f"Bearer {TOKEN}"
     api.create("orders")
@@ -84,7 +84,7 @@ def _value(prometheus: PrometheusServer, query: str) -> float | None:
 
 
 def _lint(prometheus: PrometheusServer, text: str) -> set[str]:
-    """Return what promtool has against metrics, less what is so on purpose: known names."""
+    """Return promtool's findings about metrics, without those that are known and intended."""
     said = prometheus.check("metrics", text=text).splitlines()
     on_purpose = ("non-counter metrics should not have", "counter metrics should have")
     return {line for line in said if not any(text in line for text in on_purpose)}

@@ -1,4 +1,4 @@
-"""What the log says when the API becomes ready or is so no more, and when pipelines turn."""
+"""Tests of log lines when the API becomes ready or unready, and when pipelines change status."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tests.api.conftest import Api
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The lines of readiness, from information up."""
+    """The log records of readiness with level INFO or higher."""
     caplog.set_level(logging.INFO, "deltaforge_dagster.api.readiness")
     return caplog
 
 
 def said(lines: pytest.LogCaptureFixture, readiness: Readiness) -> list[tuple[str, str]]:
-    """Return level and message of what one look writes."""
+    """Return level and message of the log lines that one check writes."""
     lines.clear()
     readiness.look()
     return [(one.levelname, one.getMessage()) for one in lines.records]
 
 
 def fields(lines: pytest.LogCaptureFixture) -> dict[str, object]:
-    """Return the fields of the last line."""
+    """Return the fields of the last log line."""
     found: dict[str, object] = vars(lines.records[-1])["fields"]
     return found
 
 
 def test_the_api_turns(api: Api, tmp_path: Path, lines: pytest.LogCaptureFixture) -> None:
-    """One line when it is ready, one with the reason when it is so no more, and none in between."""
+    """Becoming ready is one line, becoming unready one line with the reason; nothing is logged in between."""
     readiness = Readiness(api.context)
     assert said(lines, readiness) == [("INFO", "ready")]
     assert said(lines, readiness) == []
@@ -50,7 +50,7 @@ def test_the_api_turns(api: Api, tmp_path: Path, lines: pytest.LogCaptureFixture
 
 
 def test_a_pipeline_turns(api: Api, lines: pytest.LogCaptureFixture) -> None:
-    """Each status is one line, with what it was before; a failure is a warning with its reason."""
+    """Each change of status is one line with the previous status; a failure is a warning with its reason."""
     readiness = Readiness(api.context)
     readiness.look()
     api.create("orders")
@@ -76,7 +76,7 @@ def test_a_pipeline_turns(api: Api, lines: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_file_that_is_broken(api: Api, lines: pytest.LogCaptureFixture) -> None:
-    """Its pipeline has failed, and the others' lines come nevertheless."""
+    """A broken file makes its pipeline failed; the other pipelines are still logged."""
     readiness = Readiness(api.context)
     api.create("orders")
     api.file("broken", "metadata: {name: broken}")

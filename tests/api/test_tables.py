@@ -1,4 +1,4 @@
-"""What is known of tables over REST: their versions, what sensing saw, and drift."""
+"""Tests of the routes for tables: versions, sensing and drift."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = "/pipelines/orders"
 
 
 def test_versions_of_a_table(api: Api) -> None:
-    """Every table with the version it has now, each version with its columns, and 404 for others."""
+    """Every table has its current version, each version its columns; others return 404."""
     registered(api, orders("id"), orders("id", "total"))
 
     (known,) = api.client.get(f"{ORDERS}/schemas").json()
@@ -44,7 +44,7 @@ def test_versions_of_a_table(api: Api) -> None:
 
 
 class Asked(PlayedSource):
-    """A source whose catalog is `details`, or cannot be asked."""
+    """A source whose catalog is `details`, or cannot be read."""
 
     def __init__(self, details: TableDetails | None, names: Sequence[str] = ()) -> None:
         super().__init__([])
@@ -53,24 +53,24 @@ class Asked(PlayedSource):
         self.looked_at = 0
 
     def tables(self) -> list[str]:
-        """Return the names it was made with."""
+        """Return the names it was created with."""
         return list(self._names)
 
     def schema(self, table: str) -> TableSchema:
-        """Return a table with one column, after a little while."""
+        """Return a table with one column, after a short delay."""
         self.looked_at += 1
         self.closed.wait(0.02)
         return orders("id")
 
     def details(self, table: str) -> TableDetails:
-        """Return what the catalog says."""
+        """Return the details of the catalog."""
         if self._details is None:
             raise SourceUnavailable(f"{table}: not now")
         return self._details
 
 
 def registered(api: Api, *versions: TableSchema) -> None:
-    """Make the pipeline `orders`, which has captured these."""
+    """Create the pipeline `orders`, which has captured these tables."""
     api.create("orders")
     lease = api.store.acquire_lease("orders", "run", 600)
     assert lease is not None
@@ -80,7 +80,7 @@ def registered(api: Api, *versions: TableSchema) -> None:
 
 
 def test_columns_as_the_catalog_has_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Now: defaults, extra and whether NULL may be there. As of a version nobody is asked."""
+    """The current version has defaults, extra and nullability from the catalog; older versions do not read it."""
     registered(api, orders("id", "total", "gone"))
     columns = {
         "id": ColumnDetails(False, None, "auto_increment"),
@@ -116,7 +116,7 @@ def test_columns_as_the_catalog_has_them(api: Api, monkeypatch: pytest.MonkeyPat
 def test_columns_of_a_source_that_cannot_be_asked(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version is shown all the same, and it is said why the rest is missing."""
+    """The version is returned anyway, with the error of reading the catalog."""
     registered(api, orders("id", "total"))
     monkeypatch.setattr(schemas, "build_source", lambda _spec: Asked(None))
     answer = api.client.get(f"{ORDERS}/schemas/shop/orders")
@@ -129,7 +129,7 @@ def test_columns_of_a_source_that_cannot_be_asked(
 
 
 def test_a_table_by_database_or_schema(api: Api) -> None:
-    """Database and name, full or bare; the schema in place of the database, where one table is meant."""
+    """A table is found by database and full or bare name, and by schema if that is unambiguous."""
     registered(api, orders("id"), replace(orders("id"), schema="sales"), orders("id", name="items"))
     for database, name, full in (
         ("shop", "public.orders", "public.orders"),
@@ -149,7 +149,7 @@ def test_a_table_by_database_or_schema(api: Api) -> None:
 
 
 def test_a_client_that_is_gone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No further table is looked at for it."""
+    """The remaining tables are skipped when the client disconnects."""
     api.create("orders")
     asked = Asked(None, [f"public.t{number}" for number in range(100_000)])
     monkeypatch.setattr(schemas, "build_source", lambda _spec: asked)
@@ -165,7 +165,7 @@ def test_a_client_that_is_gone(api: Api, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("path", ["schemas/reload", "schemas/public/orders/reload"])
 def test_a_database_that_cannot_be_asked(api: Api, path: str) -> None:
-    """It is said that asking again may help."""
+    """The response says that the request can be retried."""
     api.create("orders")
     answer = api.client.post(f"{ORDERS}/{path}")
     assert (answer.status_code, answer.json()["code"]) == (503, "UNAVAILABLE")
@@ -176,7 +176,7 @@ SENSED = ("", "/json-schema", "/classifications", "/evolutions")
 
 
 def test_what_was_seen(api: Api) -> None:
-    """Structures with their fields, as JSON Schema and as maps; drift; 404 for what was not seen."""
+    """Structures are returned with fields, as JSON Schema and as maps, and drift; unknown ones return 404."""
     loaded = pipeline(api.context.settings.pipelines)
     sense(api.store, loaded, documents(31))
 
@@ -205,7 +205,7 @@ def test_what_was_seen(api: Api) -> None:
 
 @pytest.mark.parametrize("sensing", [None, "enabled: true, output: {expose_api: false}"])
 def test_what_is_not_to_be_seen(api: Api, sensing: str | None) -> None:
-    """Without sensing, or where the file keeps it from the API, every route says so."""
+    """Without sensing, or if the file hides it from the API, every route reports that."""
     if sensing is None:
         api.create("orders")
     else:

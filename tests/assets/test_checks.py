@@ -1,4 +1,4 @@
-"""The checks of a pipeline, over a real state store."""
+"""Tests of a pipeline's checks with a real state store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ spec:
 
 
 def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """An error while a sink is behind; a warning when it had lost data, or somebody paused it."""
+    """A sink that is behind is an error; one that had lost data or is paused is a warning."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     lease = held(sqlite_store)
@@ -46,13 +46,13 @@ def test_delivered(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     assert delivered()[0] is True
     sqlite_store.pause_sink(NAME, "redis")
     capture(sqlite_store, lease, 3)
-    resume = "to let it go on: deltaforge sink resume orders redis"
-    assert delivered() == (False, warning, f"paused, kept for it: 1 segment; {resume}")
+    resume = "to resume it: deltaforge sink resume orders redis"
+    assert delivered() == (False, warning, f"paused, 1 segment kept for it; {resume}")
     assert loaded.name == NAME
 
 
 def test_preflight(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Errors fail, warnings warn, notes pass, each with its statement."""
+    """Errors fail, warnings warn, notes pass; each has its statement."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     fine = Finding("slot", "ok", "there")
@@ -75,7 +75,7 @@ def test_preflight(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
 def test_dead_letters(
     sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance
 ) -> None:
-    """A warning while there are any, an error when the queue is as good as full; with their age."""
+    """Dead letters are a warning, and an error if the queue is almost full; the result has their age."""
     (tmp_path / "orders.yaml").write_text(
         FILE + "  journal: {enabled: true, dlq: {max_entries: 20}}\n"
     )
@@ -106,7 +106,7 @@ def test_dead_letters(
 
 
 def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    """Late is a sink that lacks an old change; one that has everything is fresh however quiet it is."""
+    """A sink that lacks an old change is late; one that has everything is fresh, however quiet the source is."""
     (tmp_path / "orders.yaml").write_text(
         FILE + "  engine: {dagster: {freshness: {warn_seconds: 100, error_seconds: 1000}}}\n"
     )
@@ -138,4 +138,4 @@ def test_freshness(sqlite_store: StateStore, tmp_path: Path, instance: dg.Dagste
     assert outcome()[0] is True
     with sqlite_store.fenced(lease) as writer:
         writer.detach_sink("redis", "the journal is full")
-    assert outcome() == (False, error, "detached: it gets nothing")
+    assert outcome() == (False, error, "detached: nothing is delivered to it")

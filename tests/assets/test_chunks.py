@@ -1,4 +1,4 @@
-"""The snapshot asset, from the pipeline file to the sink: real Spark, a real database, a real run."""
+"""Tests of the snapshot asset from the pipeline file to the sink, with real Spark, a database and runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def execute(
 
 
 def run_killed_after_a_chunk() -> int:
-    """Read in a process that is killed once a chunk is noted; return how it ended."""
+    """Read in a process that is killed once a chunk is recorded; return its exit status."""
     command = [sys.executable, "-m", "deltaforge_dagster", "snapshot", "run", "feed"]
     environment = {**os.environ, VARIABLE: "chunk-noted"}
     return subprocess.run(command, env=environment, check=False).returncode
 
 
 def status() -> dict[str, object]:
-    """Return what the command says."""
+    """Return the output of `deltaforge snapshot status`."""
     result = CliRunner().invoke(app, ["snapshot", "status", "feed", "--json"])
     assert result.exit_code == 0, result.output
     found: dict[str, object] = json.loads(result.output.splitlines()[-1])
@@ -66,9 +66,10 @@ def status() -> dict[str, object]:
 def test_rows_of_before_reach_the_sink(
     shop: Shop, spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command asks, the job reads and shows each chunk, the pipeline's run delivers what is `r`.
+    """A command requests a snapshot, the job reads and publishes each chunk, and the run delivers the rows with op `r`.
 
-    A reader that was killed before has left the chunks that it had not noted, and each row comes once. A partition that is materialized once more is read and delivered once more, that one alone.
+    A reader killed earlier left the chunks that it had not recorded, and each row is delivered once. Materializing a
+    partition again reads and delivers only that chunk again.
     """
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))

@@ -1,4 +1,4 @@
-"""What the op decides to be: a live run, or a Materialize."""
+"""Tests of how the op chooses between a live run and a Materialize."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_job() -> dg.JobDefinition:
 def test_a_run_that_is_ended_among_its_checks_ends_quietly(
     shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM while checks are evaluated leaves them to the next run: all work was done before."""
+    """SIGTERM during the checks leaves them to the next run, since all other work is done."""
     file = tmp_path / "twice.yaml"
     file.write_text(shop.pipeline("twice"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))
@@ -53,7 +53,7 @@ def test_a_run_that_is_ended_among_its_checks_ends_quietly(
 def test_a_re_executed_live_run_is_not_live(
     shop: Shop, tmp_path: Path, spark_server: SparkAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The UI copies tags to a re-execution; it captures nothing, and says what to do instead."""
+    """The UI copies tags to a re-execution, which captures nothing and says what to do instead."""
     file = tmp_path / "twice.yaml"
     file.write_text(shop.pipeline("twice"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(file))

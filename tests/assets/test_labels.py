@@ -1,4 +1,4 @@
-"""Owners and tags of assets, from what people write into pipeline files."""
+"""Tests of the owners and tags of assets."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def metadata(
     ],
 )
 def test_owners(labels: dict[str, str], annotations: dict[str, str], found: list[str]) -> None:
-    """Mail addresses and teams, annotations first, each once."""
+    """Owners are email addresses and teams, from annotations first, without duplicates."""
     assert owners(metadata(labels, annotations)) == found
 
 
 def test_tags() -> None:
-    """The tenant and those labels that Dagster takes."""
+    """Tags are the tenant and the labels that Dagster accepts."""
     labels = {"env": "prod", "note": "not a tag, this", "dagster/priority": "1", "a b": "c"}
 
     assert tags(metadata(labels)) == {"env": "prod", "tenant": "acme"}

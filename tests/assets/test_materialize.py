@@ -1,7 +1,7 @@
-"""Materialize of ranges, all that it means: verify, replay, catch-up, and what is refused.
+"""Tests of Materialize for ranges: verify, replay, catch-up, and refusals.
 
-The pipeline's runs are real ones in this process; the Materialize is the pipeline's job on an
-instance of its own, with the tags that a backfill over several ranges gives its one run.
+The pipeline's runs are real ones in this process. A Materialize is the pipeline's job on a separate Dagster
+instance, with the tags that a backfill over several ranges gives its single run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SINKS = ("redis", "lines")
 
 
 class Fed:
-    """Four ranges of two changes each: Redis has all of them, the file only the first."""
+    """Four ranges of two changes each; Redis has all of them, the file sink only the first."""
 
     def __init__(self, feed: Feed, folder: Path) -> None:
         self.feed = feed
@@ -58,7 +58,7 @@ class Fed:
         return [json.loads(line)["after"]["id"] for line in whole_lines(path or self.lines)]
 
     def reached(self, sink: str) -> int:
-        """Return the last range that a sink has whole."""
+        """Return the last range that a sink has completely."""
         has = self.store.checkpoints("feed")[sink].whole_segment
         return max(
             (row.range for row in self.store.ranges("feed") if row.last_segment <= has), default=0
@@ -69,7 +69,7 @@ class Fed:
 def fed(
     shop: Shop, spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Fed]:
-    """The feed, and nobody working on it; the file sink is well again."""
+    """The feed without a live run; the file sink works again."""
     (tmp_path / "faults").mkdir()
     monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path / "faults"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "feed.yaml"))
@@ -118,7 +118,7 @@ def materialized(
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
-    """Return why the step failed, in our words."""
+    """Return the message of the failed step."""
     (event,) = [event for event in result.all_events if event.is_step_failure]
     described = event.step_failure_data.user_failure_data
     assert described is not None
@@ -126,9 +126,9 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 
 
 def test_several_ranges_in_one_run(fed: Fed) -> None:
-    """What the sink has is replayed, what it lacks it gets in order, and nothing beyond.
+    """Ranges that the sink has are replayed, those it lacks are delivered in order, and none beyond.
 
-    The other sink is not touched; the ranges caught up with are published as true, in order.
+    The other sink is not touched. The ranges that the sink caught up with are published in order.
     """
     redis, untouched = fed.in_redis(), fed.store.checkpoints("feed")["redis"]
     before = fed.store.pipeline("feed")
@@ -166,7 +166,7 @@ def test_several_ranges_in_one_run(fed: Fed) -> None:
 
 
 def test_beside_a_live_run(fed: Fed) -> None:
-    """Replay and verification work, nothing of the run is moved or fenced; catch-up is the run's."""
+    """Replay and verification work beside a live run without affecting it; catch-up is left to the run."""
     fed.fault.write_text("fail_before")
     run = fed.feed.begin()
     fed.insert(5)
@@ -197,7 +197,7 @@ def test_beside_a_live_run(fed: Fed) -> None:
 
 
 def test_what_cannot_be_done_is_said(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink that is down or detached, a range that is open or unknown; the rest is done."""
+    """Errors name a failing or detached sink and an open or unknown range; the rest is done."""
     monkeypatch.setattr(catch_up, "PATIENCE_SECONDS", 0.5)
     fed.fault.write_text("fail_before")
     with materialized(*SINKS, first=2, last=2) as (result, _):
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_is_said(fed: Fed, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_means_the_same(fed: Fed, make_runner: Callable[[], CliRunner]) -> None:
-    """`deltaforge replay` replays what the sink has and lets it catch up with the rest."""
+    """`deltaforge replay` replays what the sink has and catches it up with the rest."""
     arguments = ["replay", "feed", "--range", "1-2", "--sink", "lines"]
 
     result = make_runner().invoke(app, [*arguments, "--json"])
@@ -245,5 +245,5 @@ def test_the_command_means_the_same(fed: Fed, make_runner: Callable[[], CliRunne
 
 @pytest.fixture
 def make_runner() -> Callable[[], CliRunner]:
-    """Make a runner of commands."""
+    """Create a runner of commands."""
     return CliRunner

@@ -1,4 +1,4 @@
-"""What Dagster itself writes into the log of a run of ours."""
+"""Tests of what Dagster itself writes into the log of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spec:
 def test_the_log_misses_no_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, only: str | None
 ) -> None:
-    """An op that writes its events itself leaves no output to be missed, whatever is selected."""
+    """Dagster reports no missing output of the op, whatever is selected."""
     (tmp_path / "pipeline.yaml").write_text(FILE)
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipeline.yaml"))
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))

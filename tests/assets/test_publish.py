@@ -1,4 +1,4 @@
-"""A range is published once, whoever does it and whatever was killed in between."""
+"""Tests that a range is published once, whoever publishes it and whatever was killed in between."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, deliver, expire, held, new_segment, position, table
 
 JOURNAL = Journal("memory://links")
-"""Where links of materializations lead; nothing reads there."""
+"""The journal that links of materializations point to; nothing is read from it."""
 
 
 def test_each_asset_of_a_range_is_published_when_it_is_due(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """`changes` once the range is closed, a sink once it has the range; never a second time."""
+    """`changes` is published once the range is closed, a sink once it has the range; never twice."""
     lease = held(sqlite_store, "cache", "search")
     capture(sqlite_store, lease, 1, 2)
     deliver(sqlite_store, lease, "cache", 2)
@@ -42,7 +42,7 @@ def test_each_asset_of_a_range_is_published_when_it_is_due(
 def test_an_event_without_its_row_is_not_written_again(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """Killed between the two: the next publisher finds the event, and writes only the row."""
+    """After a kill between event and row, the next publisher writes only the row."""
     lease = held(sqlite_store, "cache")
     capture(sqlite_store, lease, 1)
 
@@ -61,7 +61,7 @@ def test_an_event_without_its_row_is_not_written_again(
 def test_a_number_that_begins_again_is_another_range(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """After the state store was deleted, what Dagster kept of the old range 1 hides no new one."""
+    """After the state store was deleted, Dagster's event of the old range 1 does not hide the new one."""
     instance.add_dynamic_partitions(partitions_name(NAME), ["0000000001"])
     old = dg.AssetMaterialization(
         [NAME, "changes"], partition="0000000001", metadata={"content_hash": "of another life"}
@@ -80,7 +80,7 @@ def test_a_number_that_begins_again_is_another_range(
 def test_a_range_leads_to_its_run_and_its_files(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """The run that captured it, as long as the lease tells; its first file; ages of checkpoints."""
+    """A range links to its run, if the lease still names it, and to its first file, and has checkpoint ages."""
     lease = held(sqlite_store, "cache", run_id="run-1")
     capture(sqlite_store, lease, 1)
     publish(instance, sqlite_store, NAME, instance.report_runless_asset_event, JOURNAL)
@@ -112,7 +112,7 @@ def test_a_range_leads_to_its_run_and_its_files(
 def test_a_range_names_the_versions_in_it(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """By number and by fingerprint, the last one last; those that came before and after it are others."""
+    """A range has the numbers and fingerprints of its table versions, the newest last, and no others."""
     lease = held(sqlite_store, "cache")
     stamps = []
     with sqlite_store.fenced(lease) as writer:

@@ -1,4 +1,4 @@
-"""Table versions in Dagster: shown once, with columns and differences; approved by materializing."""
+"""Tests of table versions in Dagster: published once, with columns and differences, and approved by materializing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDERS = "public.orders"
 
 
 def register(store: StateStore, lease: Lease, *columns: str, at: int) -> None:
-    """Register a version of `orders`, which waits for approval when there are others."""
+    """Register a version of `orders`, which waits for approval if there are earlier ones."""
     with store.fenced(lease) as writer:
         writer.register_schema("acme", table(*columns), position(at), pause=True)
 
@@ -49,7 +49,7 @@ def published(
 def test_each_version_is_shown_with_its_columns(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """Columns, types and key as Dagster's column schema; what a version made different; once."""
+    """A version is published once, with columns, types and key as column schema, and what it changed."""
     lease = held(sqlite_store)
     register(sqlite_store, lease, "id", at=1)
     written, event = published(instance, sqlite_store)
@@ -83,7 +83,7 @@ def test_each_version_is_shown_with_its_columns(
 def test_an_event_without_its_note_is_not_written_again(
     sqlite_store: StateStore, instance: dg.DagsterInstance
 ) -> None:
-    """Killed between the two: the next publisher finds the event, and writes only the note."""
+    """After a kill between event and mark, the next publisher writes only the mark."""
     register(sqlite_store, held(sqlite_store), "id", at=1)
 
     def report_and_die(event: dg.AssetMaterialization) -> None:
@@ -98,7 +98,7 @@ def test_an_event_without_its_note_is_not_written_again(
 
 @pytest.mark.parametrize("name", ["shop.größe", "shop.a...b", "shop.a%2Eb", "shop.a\nb", "a.b c,d"])
 def test_any_table_has_a_partition(name: str) -> None:
-    """Names that Dagster refuses are written otherwise, and read back."""
+    """Names that Dagster refuses are encoded, and decoded again."""
     partition = table_partition(name)
     dg.StaticPartitionsDefinition([partition])  # refuses what cannot be a partition
     assert table_of(partition) == name
@@ -107,7 +107,7 @@ def test_any_table_has_a_partition(name: str) -> None:
 def test_materializing_a_table_approves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
 ) -> None:
-    """The op releases what waits of the chosen table alone, and shows it; again it changes nothing."""
+    """The op releases the waiting changes of the chosen table only; a second time it changes nothing."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
     source = {"id": "pg", "dsn": "postgres://u@localhost/app", "slot": "s", "publication": "p"}

@@ -1,4 +1,4 @@
-"""The checks of sensing."""
+"""Tests of the checks of sensing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WARN = dg.AssetCheckSeverity.WARN
 
 
 def at(rows: list[Row], seconds: float) -> list[Row]:
-    """Return rows whose events happened then."""
+    """Return rows whose events happened at this time."""
     return [{**one, "ts_us": int(seconds * 1e6)} for one in rows]
 
 
 def outcomes(store: StateStore, loaded: LoadedPipeline) -> dict[str, tuple[bool, str | None]]:
-    """Return whether each check passed, and what it says."""
+    """Return for each check whether it passed, and its description."""
     found = list(sensing_checks(store, loaded))
     assert {one.severity for one in found} <= {WARN}
     return {one.check_name: (one.passed, one.description) for one in found}
 
 
 def test_only_where_it_is_enabled(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """A pipeline without sensing has no check of it."""
+    """A pipeline without sensing does not have its checks."""
     for sensing, names in (("enabled: true", {"sensing", "drift"}), ("enabled: false", set())):
         loaded = pipeline(tmp_path, sensing)
         assert {one.name for one in check_specs(loaded)} & {"sensing", "drift"} == names
@@ -38,7 +38,7 @@ def test_only_where_it_is_enabled(sqlite_store: StateStore, tmp_path: Path) -> N
 
 
 def test_drift_warns_for_a_day(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """Columns that differ are named with how, and without values; what is long past is not."""
+    """Differing columns are named with the kind of difference and without values; old drift is not."""
     loaded = pipeline(tmp_path)
     sense(sqlite_store, loaded, at(documents(31), time.time()))
     assert outcomes(sqlite_store, loaded) == {
@@ -48,14 +48,14 @@ def test_drift_warns_for_a_day(sqlite_store: StateStore, tmp_path: Path) -> None
 
 
 def test_what_is_long_past_passes(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """Drift that was seen more than a day ago, and only then, is past."""
+    """Drift that was last seen more than a day ago no longer counts."""
     loaded = pipeline(tmp_path, "enabled: true")
     sense(sqlite_store, loaded, at(documents(31), time.time() - DAY - 60))
     assert outcomes(sqlite_store, loaded)["drift"] == (True, None)
 
 
 def test_a_failure_warns(sqlite_store: StateStore, tmp_path: Path) -> None:
-    """Why sensing does not go on is what its check says."""
+    """The check has the reason why sensing has stopped."""
     loaded = pipeline(tmp_path)
     lease = sense(sqlite_store, loaded, documents(2))
     with sqlite_store.fenced(lease) as writer:

@@ -1,4 +1,4 @@
-"""What Dagster calls stale: ranges that another pipeline file made."""
+"""Tests of what Dagster shows as stale: ranges that were made with another pipeline file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Installation:
         )
 
     def stale(self, loaded: LoadedPipeline, number: int) -> dict[str, bool]:
-        """Return whether each asset's range is stale by the definitions of a file."""
+        """Return for each asset whether its range is stale by the definitions of a file."""
         definitions = dg.Definitions(
             assets=[build_pipeline_asset(loaded)], resources={"platform": object()}
         )
@@ -108,11 +108,11 @@ CHANGES: dict[tuple[str, ...], list[dict[str, Any]]] = {
         {"spec.engine.columns": {"mask": {"orders.email": "-"}}},
     ],
 }
-"""Changes of the file, by the assets whose ranges they make stale."""
+"""Changes of the file, with the assets whose ranges each one makes stale."""
 
 
 def changed(*stale: str) -> dict[str, bool]:
-    """Return what `stale` returns where exactly these are."""
+    """Return what `stale` returns if exactly these assets are stale."""
     return {asset: asset in stale for asset in ASSETS}
 
 
@@ -120,7 +120,7 @@ def changed(*stale: str) -> dict[str, bool]:
 def test_what_makes_ranges_stale(
     installation: Installation, write: Write, stale: tuple[str, ...]
 ) -> None:
-    """A change of the source, of values or processors concerns all, one of a sink that sink."""
+    """A change of the source, of values or of processors makes all assets stale, one of a sink only that sink."""
     installation.run(load_pipeline(write()), 1, "cache", "lines")
 
     for changes in CHANGES[stale]:
@@ -128,7 +128,7 @@ def test_what_makes_ranges_stale(
 
 
 def test_only_ranges_of_the_old_file_are_stale(installation: Installation, write: Write) -> None:
-    """Each range keeps what it was captured with; a sink's range also what it was delivered with."""
+    """Each range keeps the version that captured it; in a sink also the version that delivered it."""
     before = load_pipeline(write())
     after = load_pipeline(write({"spec.sinks.0.config.stream": "other"}))
     installation.run(before, 1, "lines")
@@ -140,7 +140,7 @@ def test_only_ranges_of_the_old_file_are_stale(installation: Installation, write
 
 
 def test_a_replay_refreshes_a_range(installation: Installation, write: Write) -> None:
-    """Only what today's file made is fresh: a replay is, once today's processors made it."""
+    """A replay makes a range fresh if the current processors made its messages."""
     installation.run(load_pipeline(write()), 1, "cache", "lines")
     after = load_pipeline(
         write({"spec.sinks.0.config.stream": "other", "spec.processors": [{"type": "flatten"}]})
@@ -163,7 +163,7 @@ def test_a_replay_refreshes_a_range(installation: Installation, write: Write) ->
 def test_the_source_of_a_function_counts(
     installation: Installation, write: Write, tmp_path: Path
 ) -> None:
-    """The file is the same, and the function in a module beside it is another."""
+    """A changed function in a module makes ranges stale although the pipeline file is the same."""
     module = tmp_path / "cleaning.py"
     module.write_text("def clean(table): return table")
     python = {"type": "python", "function": "cleaning:clean", "path": str(tmp_path)}
@@ -179,7 +179,7 @@ def test_the_source_of_a_function_counts(
 
 
 def test_the_chain_that_processed_a_range_counts(installation: Installation, write: Write) -> None:
-    """A range that was captured before a change of the processors and processed after it is fresh in sinks."""
+    """A range captured before a change of processors but processed after it is fresh in sinks."""
     before = load_pipeline(write())
     after = load_pipeline(write({"spec.processors": [{"type": "flatten"}]}))
     chain = chain_hash(after.spec.spec.processors, {})
@@ -192,7 +192,7 @@ def test_the_chain_that_processed_a_range_counts(installation: Installation, wri
 
 
 def test_specs_that_were_at_work_are_kept(sqlite_store: StateStore, write: Write) -> None:
-    """The store has the effective file of each range, without secrets and without scripts."""
+    """The store keeps the effective file of each range, without secrets and scripts."""
     script = {"type": "javascript", "id": "s", "inline": "// geheim\nfunction processBatch(e) {}"}
     loaded = load_pipeline(write({"spec.processors": [script]}))
     register(sqlite_store, loaded)

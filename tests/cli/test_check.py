@@ -1,4 +1,4 @@
-"""`deltaforge check`, against a real server."""
+"""Tests of `deltaforge check` against a real server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOBODY = '{type: redis, config: {id: redis, uri: "redis://:geheim@127.0.0.1:1", 
 
 
 def run(*arguments: object) -> Result:
-    """Run the command alone, as `deltaforge check` runs it."""
+    """Run the command alone, as `deltaforge check` does."""
     app = typer.Typer()
     app.command()(check)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -38,7 +38,7 @@ def run(*arguments: object) -> Result:
 def test_says_what_is_missing_and_makes_nothing(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1 with the statement that fixes an error, 0 once it is fixed; no state is made."""
+    """An error has exit code 1 and a statement that fixes it; once fixed, the code is 0. No state store is created."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     file = tmp_path / "orders.yaml"
     file.write_text(FILE.format(dsn=postgres_dsn, sink=FOLDER.format(tmp_path)))
@@ -60,7 +60,7 @@ def test_says_what_is_missing_and_makes_nothing(
 def test_a_sink_that_is_not_there(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a finding behind those of the source, and the exit code is 1."""
+    """An unreachable sink is a finding after those of the source, and the exit code is 1."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     file = tmp_path / "orders.yaml"
     file.write_text(FILE.format(dsn=postgres_dsn, sink=NOBODY))
@@ -79,7 +79,7 @@ def test_a_sink_that_is_not_there(
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    """One finding, no stack."""
+    """An unreachable server is one finding without a stack trace."""
     file = tmp_path / "orders.yaml"
     file.write_text(
         FILE.format(dsn="postgres://u:geheim@127.0.0.1:1/d", sink=FOLDER.format(tmp_path))

@@ -1,4 +1,4 @@
-"""`checkpoint show`, `reset` and `import` over a real state store."""
+"""Tests of `checkpoint show`, `reset` and `import` with a real state store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.state.make import NAME, capture, deliver, held
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """The installation's own store."""
+    """The state store of the installation."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     yield opened
@@ -39,7 +39,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 @pytest.fixture
 def lease(store: StateStore) -> Lease:
-    """The lease over three ranges of two segments; `cache` has all of the second one."""
+    """A held lease; there are three ranges of two segments, and `cache` has everything up to the second range."""
     lease = held(store, "cache", "file")
     for first in (1, 3, 5):
         capture(store, lease, first, first + 1)
@@ -49,7 +49,7 @@ def lease(store: StateStore) -> Lease:
 
 @pytest.fixture
 def released(store: StateStore, lease: Lease) -> None:
-    """The same, and nobody holds the lease."""
+    """The same store with a released lease."""
     with store.fenced(lease) as writer:
         writer.release()
 
@@ -63,7 +63,7 @@ def reset(to: str, sink: str = "cache") -> str:
 
 
 def refused(to: str, sink: str = "cache", pipeline: str = NAME) -> str:
-    """Try to reset a checkpoint and return the error."""
+    """Try to reset a checkpoint and return the error message."""
     arguments = ["checkpoint", "reset", pipeline, "--sink", sink, "--to", to]
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -71,7 +71,7 @@ def refused(to: str, sink: str = "cache", pipeline: str = NAME) -> str:
 
 
 def test_show(store: StateStore, lease: Lease) -> None:
-    """Each sink's checkpoint, with the row inside a segment that is not complete."""
+    """`show` prints each sink's checkpoint, with the row if it is inside a segment."""
     with store.fenced(lease) as writer:
         writer.advance("file", 2, 1, False, None)
 
@@ -97,7 +97,7 @@ def test_show(store: StateStore, lease: Lease) -> None:
 
 @pytest.mark.usefixtures("lease")
 def test_show_as_json(store: StateStore) -> None:
-    """The same for programs: positions are objects."""
+    """`show --json` prints the same, with positions as objects."""
     result = CliRunner().invoke(app, ["checkpoint", "show", NAME, "--json"])
 
     shown = json.loads(result.stdout)
@@ -125,14 +125,14 @@ def test_show_as_json(store: StateStore) -> None:
 @pytest.mark.parametrize(
     ("to", "segment", "expected"),
     [
-        ("oldest", 0, "goes on with segment 1: delivers 4 segments again, up to 4."),
-        ("range:2", 2, "goes on with segment 3: delivers 2 segments again, up to 4."),
-        ("range:3", 4, "goes on with segment 5: as before."),
-        ("tail", 6, "goes on with segment 7: skips 2 segments, from 5 on."),
+        ("oldest", 0, "continues with segment 1: delivers 4 segments again, up to 4."),
+        ("range:2", 2, "continues with segment 3: delivers 2 segments again, up to 4."),
+        ("range:3", 4, "continues with segment 5: as before."),
+        ("tail", 6, "continues with segment 7: skips 2 segments, from 5 on."),
     ],
 )
 def test_reset(store: StateStore, to: str, segment: int, expected: str) -> None:
-    """Each way of saying where to go on, and what that means is printed."""
+    """Each form of `--to` sets the checkpoint, and the command prints what that means."""
     assert reset(to) == f"cache {expected}\n"
     checkpoint = store.checkpoints(NAME)["cache"]
     assert (checkpoint.segment, checkpoint.complete) == (segment, True)
@@ -140,7 +140,7 @@ def test_reset(store: StateStore, to: str, segment: int, expected: str) -> None:
 
 @pytest.mark.usefixtures("released")
 def test_reset_of_a_failed_sink(store: StateStore) -> None:
-    """A reset forgets failures, and may begin a segment again that was in the middle."""
+    """A reset clears failures, and can restart a partly delivered segment."""
     lease = store.acquire_lease(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
@@ -148,20 +148,20 @@ def test_reset_of_a_failed_sink(store: StateStore) -> None:
         writer.sink_failed("cache", "down", 0.0)
         writer.release()
 
-    assert reset("range:3") == "cache goes on with segment 5: begins that segment again.\n"
+    assert reset("range:3") == "cache continues with segment 5: begins that segment again.\n"
     checkpoint = store.checkpoints(NAME)["cache"]
     assert (checkpoint.failures, checkpoint.last_error) == (0, None)
 
 
 @pytest.mark.usefixtures("lease")
 def test_a_held_pipeline_is_refused() -> None:
-    """While a run holds the lease nothing is reset."""
+    """A reset is refused while a run holds the lease."""
     assert "held by run run-1" in refused("oldest")
 
 
 @pytest.mark.usefixtures("released")
 def test_wrong_words_are_refused() -> None:
-    """Unknown pipelines, sinks, ranges and words are named, with what there is."""
+    """Errors name unknown pipelines, sinks, ranges and words, and list the valid ones."""
     assert refused("oldest", pipeline="other").endswith("(there is: orders)\n")
     assert refused("oldest", sink="kafka").endswith("(there is: cache, file)\n")
     assert refused("range:9") == "error: pipeline 'orders' has no range 9\n"
@@ -171,7 +171,7 @@ def test_wrong_words_are_refused() -> None:
 
 @pytest.mark.usefixtures("released")
 def test_reset_of_everything(store: StateStore, tmp_path: Path) -> None:
-    """A new uid, no position and no journal, not even its files; numbers go on."""
+    """The pipeline has a new uid, no position and no journal files; segment numbers continue."""
     before = store.pipeline(NAME)
     assert before is not None
     orphan = tmp_path / "home" / "journal" / NAME / before.uid / f"{1:010d}-000001-{1:032x}.parquet"
@@ -203,7 +203,7 @@ def test_reset_of_everything(store: StateStore, tmp_path: Path) -> None:
 def test_a_reset_of_everything_asks_on_a_terminal(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says first what it deletes; `--yes` skips that."""
+    """On a terminal the command lists what it will delete and asks; `--yes` skips that."""
     monkeypatch.setattr(checkpoint, "_on_terminal", lambda: True)
     command = ["checkpoint", "reset", NAME, "--all"]
 
@@ -221,7 +221,7 @@ def test_a_reset_of_everything_asks_on_a_terminal(
 def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
     store: StateStore, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log from before a publication that was made anew is given up; what follows the reset is captured."""
+    """A slot with log from before its publication was recreated is replaced; changes after the reset are captured."""
     with PostgresBench(postgres_dsn) as bench:
         file = tmp_path / "pipelines" / "orders.yaml"
         file.parent.mkdir(exist_ok=True)
@@ -237,7 +237,7 @@ def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
 
         assert result.exit_code == 0, result.output
         assert (
-            f"dropped and made anew: replication slot '{bench.slot}', which holds log from before"
+            f"dropped and created again: replication slot '{bench.slot}', which holds log from before"
             in (result.stdout)
         )
         row = store.pipeline("orders")
@@ -251,7 +251,7 @@ def test_a_reset_makes_a_slot_anew_that_nothing_can_be_read_from(
 
 @pytest.mark.usefixtures("lease")
 def test_what_a_reset_needs() -> None:
-    """One sink and a place, or --all alone; nobody else may be at work."""
+    """A reset needs a sink and a target, or `--all` alone, and a pipeline that no run holds."""
     for options, expected in (
         (["--all", "--sink", "cache"], "leave --sink and --to out"),
         (["--sink", "cache"], "or --all"),
@@ -264,7 +264,7 @@ def test_what_a_reset_needs() -> None:
 
 
 class TestImport:
-    """`checkpoint import`, from each kind of storage that DeltaForge had."""
+    """`checkpoint import` from each kind of storage that DeltaForge had."""
 
     KEYS: ClassVar = {
         "db": '{"lsn": "0/10", "tx_id": null}',
@@ -275,7 +275,7 @@ class TestImport:
 
     @pytest.fixture(autouse=True)
     def file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A pipeline file; `store` is the installation's, with nothing in it."""
+        """A pipeline file; `store` is the installation's empty state store."""
         (tmp_path / "pipelines").mkdir()
         (tmp_path / "pipelines" / "orders.yaml").write_text(
             f"metadata: {{name: {NAME}, tenant: acme}}\n"
@@ -289,7 +289,7 @@ class TestImport:
         monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipelines"))
 
     def sqlite(self, path: Path, table: str) -> str:
-        """Write a storage of DeltaForge, as it is while that runs: with a log beside the file."""
+        """Write a DeltaForge storage as it is while DeltaForge runs, with a log beside the file."""
         connection = sqlite3.connect(path)
         connection.execute("PRAGMA journal_mode = WAL")
         if table == "df_kv":
@@ -309,14 +309,14 @@ class TestImport:
         return str(path)
 
     def imported(self, store: StateStore, *options: str) -> str:
-        """Import, and return what was printed."""
+        """Run the import and return its output."""
         result = CliRunner().invoke(app, ["checkpoint", "import", NAME, *options])
         assert result.exit_code == 0, result.output
         return result.output
 
     @pytest.mark.parametrize("kind", ["df_kv", "kv", "json"])
     def test_from_files(self, store: StateStore, tmp_path: Path, kind: str) -> None:
-        """What belongs to the source is copied, and where it begins is said."""
+        """The checkpoints of the source are copied, and the command prints the start position."""
         path = tmp_path / "deltaforge.db"
         if kind == "json":
             parsed = {key: json.loads(value) for key, value in self.KEYS.items()}
@@ -352,7 +352,7 @@ class TestImport:
         assert "orders begins at lsn 0/00000020" in self.imported(store, "--from", postgres_dsn)
 
     def test_a_first_start_takes_them(self, store: StateStore, tmp_path: Path) -> None:
-        """The sink that is further skips what it has; afterwards nothing is left to take."""
+        """The sink that is further ahead skips what it has; afterwards the imported checkpoints are gone."""
         self.imported(store, "--from", self.sqlite(tmp_path / "d.db", "df_kv"))
         store.register_pipeline(NAME, "spec", ["cache", "file"])
         first = first_start(store, load_pipeline(tmp_path / "pipelines" / "orders.yaml"))
@@ -366,7 +366,7 @@ class TestImport:
         assert not legacy.stored(Kv(store.database, legacy.NAMESPACE), "db")
 
     def test_refusals(self, store: StateStore, tmp_path: Path) -> None:
-        """Wrong storages, wrong checkpoints and pipelines that have begun are told apart."""
+        """There are separate errors for wrong storages, wrong checkpoints and pipelines that have started."""
         sound = self.sqlite(tmp_path / "sound.db", "df_kv")
         (tmp_path / "text").write_text("hello")
         (tmp_path / "corrupt.json").write_text('{"db::sink::file": "?"}')
@@ -385,5 +385,5 @@ class TestImport:
             assert expected in result.stderr
         held(store, "cache", "file")
         result = CliRunner().invoke(app, ["checkpoint", "import", NAME, "--from", sound])
-        assert "has begun already" in result.stderr
+        assert "has already started" in result.stderr
         assert "deltaforge checkpoint reset orders --all" in result.stderr

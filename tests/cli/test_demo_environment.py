@@ -1,4 +1,4 @@
-"""What the demo says while its servers start."""
+"""Tests of the demo's messages while its servers start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.redis
 def test_the_first_start_says_that_it_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
-    """Before anything starts, it says that kernels have to be compiled; later starts do not."""
+    """The first start announces that kernels have to be compiled; later starts do not."""
     cache = tmp_path / "kernels"
     if kept:
         cache.mkdir()

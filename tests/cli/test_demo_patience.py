@@ -1,4 +1,4 @@
-"""The demo waits for as long as a run may take to start, and says what it waits for."""
+"""Tests of how long the demo waits for a run to start and deliver, and of its messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOTHING = {"redis": 0, "files": 0}
 
 
 class Waiting:
-    """A demo that waits, by a clock of its own."""
+    """A waiting demo with a simulated clock."""
 
     def __init__(self) -> None:
         self._patience = Patience(0.0)
@@ -17,7 +17,7 @@ class Waiting:
         self.said: list[str] = []
 
     def wait(self, seconds: float, arrived: dict[str, int], run: str | None = None) -> str | None:
-        """Look once a second; return why it is over, once it is."""
+        """Look once a second until the wait is over; return the reason."""
         end = self.now + seconds
         while self.now < end:
             said = self._patience.look(self.now, arrived, run, writing=False)
@@ -29,7 +29,7 @@ class Waiting:
 
 
 def test_a_run_has_its_time_to_start() -> None:
-    """It is waited for, and that is said once; then for what the run delivers."""
+    """The demo waits for a run, then for its deliveries, and reports each once."""
     waiting = Waiting()
     assert waiting.wait(ANSWER_SECONDS + 60, NOTHING) is None
     assert waiting.wait(STUCK_SECONDS - 1, NOTHING, "7c1d") is None
@@ -43,7 +43,7 @@ def test_a_run_has_its_time_to_start() -> None:
 
 
 def test_a_run_that_delivers_nothing_ends_the_waiting() -> None:
-    """Two minutes after it began to work, or after the last arrival, whichever was later."""
+    """The wait ends two minutes after the run began to work or after the last arrival, whichever is later."""
     waiting = Waiting()
     assert waiting.wait(100, NOTHING) is None
 
@@ -53,7 +53,7 @@ def test_a_run_that_delivers_nothing_ends_the_waiting() -> None:
 
 
 def test_without_a_run_the_waiting_ends() -> None:
-    """Once one would have begun; runs that come and go do not make it longer."""
+    """The wait ends once a run should have started; short-lived runs do not extend it."""
     alone = Waiting()
     why = alone.wait(10_000, NOTHING)
     assert why == "nothing has arrived for 7 min 1 s, and no run works"
@@ -65,7 +65,7 @@ def test_without_a_run_the_waiting_ends() -> None:
 
 
 def test_what_moves_is_not_spoken_of() -> None:
-    """While changes arrive or are written nothing is said, and nothing ends."""
+    """While changes arrive or are written, nothing is reported and the wait does not end."""
     waiting = Waiting()
     for count in range(100):
         assert waiting.wait(9, {"redis": count, "files": count}, "7c1d") is None

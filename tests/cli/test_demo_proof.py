@@ -1,4 +1,4 @@
-"""The demo's proof finds every lost, repeated, reordered and changed event."""
+"""Tests that the demo's proof finds every lost, repeated, reordered and changed event."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recorded() -> Record:
 
 
 def event(table: str, key: int, op: Op, version: int) -> dict[str, Any]:
-    """Return what a sink holds for a change: the parts of the native envelope that matter."""
+    """Return the sink's event for a change, with the fields of the native envelope that the proof reads."""
     full = ORDERS if table == "orders" else CUSTOMERS
     row = full.row(key, version)
     before = (
@@ -68,7 +68,7 @@ EVENTS = [event(*step) for step in HISTORY]
 
 
 def judge(events: list[dict[str, Any]]) -> Verdict:
-    """Return the verdict over a sink that holds these events."""
+    """Return the verdict for a sink that has these events."""
     proof = Proof(recorded())
     for one in events:
         proof.see(one)
@@ -76,7 +76,7 @@ def judge(events: list[dict[str, Any]]) -> Verdict:
 
 
 def test_all_there_once_in_order_is_good() -> None:
-    """Nothing to report about a sink that holds exactly what was written."""
+    """A sink with exactly what was written has a good verdict."""
     verdict = judge(EVENTS)
 
     assert verdict == Verdict(delivered=8, lost=0, duplicated=0, out_of_order=0, wrong=0)
@@ -85,7 +85,7 @@ def test_all_there_once_in_order_is_good() -> None:
 
 @pytest.mark.parametrize("place", range(len(EVENTS)))
 def test_each_missing_event_is_lost(place: int) -> None:
-    """Whichever event is missing, exactly one is lost."""
+    """If any one event is missing, exactly one is lost."""
     verdict = judge(EVENTS[:place] + EVENTS[place + 1 :])
 
     assert (verdict.lost, verdict.duplicated, verdict.out_of_order) == (1, 0, 0)
@@ -94,7 +94,7 @@ def test_each_missing_event_is_lost(place: int) -> None:
 
 @given(place=st.integers(0, len(EVENTS) - 1), later=st.integers(0, len(EVENTS)))
 def test_each_repeated_event_is_duplicated(place: int, later: int) -> None:
-    """Whichever event comes again, wherever: one is duplicated and none lost."""
+    """If any one event is repeated anywhere, one is duplicated and none is lost."""
     events = list(EVENTS)
     events.insert(max(later, place + 1), EVENTS[place])
     verdict = judge(events)
@@ -104,7 +104,7 @@ def test_each_repeated_event_is_duplicated(place: int, later: int) -> None:
 
 
 def test_an_event_before_an_earlier_one_of_its_key_is_out_of_order() -> None:
-    """An update that overtakes the insert, and a delete that overtakes the update, are found."""
+    """An update before its insert, and a delete before an update, are out of order."""
     for first, second in ((0, 2), (2, 5), (5, 7), (1, 4), (4, 6)):
         events = list(EVENTS)
         events[first], events[second] = events[second], events[first]
@@ -113,7 +113,7 @@ def test_an_event_before_an_earlier_one_of_its_key_is_out_of_order() -> None:
 
 
 def test_keys_may_overtake_each_other() -> None:
-    """The promise is order per key, not over all keys."""
+    """Order matters only per key, not across keys."""
     by_table = sorted(EVENTS, key=lambda one: str(one["source"]["table"]))
 
     assert judge(by_table).good
@@ -132,7 +132,7 @@ def test_keys_may_overtake_each_other() -> None:
     ],
 )
 def test_an_event_with_other_content_is_wrong(change: dict[str, Any]) -> None:
-    """A number instead of text, a column more or less, a strange table: wrong, and one is lost."""
+    """An event with a wrong type, a wrong set of columns or an unknown table is wrong, and one is lost."""
     verdict = judge([{**EVENTS[0], **change}, *EVENTS[1:]])
 
     assert (verdict.wrong, verdict.lost) == (1, 1)
@@ -142,7 +142,7 @@ def test_an_event_with_other_content_is_wrong(change: dict[str, Any]) -> None:
 def test_redis_is_read_stream_by_stream_in_order(
     redis_server: RedisServer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deliberately lost, repeated and reordered entries of real streams are found."""
+    """The proof finds lost, repeated and reordered entries of real streams."""
     monkeypatch.setattr("deltaforge_dagster.cli.demo_proof._PAGE", 3)  # several pages
     held = [EVENTS[2], EVENTS[0], EVENTS[3], EVENTS[3], *EVENTS[5:], EVENTS[1]]
     for one in held:
@@ -165,7 +165,7 @@ def test_redis_is_read_stream_by_stream_in_order(
 
 
 def test_files_are_read_in_order(tmp_path: Path) -> None:
-    """Lines keep their order within a file."""
+    """Lines are read in the order of the file."""
     for one in EVENTS:
         with (tmp_path / f"{one['source']['table']}.jsonl").open("a") as file:
             file.write(json.dumps(one) + "\n")
@@ -178,7 +178,7 @@ def test_files_are_read_in_order(tmp_path: Path) -> None:
 
 
 def test_percentiles_of_sorted_values() -> None:
-    """The value at the place, the last one at the end, None without values."""
+    """A percentile is the value at its place, the last value at the end, and None without values."""
     values = list(range(1, 101))
 
     assert percentile(values, 0.5) == 51
@@ -191,7 +191,7 @@ def test_percentiles_of_sorted_values() -> None:
 def test_arrivals_are_counted_while_they_come(
     redis_server: RedisServer, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    """Half a line does not count yet, and nothing counts twice."""
+    """A partial line does not count yet, and nothing counts twice."""
     with ArrivalCounter(redis_server.uri, "demo.*", tmp_path) as counter:
         assert counter.count() == {"redis": 0, "files": 0}
         redis_client.xadd("demo.orders", {"df-event": "{}"})
@@ -204,7 +204,7 @@ def test_arrivals_are_counted_while_they_come(
 
 
 def test_latencies_are_of_the_changes_committed_in_a_span() -> None:
-    """Sorted, in milliseconds, without changes before and after, and without unknown arrivals."""
+    """Latencies are sorted, in milliseconds, and exclude changes outside the span and unknown arrival times."""
     arrivals = [
         Arrival({"ts_ms": ts_ms}, at_ms)
         for ts_ms, at_ms in ((99, 500), (100, 107), (150, 153), (199, None), (200, 201))
@@ -214,7 +214,7 @@ def test_latencies_are_of_the_changes_committed_in_a_span() -> None:
 
 
 def test_the_rate_is_of_what_arrived() -> None:
-    """Changes of the burst over the time until the last of them came; none is no rate."""
+    """The rate is the burst's changes over the time to the last arrival, None if none arrived."""
     times = [(50, 2_000), (100, 1_100), (200, 2_100), (300, None)]
     arrivals = [Arrival({"ts_ms": ts_ms}, at_ms) for ts_ms, at_ms in times]
 

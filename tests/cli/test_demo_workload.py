@@ -1,4 +1,4 @@
-"""The demo's workload writes what it says, and its record is the truth."""
+"""Tests that the demo's workload writes what its record says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deltaforge_dagster.cli.demo_workload import TABLES, Workload
 
 
 def test_rows_are_functions_of_key_and_version() -> None:
-    """The proof can tell from an event alone what must stand in it."""
+    """An event's key and version determine its whole row."""
     for table in TABLES:
         assert table.row(5, 2) == table.row(5, 2)
         assert table.row(5, 2) != table.row(5, 3)
@@ -23,7 +23,7 @@ def test_rows_are_functions_of_key_and_version() -> None:
 
 @pytest.mark.postgres
 def test_the_record_agrees_with_the_database(postgres_dsn: str) -> None:
-    """What the last steps of all keys say is what the tables hold, value by value."""
+    """The last recorded steps of all keys match the tables' contents, value by value."""
     workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(700, 50)
@@ -48,13 +48,13 @@ def test_the_record_agrees_with_the_database(postgres_dsn: str) -> None:
 
 
 def _as_text(row: dict[str, object]) -> dict[str, object]:
-    """Numerics as events show them; `to_jsonb` writes numbers."""
+    """Convert numerics to text, as events have them; `to_jsonb` writes numbers."""
     return {"amount": f"{row['amount']:.2f}"} if "amount" in row else {}
 
 
 @pytest.mark.postgres
 def test_each_key_has_a_history_that_can_happen(postgres_dsn: str) -> None:
-    """Insert first, versions one by one, delete last; only orders come back, with the next one."""
+    """Each key has an insert, consecutive versions, and a final delete; only keys of orders come back."""
     workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(5000, 100)
@@ -72,7 +72,7 @@ def test_each_key_has_a_history_that_can_happen(postgres_dsn: str) -> None:
 
 @pytest.mark.postgres
 def test_several_changes_of_a_key_share_a_transaction(postgres_dsn: str) -> None:
-    """Order inside a transaction is part of what the demo proves."""
+    """Some transactions change a key more than once, so the demo covers order within a transaction."""
     workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     workload.write(100, 100)
@@ -82,7 +82,7 @@ def test_several_changes_of_a_key_share_a_transaction(postgres_dsn: str) -> None
 
 @pytest.mark.postgres
 def test_writing_takes_the_time_it_is_given_and_can_be_stopped(postgres_dsn: str) -> None:
-    """The calm phase is paced, and Ctrl-C does not wait for its end."""
+    """The calm phase is paced, and stopping does not wait for its end."""
     workload = Workload(PostgresDatabase(postgres_dsn))
     workload.create_tables()
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""`deltaforge pause`, `stop`, `start` and `resume` over a real state store."""
+"""Tests of `deltaforge pause`, `stop`, `start` and `resume` with a real state store."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ spec:
 
 @pytest.fixture(params=["initial", "always"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """When the file asks for a snapshot."""
+    """The `snapshot.mode` of the file."""
     return str(request.param)
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterator[StateStore]:
-    """An installation with one pipeline, which has run."""
+    """An installation with one pipeline that has run."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "shop.yaml"))
     (tmp_path / "shop.yaml").write_text(PIPELINE.format(mode=mode))
@@ -42,7 +42,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> Iterato
 
 
 def want(store: StateStore) -> str:
-    """Return what the pipeline shall do."""
+    """Return the desired state of the pipeline."""
     row = store.pipeline("shop")
     assert row is not None
     return row.want
@@ -53,25 +53,25 @@ def want(store: StateStore) -> str:
 def test_a_pipeline_ends_and_goes_on(
     store: StateStore, mode: str, begin: str, end: str, wanted: str
 ) -> None:
-    """Each says what it means; only with `always` a start asks for a snapshot, one."""
+    """Each command prints what it does; `start` requests one snapshot, and only with mode `always`."""
     (said,) = lines(end, "shop")
     assert said[0].startswith(f"shop is {wanted}")
     assert said[-1].endswith(f"deltaforge {'resume' if end == 'pause' else 'start'} shop")
     assert want(store) == wanted
 
     snapshot = ", with a snapshot" if mode == "always" else ""
-    assert lines(begin, "shop") == [[f"shop goes on{snapshot}."]]
+    assert lines(begin, "shop") == [[f"shop resumes{snapshot}."]]
     assert want(store) == "running"
     assert [one.cause for one in store.snapshots("shop")] == ["always"] * (mode == "always")
 
-    assert lines(begin, "shop") == [["shop is running already."]]
+    assert lines(begin, "shop") == [["shop is already running."]]
     lines("stop", "shop")
     lines(begin, "shop")
     assert len(store.snapshots("shop")) == (mode == "always")  # it is not finished yet
 
 
 def test_a_pipeline_that_never_ran(store: StateStore) -> None:
-    """It is said, with those that did, and the file that names none."""
+    """An unknown pipeline is an error; `pause` and `stop` list the pipelines that have run."""
     for command in ("pause", "stop"):
         result = CliRunner().invoke(app, [command, "other"])
         assert result.exit_code == 2

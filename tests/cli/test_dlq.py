@@ -1,4 +1,4 @@
-"""`deltaforge dlq` and what `status` says of dead letters, over a real state store."""
+"""Tests of `deltaforge dlq`, and of dead letters in `status`, with a real state store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = "12345678901234567890123456789012345678901"
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store with three dead letters of one sink, one of them waiting, and one of another."""
+    """A store with three dead letters of one sink, one of which waits, and one dead letter of another sink."""
     monkeypatch.setenv("COLUMNS", "250")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     lease = held(opened, "cache", "bus")
@@ -35,21 +35,21 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def said(*command: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def refused(*command: str) -> str:
-    """Return why a command was refused."""
+    """Return the error message of a refused command."""
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2, result.output
     return result.stderr
 
 
 def test_list(store: StateStore) -> None:
-    """Which change of which sink, and why; the events are not there."""
+    """`list` shows the change, the sink and the cause, without events."""
     shown = said("dlq", "list", NAME).splitlines()
     assert [line.split()[:6] for line in shown[1:]] == [
         ["1", "cache", "public.orders", "dead", "routing", "1"],
@@ -67,7 +67,7 @@ def test_list(store: StateStore) -> None:
 
 
 def test_for_programs(store: StateStore) -> None:
-    """The fields of DeltaForge's entries; a number keeps its digits."""
+    """The JSON output has the fields of DeltaForge's entries, and numbers keep their digits."""
     found = json.loads(said("dlq", "list", NAME, "--json"), parse_int=str)
     assert (found["pipeline"], found["count"], len(found["entries"])) == (NAME, "4", 4)
     first = found["entries"][0]
@@ -90,7 +90,7 @@ def test_for_programs(store: StateStore) -> None:
 
 
 def test_show(store: StateStore) -> None:
-    """Everything of one entry, and its event as it is."""
+    """`show` prints everything about one entry, and its event unchanged."""
     shown = said("dlq", "show", NAME, "1")
     assert "routing: nowhere to go" in shown
     assert 'segment 1, ordinal 1; {"lsn":"0/1"}' in shown
@@ -100,7 +100,7 @@ def test_show(store: StateStore) -> None:
 
 
 def test_redrive(store: StateStore) -> None:
-    """By number, by sink, or all; those that only wait need not be asked for."""
+    """Entries are redriven by number, by sink or all; waiting ones follow without being named."""
     assert "say which entries" in refused("dlq", "redrive", NAME)
     assert "has no dead letter 9" in refused("dlq", "redrive", NAME, "1", "9")
     assert next(row.state for row in store.dead_letters(NAME)) == "dead"
@@ -114,19 +114,19 @@ def test_redrive(store: StateStore) -> None:
 
 
 def test_ack_and_purge(store: StateStore) -> None:
-    """Some, up to a number, of one sink, all: gone for good."""
+    """Entries are discarded by number, up to a number, by sink or all."""
     assert "say which entries" in refused("dlq", "ack", NAME)
     assert "say which entries" in refused("dlq", "ack", NAME, "1", "--up-to", "2")
-    assert said("dlq", "ack", NAME, "2") == "1 entry given up.\n"
+    assert said("dlq", "ack", NAME, "2") == "1 entry discarded.\n"
     found = json.loads(said("dlq", "ack", NAME, "--up-to", "3", "--json"))
     assert found == {"pipeline": NAME, "acked": 2}
-    assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries given up.\n"
+    assert said("dlq", "purge", NAME, "--sink", "cache") == "0 entries discarded.\n"
     assert json.loads(said("dlq", "purge", NAME, "--json")) == {"pipeline": NAME, "purged": 1}
     assert store.dead_letters(NAME) == []
 
 
 def test_status(store: StateStore) -> None:
-    """How many there are is seen at once, with the command that shows them."""
+    """`status` shows the number of dead letters and the command that lists them."""
     assert "dead letters: 3 changes could not be delivered, 1 on their way or behind them" in said(
         "status"
     )

@@ -1,4 +1,4 @@
-"""Every command, also those of later days, when something of the user's is wrong: one sentence, no stack."""
+"""Tests of every command, including future ones: user errors are one message without a stack trace."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ spec:
 """
 
 PRINTS_NO_DATA = {"bench", "demo", "dev", "schema", "sensing schema", "serve", "warm"}
-"""Commands that run until they are ended, measure, or print a format of their own."""
+"""Commands that run until they are stopped, measure something, or print another format."""
 
 
 ANSWERS = {"check", "find"}
-"""Commands whose exit code 1 may be an answer."""
+"""Commands for which exit code 1 may be a result."""
 
 
 def leaves() -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
@@ -47,7 +47,7 @@ def _below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ..
 
 
 def call(words: tuple[str, ...], command: TyperCommand, pipeline: str) -> Result:
-    """Call a command on a pipeline, with something for everything else that it needs."""
+    """Call a command on a pipeline, with valid values for its other required parameters."""
     arguments: list[str] = []
     for parameter in command.params:
         if parameter.name == "pipeline":
@@ -60,7 +60,7 @@ def call(words: tuple[str, ...], command: TyperCommand, pipeline: str) -> Result
 
 
 def of_pipelines() -> list[tuple[tuple[str, ...], TyperCommand]]:
-    """Return the commands that are about one pipeline."""
+    """Return the commands that take one pipeline."""
     found = [
         (words, command)
         for words, command in leaves()
@@ -71,7 +71,7 @@ def of_pipelines() -> list[tuple[tuple[str, ...], TyperCommand]]:
 
 
 def assert_one_sentence(words: tuple[str, ...], result: Result) -> None:
-    """Assert that a failure is a message, and an exit code that is documented."""
+    """Assert that a failure is one message with a documented exit code."""
     said = f"{' '.join(words)}: {result.output}"
     assert isinstance(result.exception, SystemExit | None), (said, result.exception)
     assert result.exit_code in {0, 1, 2}, said
@@ -83,7 +83,7 @@ def assert_one_sentence(words: tuple[str, ...], result: Result) -> None:
 
 @pytest.fixture(autouse=True)
 def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with one good pipeline file."""
+    """A directory with one valid pipeline file."""
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "orders.yaml").write_text(PIPELINE)
@@ -92,14 +92,14 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begun(tmp_path: Path) -> None:
-    """Make the store of an installation in which the pipeline has run."""
+    """Create the state store of an installation in which the pipeline has run."""
     store = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     store.register_pipeline("orders", "hash", ["redis"])
     store.close()
 
 
 def test_an_unknown_pipeline(tmp_path: Path) -> None:
-    """Used wrongly: exit code 2."""
+    """An unknown pipeline is wrong usage, with exit code 2."""
     begun(tmp_path)
     for words, command in of_pipelines():
         result = call(words, command, "nosuch")
@@ -108,7 +108,7 @@ def test_an_unknown_pipeline(tmp_path: Path) -> None:
 
 
 def test_a_broken_file(tmp_path: Path, installation: Path) -> None:
-    """Whoever needs the file says what is wrong with it."""
+    """Every command that needs the file reports the file's problem."""
     begun(tmp_path)
     (installation / "orders.yaml").write_text("metadata: {name: orders\n")
     for words, command in of_pipelines():
@@ -116,7 +116,7 @@ def test_a_broken_file(tmp_path: Path, installation: Path) -> None:
 
 
 def test_a_store_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failed, and the password is not in the message."""
+    """An unreachable store is a failure, and the message does not contain the password."""
     monkeypatch.setenv("DELTAFORGE_STATE_URL", "postgresql://me:secret@127.0.0.1:1/state")
     for words, command in of_pipelines():
         result = call(words, command, "orders")
@@ -137,7 +137,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_usage_has_brackets_once() -> None:
-    """What may be left out stands in one pair of brackets, whatever the command calls it."""
+    """Optional arguments have one pair of brackets in the usage line."""
     for words, _ in leaves():
         result = CliRunner().invoke(main.app, [*words, "--help"])
         assert result.exit_code == 0, words
@@ -145,7 +145,7 @@ def test_usage_has_brackets_once() -> None:
 
 
 def test_data_comes_as_json_too() -> None:
-    """Whatever prints data, or says what it did, has `--json`."""
+    """Every command that prints data or reports what it did has `--json`."""
     without = {
         words
         for words, command in leaves()
@@ -166,7 +166,7 @@ def test_data_comes_as_json_too() -> None:
 def test_what_is_no_defect(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, said: str
 ) -> None:
-    """Ctrl-C and the file system's refusals have their exit codes."""
+    """Ctrl-C and file system errors have their own exit codes."""
 
     def broken(_target: str) -> Any:
         raise raised
@@ -188,7 +188,7 @@ def test_what_is_no_defect(
     ],
 )
 def test_completion(words: str, expected: list[str]) -> None:
-    """A shell gets commands, their commands and options, and the pipelines' names."""
+    """Shell completion offers commands, subcommands, options and names of pipelines."""
     typed = words.split(" ")
     environment = {
         "_DELTAFORGE_COMPLETE": "complete_bash",

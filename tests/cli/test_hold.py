@@ -1,4 +1,4 @@
-"""`deltaforge hold` and what `status` says of holds."""
+"""Tests of `deltaforge hold`, and of holds in `status`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = "shop.orders"
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store in which one table is held."""
+    """A store with one held table."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     lease = held(opened, "cache")
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def test_holds_are_shown(store: StateStore) -> None:
-    """Table, state, how much and why: by `hold list` and by `status`."""
+    """`hold list` and `status` show the table, the state, the number of events and the reason."""
     for command, code in ((["hold", "list", NAME], 0), (["status"], 1)):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == code, result.output
@@ -42,7 +42,7 @@ def test_holds_are_shown(store: StateStore) -> None:
 
 
 def test_release(store: StateStore, tmp_path: Path) -> None:
-    """The statement goes with the release; unknown tables and two ways at once are refused."""
+    """The statement is stored with the release; unknown tables and conflicting options are refused."""
     file = tmp_path / "orders.sql"
     file.write_text("CREATE TABLE orders (id int PRIMARY KEY)")
     refused = CliRunner().invoke(app, ["hold", "release", NAME, "shop.items"])
@@ -54,7 +54,7 @@ def test_release(store: StateStore, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["hold", "release", NAME, TABLE, "--create-table", str(file)])
 
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{TABLE}: the next run delivers what is held, 12 events.\n"
+    assert result.stdout == f"{TABLE}: the next run delivers 12 held events.\n"
     (hold,) = store.holds(NAME)
     assert hold.state == "released"
     assert json.loads(str(hold.mend)) == {

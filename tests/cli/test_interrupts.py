@@ -1,4 +1,4 @@
-"""Signals that end a command in order."""
+"""Tests of the signal handler that ends commands in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Handlers as a command sets them; afterwards they are what they were."""
+    """Set the handlers as a command does, and restore them afterwards."""
     before = {number: signal.signal(number, interrupt_once) for number in ENDING}
     yield
     for number, handler in before.items():
@@ -23,7 +23,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("first", ENDING)
 def test_only_the_first_one_counts(first: signal.Signals) -> None:
-    """It interrupts like Ctrl-C; whatever comes while everything ends is without effect."""
+    """The first signal interrupts like Ctrl-C; later ones are ignored during the shutdown."""
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(first)
     for number in (*ENDING, *ENDING):

@@ -1,4 +1,4 @@
-"""`journal rebuild` over a real state store and journal folder."""
+"""Tests of `journal rebuild` with a real state store and journal directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.state.make import NAME, capture, deliver, held, position
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store with three segments, the files of the first two; `file` lacks the last two."""
+    """A store with three segments, of which the first two have files; sink `file` lacks the last two."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     lease = held(opened, "cache", "file")
@@ -37,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def test_rebuild(store: StateStore, tmp_path: Path) -> None:
-    """It says where capture goes on, and deletes what is left of the old journal."""
+    """The command prints where capture continues, and deletes the rest of the old journal."""
     result = CliRunner().invoke(app, ["journal", "rebuild", NAME])
 
     assert result.exit_code == 0, result.output
@@ -50,7 +50,7 @@ def test_rebuild(store: StateStore, tmp_path: Path) -> None:
 
 
 def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
-    """Sinks that would lose changes are named, and nothing is touched; then it is said again."""
+    """Sinks that would lose changes are named; nothing changes without `--accept-loss`, which names them again."""
     lease = store.acquire_lease(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:
@@ -65,11 +65,11 @@ def test_loss_must_be_asked_for(store: StateStore, tmp_path: Path) -> None:
 
     done = CliRunner().invoke(app, ["journal", "rebuild", NAME, "--accept-loss"])
     assert done.exit_code == 0, done.output
-    assert "file: never gets what it lacks from before that position." in done.stdout
+    assert "file: never gets the changes before that position that it lacks." in done.stdout
 
 
 def test_status_shows_what_was_lost(store: StateStore) -> None:
-    """A sink that had lost data is seen at once, although it goes on."""
+    """`status` marks a sink that lost data, although the sink continues."""
     lease = store.acquire_lease(NAME, "run-2", 60)
     assert lease is not None
     with store.fenced(lease) as writer:

@@ -1,4 +1,4 @@
-"""The command as a user meets it: list of commands, exit codes, errors, and no slow imports."""
+"""Tests of the command line as a whole: list of commands, exit codes, errors, and fast imports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_version() -> None:
 
 
 def test_help_lists_every_command() -> None:
-    """`--help`, or nothing at all, lists the commands."""
+    """`--help`, and a call without arguments, list the commands."""
     listed = deltaforge("--help")
 
     assert listed.exit_code == 0
@@ -39,7 +39,7 @@ def test_help_lists_every_command() -> None:
 
 
 def test_help_needs_nothing_heavy() -> None:
-    """The list of commands is shown without importing what only commands need."""
+    """The list of commands is shown without importing the modules of commands."""
     code = (
         "import sys; from deltaforge_dagster.cli.main import app\n"
         "try: app(['--help'])\n"
@@ -54,7 +54,7 @@ def test_help_needs_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", main.COMMANDS)
 def test_each_command_has_help(command: str) -> None:
-    """Each command exists and describes itself."""
+    """Each command exists and has a help text."""
     result = deltaforge(command, "--help")
 
     assert result.exit_code == 0
@@ -69,7 +69,7 @@ def test_usage_errors_end_with_2() -> None:
 
 
 def test_our_errors_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's mistake ends with 2, a failure with 1; standard error has the message, no stack."""
+    """Wrong usage exits with 2, a failure with 1; standard error has the message without a stack trace."""
     mistake = deltaforge("ranges", "orders")
     assert (mistake.exit_code, mistake.stdout) == (2, "")
     assert mistake.stderr == (
@@ -87,7 +87,7 @@ def test_our_errors_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("command", ["dev", "run", "serve"])
 def test_a_home_that_is_none(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be made in the home is named, and with it the setting that says where that is."""
+    """An error in the home directory names the path and the setting of the home directory."""
     home = tmp_path / "file"
     home.touch()
     path = tmp_path / "pipelines" / "orders.yaml"
@@ -111,7 +111,7 @@ def test_a_home_that_is_none(command: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not an error of ours is a defect, and is not hidden."""
+    """Any other exception is a defect and keeps its stack trace."""
 
     def broken(_target: str) -> typer.Typer:
         raise ZeroDivisionError
@@ -121,9 +121,9 @@ def test_defects_keep_their_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(deltaforge("status").exception, ZeroDivisionError)
 
 
-@pytest.mark.timeout(900)  # where nothing is compiled yet
+@pytest.mark.timeout(900)  # if nothing is compiled yet
 def test_warm() -> None:
-    """`warm` runs every kernel and says how long it took."""
+    """`warm` runs every kernel and prints how long it took."""
     result = deltaforge("warm")
 
     assert result.exit_code == 0
@@ -133,7 +133,7 @@ def test_warm() -> None:
 def test_warm_uses_two_processors_when_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machine code that is there is loaded by one process; the folders of a cache alone are none."""
+    """Parts are compiled in parallel only if the cache has no compiled code; empty folders do not count."""
     asked: list[str] = []
     (tmp_path / "sources_1").mkdir()
     monkeypatch.setattr(kernel, "CACHE", tmp_path)

@@ -1,4 +1,4 @@
-"""Words for sizes, times and positions."""
+"""Tests of the text form of sizes, times and positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from deltaforge_dagster.positions import LsnPosition
     ],
 )
 def test_size(count: int, expected: str) -> None:
-    """Sizes come in the largest unit that fits."""
+    """A size has the largest unit that fits."""
     assert size(count) == expected
 
 
@@ -36,7 +36,7 @@ def test_size(count: int, expected: str) -> None:
     [(0, "0 entries"), (1, "1 entry"), (2, "2 entries"), (12_345, "12,345 entries")],
 )
 def test_counted(count: int, expected: str) -> None:
-    """What is counted stands in the plural, unless it is one."""
+    """A counted noun is plural, unless the count is one."""
     assert pluralize(count, "entry", "entries") == expected
     assert pluralize(count, "row") == expected.replace("entries", "rows").replace("entry", "row")
 
@@ -46,7 +46,7 @@ def test_counted(count: int, expected: str) -> None:
     [(-5, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (65, "1 min 5 s"), (90_061, "1 d 1 h")],
 )
 def test_duration(seconds: float, expected: str) -> None:
-    """Spans come in their two largest units; none is negative."""
+    """A time span has its two largest units and is never negative."""
     assert duration(seconds) == expected
 
 
@@ -56,7 +56,7 @@ def test_moment() -> None:
 
 
 def test_position() -> None:
-    """A position shows its fields, without those it does not know."""
+    """A position shows its fields, except those that are null."""
     assert position(LsnPosition(0x1234, 7).to_json()) == "lsn 0/00001234 tx_id 7"
     assert position(LsnPosition(0x1234).to_json()) == "lsn 0/00001234"
     assert position(None) == "-"
@@ -65,7 +65,7 @@ def test_position() -> None:
 def test_tables_are_whole_where_no_terminal_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a program looks for stands in one line, unless COLUMNS says how wide lines may be."""
+    """Without a terminal each row is one line, unless COLUMNS limits the width."""
     name = "public." + "orders_of_the_year_" * 8
     monkeypatch.delenv("COLUMNS", raising=False)
     answers().print(grid(["table", "key"], [[name, "7"]]))
@@ -80,7 +80,7 @@ def test_tables_are_whole_where_no_terminal_is(
 
 
 def test_brackets_are_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """Messages quote lists and paths; nothing of them is read as a style."""
+    """Brackets in messages are printed, not read as a style."""
     answers().print("tables [public.orders] and [/bold] stay")
 
     assert capsys.readouterr().out == "tables [public.orders] and [/bold] stay\n"

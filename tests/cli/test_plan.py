@@ -1,4 +1,4 @@
-"""`deltaforge plan`: a file's meaning, and what it would change."""
+"""Tests of `deltaforge plan`: what a file means, and what it would change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(path: Path) -> str:
 
 
 def test_hooks_have_a_sensor(write: Write, store: StateStore) -> None:
-    """Where the file names hooks, the sensor that tells them is one of what it makes."""
+    """If the file has hooks, the created sensors include the one for alerts."""
     assert store.pipeline("orders") is None
     hook = {"type": "webhook", "url": "https://ops.example/hooks"}
     quiet = write({})
@@ -57,7 +57,7 @@ def test_hooks_have_a_sensor(write: Write, store: StateStore) -> None:
 
 
 def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every default, and every name that the pipeline makes; an installation without state stays one."""
+    """The plan shows every default and every created name; no state store is created."""
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "none"))
     kafka = {"brokers": "h:1", "topic": "${source.schema}.${source.table}.${op}"}
     path = write(
@@ -94,7 +94,7 @@ def test_a_new_pipeline(write: Write, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
-    """What differs from the file that the pipeline ran with, each with what follows."""
+    """The plan shows what differs from the file that the pipeline ran with, and the consequences."""
     register(store, load_pipeline(write()))
     assert planned(write())["known"] == "the same"
     assert "Nothing: orders runs with the same file." in shown(write())
@@ -114,7 +114,7 @@ def test_a_changed_pipeline(store: StateStore, write: Write) -> None:
 
 
 def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> None:
-    """The sensor has seen the file, but a run still works with the one before: that is compared, and said."""
+    """If a live run uses an older file than the sensor has seen, the plan compares with the run's file and says so."""
     before = load_pipeline(write())
     register(store, before)
     store.set_start("orders", position(0))
@@ -127,7 +127,7 @@ def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> 
     register(store, load_pipeline(path))
 
     assert [one["path"] for one in planned(path)["changes"]] == ["spec.engine.range.max_seconds"]
-    assert "Waits: run run-7 is at work with the file as it was; within seconds" in shown(path)
+    assert "Waits: run run-7 uses the old file; within seconds" in shown(path)
     assert planned(write())["known"] == "the same"
 
     expire(store)
@@ -137,7 +137,7 @@ def test_a_change_waits_for_the_run_at_work(store: StateStore, write: Write) -> 
 
 
 def test_a_snapshot_that_starts_by_itself(store: StateStore, write: Write) -> None:
-    """A new pipeline, and with `always` each changed file, reads its tables: the plan says so."""
+    """The plan announces the snapshot of a new pipeline and, with `always`, of each changed file."""
 
     def due(mode: str) -> str | None:
         found: str | None = planned(write({"spec.source.config.snapshot": {"mode": mode}}))[
@@ -153,14 +153,14 @@ def test_a_snapshot_that_starts_by_itself(store: StateStore, write: Write) -> No
 
 
 def test_a_store_of_an_older_version(store: StateStore, write: Write) -> None:
-    """Where no spec was kept, that is said instead of that nothing changes."""
+    """If the store has no spec to compare with, the plan says so instead of showing no changes."""
     store.register_pipeline("orders", "hash of then", ["cache", "lines"])
 
     assert "Not known: orders ran with another, of a version that kept no specs" in shown(write())
 
 
 def test_where_a_mysql_pipeline_writes(store: StateStore, write: Write) -> None:
-    """Names that the file does not decide stay variables."""
+    """Template variables that the file does not determine stay variables."""
     config = {"id": "db", "dsn": "mysql://u:geheim@h/d", "tables": ["shop.orders", "items"]}
     path = write(
         {

@@ -7,7 +7,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_every_command_is_in_the_readme() -> None:
-    """The table of commands has every command, and no other."""
+    """The README's table of commands has exactly the existing commands."""
     named = re.findall(r"^\| `deltaforge (\w+)", README.read_text(), re.MULTILINE)
 
     assert set(named) == set(COMMANDS)

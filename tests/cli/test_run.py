@@ -1,4 +1,4 @@
-"""`deltaforge run` and `replay`: what they refuse, in one sentence."""
+"""Tests of `deltaforge run` and `replay`, mainly of their error messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with one pipeline, whose source cannot be reached."""
+    """A directory with one pipeline whose source is unreachable."""
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "shop.yaml").write_text(PIPELINE)
@@ -65,7 +65,7 @@ def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_use_is_one_message(arguments: list[str], code: int, message: str) -> None:
-    """An unknown pipeline or range, and a range that is none, are each said in one line."""
+    """An unknown pipeline, an unknown range and an invalid range are each one message."""
     result = CliRunner().invoke(app, arguments)
 
     assert result.exit_code == code
@@ -74,7 +74,7 @@ def test_wrong_use_is_one_message(arguments: list[str], code: int, message: str)
 
 
 def test_an_unreachable_source_is_one_message_without_its_password() -> None:
-    """A run whose source cannot be reached ends with code 1 and one sentence."""
+    """A run with an unreachable source exits with code 1 and one message."""
     result = CliRunner().invoke(app, ["run", "shop"])
 
     assert result.exit_code == 1
@@ -84,7 +84,7 @@ def test_an_unreachable_source_is_one_message_without_its_password() -> None:
 
 
 def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster makes a failure with a stack of it, the command what Ctrl-C is elsewhere: 130, and nothing said."""
+    """Dagster turns an interrupt into a failure with a stack trace; the command exits with 130 and prints nothing."""
 
     def interrupted(_platform: Platform) -> None:
         raise dg.DagsterExecutionInterruptedError
@@ -107,9 +107,9 @@ def test_an_interrupt_where_nothing_catches_it(monkeypatch: pytest.MonkeyPatch) 
 def test_a_sink_that_fails_is_named(
     spark_server: SparkAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the sinks that are required have everything the code is 0, and the answer says which one fails.
+    """If the required sinks have everything, the exit code is 0 and the output names the failing sink.
 
-    The first run brings what the table held before, as the file asks for. A sink that is required makes it 1.
+    The first run reads the initial snapshot that the file requests. A failing required sink makes the code 1.
     """
     spark_server.use(tmp_path / "home", monkeypatch)
     monkeypatch.setenv("COLUMNS", "60")
@@ -130,9 +130,9 @@ def test_a_sink_that_fails_is_named(
     result = CliRunner().invoke(app, ["run", "shop", "--until-caught-up"])
 
     assert result.exit_code == 0
-    ended, failing = result.stdout.splitlines()  # each whole, however narrow a terminal is
+    ended, failing = result.stdout.splitlines()  # lines are not folded, however narrow the terminal
     assert ended == "Ended (caught up): 1 change captured, sent 1 to good, 0 to lost."
-    assert failing.startswith("lost is behind, and fails: ")
+    assert failing.startswith("lost is behind and fails: ")
     assert "lost.jsonl" in failing
 
     (tmp_path / "pipelines" / "shop.yaml").write_text(text.replace(", required: false", ""))
@@ -148,7 +148,7 @@ def test_a_sink_that_fails_is_named(
 
 
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
-    """The run's lines are text there, and kept with the run as they are; no process of the group prints a stack."""
+    """The run's log lines are text on a terminal and stored with the run; no process prints a stack trace."""
     home, file = tmp_path / "home", tmp_path / "pipelines" / "shop.yaml"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file.write_text(PIPELINE.replace("127.0.0.1:1/", f"127.0.0.1:{silent.getsockname()[1]}/"))
@@ -166,7 +166,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
         while b"run begins" not in shown:
             shown += os.read(terminal, 4096)
         os.killpg(run.pid, signal.SIGINT)
-        with contextlib.suppress(OSError):  # that is how a terminal ends
+        with contextlib.suppress(OSError):  # how the end of a terminal is reported
             while piece := os.read(terminal, 4096):
                 shown += piece
         os.close(terminal)

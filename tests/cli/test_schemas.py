@@ -1,4 +1,4 @@
-"""`deltaforge schemas` and `deltaforge hold approve`."""
+"""Tests of `deltaforge schemas` and `deltaforge hold approve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLE = "public.orders"
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store in which `orders` has two versions, the second of which waits, and is no more."""
+    """A store in which the second version of `orders` waits for approval and is no longer the newest form."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
@@ -42,7 +42,7 @@ def run(*command: str) -> Result:
 
 
 def shown(*command: str) -> dict[str, Any]:
-    """Run a command that succeeds; return what it prints for programs."""
+    """Run a command that succeeds; return its JSON output."""
     result = run(*command, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
@@ -50,7 +50,7 @@ def shown(*command: str) -> dict[str, Any]:
 
 
 def test_list(store: StateStore) -> None:
-    """Every table with the version that it has now, and what waits for approval."""
+    """`list` shows every table with its current version and the versions that wait for approval."""
     found = shown("schemas", "list", NAME)["tables"]
     assert [(one["name"], one["registry_version"], one["pending"]) for one in found] == [
         ("public.items", 1, []),
@@ -74,7 +74,7 @@ def test_list(store: StateStore) -> None:
     ],
 )
 def test_show(store: StateStore, options: tuple[str, ...], version: int) -> None:
-    """The version of now, or the one that is asked for, with its columns."""
+    """`show` prints the current or the selected version with its columns."""
     found = shown("schemas", "show", NAME, TABLE, *options)
     assert (found["registry_version"], found["sequence"]) == (version, version)
     assert [one["name"] for one in found["columns"]] == list("ab")[:version]
@@ -98,14 +98,14 @@ def test_show(store: StateStore, options: tuple[str, ...], version: int) -> None
     ],
 )
 def test_what_is_not_there(store: StateStore, command: tuple[str, ...], problem: str) -> None:
-    """One clear error, and exit code 2."""
+    """Something that does not exist is one clear error with exit code 2."""
     result = run("schemas", *command)
     assert result.exit_code == 2
     assert problem in result.stderr
 
 
 def test_history_and_diff(store: StateStore) -> None:
-    """Each version with what it made different; the difference of any two."""
+    """`history` shows what each version changed; `diff` compares any two versions."""
     found = shown("schemas", "history", NAME, TABLE)["versions"]
     assert [(one["version"], one["changes"]) for one in found] == [(1, []), (2, ["+ b int4"])]
     assert "waits for approval" in run("schemas", "history", NAME, TABLE).stdout
@@ -116,11 +116,11 @@ def test_history_and_diff(store: StateStore) -> None:
 
 
 def test_approve(store: StateStore) -> None:
-    """What waits is released, once."""
+    """Approval releases the waiting changes once."""
     assert "schema public.orders" in run("hold", "list", NAME).stdout
     result = run("hold", "approve", NAME, TABLE)
     assert result.exit_code == 0, result.output
-    assert result.stdout == f"{TABLE}: approved; the next run delivers what waits, 12 changes.\n"
+    assert result.stdout == f"{TABLE}: approved; the next run delivers 12 waiting changes.\n"
     assert [hold.state for hold in store.holds(NAME)] == ["released"]
     assert shown("schemas", "list", NAME)["tables"][1]["pending"] == []
     again = run("hold", "approve", NAME, TABLE)

@@ -1,4 +1,4 @@
-"""`deltaforge sensing`."""
+"""Tests of `deltaforge sensing`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOC = "public.orders:doc"
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store in which orders were looked at."""
+    """A store in which sensing has processed orders."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipelines"))
@@ -30,14 +30,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def said(*command: str) -> str:
-    """Return what a command that succeeds prints."""
+    """Return the output of a command that succeeds."""
     result = CliRunner().invoke(app, ["sensing", *command])
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def test_list() -> None:
-    """Every schema, and how far sensing is; the same as JSON."""
+    """`list` shows every schema and the progress of sensing, as text and as JSON."""
     text = said("list", "orders")
     assert DOC in text
     assert "31 of 31" in text
@@ -47,7 +47,7 @@ def test_list() -> None:
 
 
 def test_show() -> None:
-    """The fields of one schema."""
+    """`show` prints the fields of one schema."""
     text = said("show", "orders", DOC)
     assert "one of new, paid" in text
     assert "of object" in text
@@ -57,23 +57,23 @@ def test_show() -> None:
 
 
 def test_schema(tmp_path: Path) -> None:
-    """JSON Schema, to the screen or to a file."""
+    """`schema` writes JSON Schema to standard output or to a file."""
     said("schema", "orders", DOC, "--output", str(tmp_path / "doc.json"))
     assert (tmp_path / "doc.json").read_text() == said("schema", "orders", DOC)
     assert json.loads(said("schema", "orders", DOC))["required"] == ["items"]
 
 
 def test_drift() -> None:
-    """What differs, by column; of all tables or of one."""
+    """`drift` shows differences by column, for all tables or for one."""
     text = said("drift", "orders")
     assert "unexpected_null 1" in text
-    assert "Rows that differ: 1 of 31 that were looked at." in text
+    assert "Rows that differ: 1 of 31 analyzed." in text
     found = json.loads(said("drift", "orders", "public.orders", "--json"))
     assert [one["column"] for one in found["tables"][0]["columns"]] == ["id", "gone"]
 
 
 def test_refusals(tmp_path: Path) -> None:
-    """Unknown schemas, and pipelines without sensing, are one line."""
+    """Unknown schemas, and pipelines without sensing, are errors of one line."""
     unknown = CliRunner().invoke(app, ["sensing", "show", "orders", "nothing"])
     assert unknown.exit_code == 2
     assert f"nothing is known of 'nothing' (there is: public.orders, {DOC})" in unknown.stderr

@@ -1,4 +1,4 @@
-"""`deltaforge serve`: what keeps it from starting. What it serves is tried below `tests/api`."""
+"""Tests of what `deltaforge serve` refuses at its start; `tests/api` tests what it serves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltaforge_dagster.cli.main import app
 
 
 def refusal(*arguments: object) -> str:
-    """Return what the command says that does not start."""
+    """Return the error message of a `serve` that does not start."""
     result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
     assert result.exit_code == 2
     return result.output
@@ -35,7 +35,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_other_machines_need_a_token(
     monkeypatch: pytest.MonkeyPatch, host: str, token: str | None
 ) -> None:
-    """An address that they reach is refused without one; an empty one is none."""
+    """An address that other machines can reach is refused without a token; an empty token counts as none."""
     if token is not None:
         monkeypatch.setenv("DELTAFORGE_API_TOKEN", token)
     assert "set DELTAFORGE_API_TOKEN" in refusal("--host", host)
@@ -43,7 +43,7 @@ def test_other_machines_need_a_token(
 
 @pytest.mark.parametrize("option", [("--host", "0.0.0.0"), ("--metrics-addr", "0.0.0.0:0")])
 def test_a_short_token_warns(monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]) -> None:
-    """On an address that other machines reach; the next thing that is wrong is said as well."""
+    """A short token on such an address is a warning; the next problem is reported as well."""
     monkeypatch.setenv("DELTAFORGE_API_TOKEN", "fifteen letters")
     said = refusal("--port", 0, *option)
     assert f"warning: {option[0]} {option[1]}: DELTAFORGE_API_TOKEN has fewer than 16" in said
@@ -55,7 +55,7 @@ def test_a_short_token_warns(monkeypatch: pytest.MonkeyPatch, option: tuple[str,
 
 
 def test_a_port_that_is_taken() -> None:
-    """It is said, with the address."""
+    """The error names the address."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refusal("--port", port, "--metrics-addr", "none")
@@ -66,13 +66,13 @@ def test_a_port_that_is_taken() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "example.org"])
 def test_metrics_for_other_machines_need_a_token(host: str) -> None:
-    """Their address is refused without one as the API's is."""
+    """The metrics address is refused without a token as the API's address is."""
     said = refusal("--port", 0, "--metrics-addr", f"{host}:0")
-    assert f"--metrics-addr {host}:0: other machines may ask only with a token" in said
+    assert f"--metrics-addr {host}:0: other machines can reach it, so a token is needed" in said
 
 
 def test_a_port_of_metrics_that_is_taken() -> None:
-    """It is said with the option, and what else may be given."""
+    """The error names the option and its alternatives."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = refusal("--port", 0, "--metrics-addr", address)
@@ -84,25 +84,25 @@ def test_a_port_of_metrics_that_is_taken() -> None:
 
 @pytest.mark.parametrize("text", ["9000", ":9000", "localhost", "localhost:many", "::1:65536", ""])
 def test_what_is_no_address(text: str) -> None:
-    """An address of metrics has a host and a port."""
+    """The metrics address must have a host and a port."""
     assert "must be HOST:PORT" in refusal("--port", 0, "--metrics-addr", text)
 
 
 def test_a_state_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process could see it."""
+    """A state store in memory is refused, since no other process could read it."""
     monkeypatch.setenv("DELTAFORGE_STATE_URL", "memory")
     assert "DELTAFORGE_STATE_URL is memory" in refusal("--port", 0)
 
 
 def test_without_the_directory_of_pipelines() -> None:
-    """It is said which one is missing."""
+    """The error names the missing directory."""
     said = refusal("--port", 0, "--metrics-addr", "none")
     assert "DELTAFORGE_PIPELINES" in said
     assert "does not exist" in said
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """In order, with code 0 and without a word."""
+    """Ctrl-C stops the server cleanly, with exit code 0 and no output."""
     (tmp_path / "pipelines").mkdir()
     with subprocess.Popen(
         [

@@ -1,4 +1,4 @@
-"""`sink pause`, `sink resume` and `sink attach` over a real state store."""
+"""Tests of `sink pause`, `sink resume` and `sink attach` with a real state store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.state.make import NAME, capture, deliver, held
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """A store in which a live run has detached `file`, which has one segment of two."""
+    """A store in which a live run has detached `file`, which has one of two segments."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     lease = held(opened, "cache", "file")
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
-    """What a full journal did is seen at once, with the command that undoes it."""
+    """`status` shows a sink detached by a full journal, with the command to attach it."""
     shown = lines("status")
 
     assert ["paused", "the journal is full"] in shown
@@ -45,15 +45,15 @@ def test_status_shows_what_is_detached_and_paused(store: StateStore) -> None:
 
 @pytest.mark.parametrize(("options", "segment"), [((), 2), (("--tail",), 3)])
 def test_attach(store: StateStore, options: tuple[str, ...], segment: int) -> None:
-    """From the journal or at the tail, and it says with which segment the sink goes on."""
+    """A sink is attached at its checkpoint or at the tail, and the output names its next segment."""
     shown = lines("sink", "attach", NAME, "file", *options)
 
-    assert shown == [[f"file is attached and goes on with segment {segment}."]]
+    assert shown == [[f"file is attached and continues with segment {segment}."]]
     assert store.checkpoints(NAME)["file"].attached
 
 
 def test_pause_and_resume(store: StateStore) -> None:
-    """Both say what they mean, and the status shows it with the command that undoes it."""
+    """Both commands report what they do, and `status` shows the command to resume."""
     (said,) = lines("sink", "pause", NAME, "cache")
     assert said[0].startswith("cache is paused; ")
     assert said[0].endswith("Everything from segment 3 on is kept for it.")
@@ -62,12 +62,12 @@ def test_pause_and_resume(store: StateStore) -> None:
         line[:3] for line in shown
     ]
 
-    assert lines("sink", "resume", NAME, "cache") == [["cache goes on with segment 3."]]
+    assert lines("sink", "resume", NAME, "cache") == [["cache continues with segment 3."]]
     assert store.checkpoints(NAME)["cache"].state == "attached"
 
 
 def test_status_shows_where_a_sink_began(store: StateStore) -> None:
-    """A sink that was added later has not everything, and that is said."""
+    """`status` shows that a sink added later does not have everything."""
     store.register_pipeline(NAME, "spec-2", ["cache", "file", "late"], {"late": "tail"})
 
     expected = "sink late: added; begins with segment 3, with what was captured after it was added"
@@ -75,7 +75,7 @@ def test_status_shows_where_a_sink_began(store: StateStore) -> None:
 
 
 def test_refusals(store: StateStore) -> None:
-    """What is gone, attached or unknown is one sentence that says what to do."""
+    """A sink that is removed, attached or unknown is one error that says what to do."""
     for number, asset in store.unpublished(NAME):
         store.mark_published(NAME, number, asset)
     store.expire_segments(NAME, [1, 2])

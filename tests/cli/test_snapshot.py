@@ -1,4 +1,4 @@
-"""`deltaforge snapshot`, as far as it needs no database: asking, looking, cancelling."""
+"""Tests of `deltaforge snapshot` commands that need no database: request, status, cancel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def snapshot(*command: str) -> Result:
 
 
 def test_a_snapshot_is_asked_for_once() -> None:
-    """With its tables and its condition; a second one has to wait."""
+    """A request has tables and a condition; a second request is refused until the first is finished."""
     asked = snapshot(
         "start", "shop", "--tables", "public.a, public.b", "--where", "x > 1", "--json"
     )
@@ -53,19 +53,19 @@ def test_a_snapshot_is_asked_for_once() -> None:
 
 
 def test_some_sinks_alone() -> None:
-    """They are named, and so is who reads next; a sink that is not there is an error."""
+    """The output names the sinks and what reads the snapshot next; an unknown sink is an error."""
     wrong = snapshot("start", "shop", "--sinks", "redis, kafka")
     asked = snapshot("start", "shop", "--sinks", "redis")
 
     assert (wrong.exit_code, "has no sink 'kafka' (there is: redis)" in wrong.output) == (2, True)
     first, second = asked.output.splitlines()[-2:]
     assert first.startswith("Snapshot 1 of shop, for redis: asked for")
-    assert second.startswith("It is read from the sensor's next tick on (every 5 s, ")
+    assert second.startswith("The sensor starts it at its next tick (every 5 s, ")
     assert second.endswith("deltaforge snapshot run shop")
 
 
 def test_how_far_it_is(home: Path) -> None:
-    """Each table with its chunks: to be read, waiting, in the journal; for people and for programs."""
+    """`status` shows for each table the chunks to read, waiting and in the journal, as text and as JSON."""
     snapshot("start", "shop")
     snapshot("cancel", "shop")
     store = StateStore.open(f"sqlite:///{home}/state.db")
@@ -84,7 +84,7 @@ def test_how_far_it_is(home: Path) -> None:
 
 
 def test_a_finished_one_is_complete(home: Path) -> None:
-    """People read a plain word, here and in `status`; programs read what the store has."""
+    """The text output says `complete`, here and in `status`; the JSON output has the stored state."""
     snapshot("start", "shop")
     store = StateStore.open(f"sqlite:///{home}/state.db")
     store.plan_snapshot("shop", 1, [])
@@ -96,7 +96,7 @@ def test_a_finished_one_is_complete(home: Path) -> None:
 
 
 def test_cancelling() -> None:
-    """What is not finished can be cancelled, once; then another one may be asked for."""
+    """An unfinished snapshot can be cancelled once; then another one may be requested."""
     snapshot("start", "shop")
 
     assert snapshot("cancel", "shop").output == "Snapshot 1 is cancelled.\n"

@@ -1,4 +1,4 @@
-"""`status` and `ranges` over a real state store."""
+"""Tests of `status` and `ranges` with a real state store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.state.make import NAME, capture, deliver, expire, held
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStore]:
-    """The installation's own store."""
+    """The state store of the installation."""
     monkeypatch.setenv("COLUMNS", "200")
     opened = StateStore.open(f"sqlite:///{tmp_path}/home/state.db")
     yield opened
@@ -27,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateStor
 
 
 def lines(*arguments: str, code: int = 0) -> list[list[str]]:
-    """Run a command and return its lines, with the columns apart; none ends in spaces."""
+    """Run a command and return its lines split into columns; check that no line ends in spaces."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code, result.output
     assert not [line for line in result.output.splitlines() if line.endswith(" ")]
@@ -36,12 +36,12 @@ def lines(*arguments: str, code: int = 0) -> list[list[str]]:
 
 
 def test_status_of_nothing(store: StateStore) -> None:
-    """An empty store says that nothing has run."""
+    """With an empty store the command reports that nothing has run."""
     assert lines("status") == [["No pipeline has run yet."]]
 
 
 def test_status_of_a_live_pipeline(store: StateStore) -> None:
-    """A pipeline's line of facts, and a line per sink with how far it is behind."""
+    """The output has the facts of the pipeline, and a line per sink with its backlog."""
     lease = held(store, "cache", "file")
     capture(store, lease, 1, 2)
     capture(store, lease, 3, close=False)
@@ -71,7 +71,7 @@ def test_status_of_a_live_pipeline(store: StateStore) -> None:
 
 
 def test_one_of_something(store: StateStore) -> None:
-    """One segment and one row are not said to be several."""
+    """Counts of one use the singular."""
     lease = held(store, "cache")
     capture(store, lease, 1, 2)
     with store.fenced(lease) as writer:
@@ -83,7 +83,7 @@ def test_one_of_something(store: StateStore) -> None:
 def test_a_file_that_is_broken_or_has_not_begun(
     store: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipeline's state comes from its file as well: the file, the line and the cause, at once."""
+    """The status also reflects the pipeline file: a broken one is shown at once with file, line and cause."""
     folder = tmp_path / "pipelines"
     folder.mkdir(exist_ok=True)
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(folder))
@@ -105,7 +105,7 @@ def test_a_file_that_is_broken_or_has_not_begun(
 
 
 def test_status_after_a_crash(store: StateStore) -> None:
-    """A lease that ran out names the run that lost it; a closed range says why it was closed."""
+    """An expired lease names the run that lost it; a closed range has its close reason."""
     lease = held(store, "cache")
     capture(store, lease, 1)
     expire(store)
@@ -120,7 +120,7 @@ def test_status_after_a_crash(store: StateStore) -> None:
 
 
 def test_status_of_a_new_pipeline(store: StateStore) -> None:
-    """A pipeline that only has a start position shows that."""
+    """A pipeline that has only a start position shows it."""
     store.register_pipeline("a-new-one", "spec", ["cache"])
 
     shown = lines("status")
@@ -130,7 +130,7 @@ def test_status_of_a_new_pipeline(store: StateStore) -> None:
 
 
 def test_ranges(store: StateStore) -> None:
-    """Newest first: what each range holds, who has it, and what was published."""
+    """Ranges are listed newest first, with content, sinks and publication."""
     lease = held(store, "cache")
     capture(store, lease, 1, 2)
     capture(store, lease, 3)
@@ -154,7 +154,7 @@ def test_ranges(store: StateStore) -> None:
 
 
 def test_no_ranges(store: StateStore) -> None:
-    """A pipeline without a range says so; an unknown one is an error that lists the others."""
+    """A pipeline without ranges is reported as such; an unknown pipeline is an error that lists the others."""
     store.register_pipeline(NAME, "spec", ["cache"])
 
     assert lines("ranges", NAME) == [["No range yet."]]
@@ -164,7 +164,7 @@ def test_no_ranges(store: StateStore) -> None:
 
 
 def test_memory_has_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State in memory belongs to its process alone, and a command says so."""
+    """A state store in memory is an error, since it belongs to another process."""
     monkeypatch.setenv("DELTAFORGE_STATE_URL", "memory")
 
     result = CliRunner().invoke(app, ["status"])

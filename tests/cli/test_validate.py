@@ -12,14 +12,14 @@ __all__ = ["write"]
 
 
 def run(*arguments: object) -> Result:
-    """Run the command alone, as `deltaforge validate` runs it."""
+    """Run the command alone, as `deltaforge validate` does."""
     app = typer.Typer()
     app.command()(validate)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_good_files_are_named(write: Write) -> None:
-    """A good file ends with 0 and one line that says what it does."""
+    """A valid file has exit code 0 and one line that describes it."""
     path = write()
 
     result = run(path)
@@ -31,7 +31,7 @@ def test_good_files_are_named(write: Write) -> None:
 def test_without_files_those_of_the_installation_are_checked(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As every other command finds them."""
+    """Without arguments the installation's files are checked."""
     path = write()
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path))
 
@@ -39,7 +39,7 @@ def test_without_files_those_of_the_installation_are_checked(
 
 
 def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> None:
-    """Problems of all files come out in one go, brackets and all, and the exit code is 1."""
+    """The problems of all files are printed, including brackets, and the exit code is 1."""
     good = write({"metadata.name": "good", "spec.colour": "red"}, file="a.yaml")
     bad = write({"spec.sinks.0.config.uri": "geheim", "metadata.tenant": None}, file="b.yaml")
 
@@ -59,7 +59,7 @@ def test_every_problem_and_warning_is_printed(write: Write, tmp_path: Path) -> N
 
 
 def test_missing_files_are_problems(tmp_path: Path, write: Write) -> None:
-    """A path without a pipeline file fails the command and hides nothing of the others."""
+    """A path without pipeline files fails the command, and the other files are still checked."""
     path = write()
     (tmp_path / "empty").mkdir()
 
@@ -72,18 +72,18 @@ def test_missing_files_are_problems(tmp_path: Path, write: Write) -> None:
 
 
 def test_names_are_unique_across_arguments(write: Write) -> None:
-    """Two files with one name are a mistake, also when they are given one by one."""
+    """Two files with the same name are an error, even if given as separate arguments."""
     assert run(write(file="a.yaml"), write(file="b/b.yaml")).exit_code == 1
 
 
 def test_a_file_given_twice_is_one(write: Write, tmp_path: Path) -> None:
-    """A file that a directory argument already covers is no duplicate."""
+    """A file that a directory argument already covers is not a duplicate."""
     assert run(write(), tmp_path).exit_code == 0
 
 
 @pytest.mark.parametrize("tenant", ["acme", None])
 def test_json(write: Write, tenant: str | None) -> None:
-    """With --json the output is one object for programs."""
+    """With `--json` the output is one JSON object."""
     path = write({"metadata.tenant": tenant, "spec.colour": "red"})
 
     result = run("--json", path)
@@ -109,7 +109,7 @@ def test_json(write: Write, tenant: str | None) -> None:
 
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_the_librarys_own_settings_are_read(write: Write, exactly_once: bool) -> None:
-    """What librdkafka does not take shows here, without a value; a file may be elsewhere."""
+    """Settings that librdkafka refuses are reported without their values; files that they name need not exist."""
 
     def kafka(**conf: str) -> Path:
         sink = {"id": "out", "brokers": "localhost:1", "topic": "t", "exactly_once": exactly_once}

@@ -1,4 +1,4 @@
-"""`deltaforge verify` over a real journal and MySQL's log."""
+"""Tests of `deltaforge verify` with a real journal and MySQL's log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ spec:
 
 @pytest.fixture
 def stage(mysql_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    """An installation whose pipeline `p` captured two ranges, of two events and of one."""
+    """An installation whose pipeline `p` has captured two ranges, with two events and one event."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("DELTAFORGE_HOME", str(home))
@@ -55,7 +55,7 @@ def verify(*options: str) -> Result:
 
 
 def test_a_journal_that_is_what_the_log_says(stage: Stage) -> None:
-    """Exit code 0; every range and segment is named, all or those asked for."""
+    """A matching journal has exit code 0, and every selected range and segment is named."""
     (first, second) = stage.store.segments("p")
 
     files = verify()
@@ -89,7 +89,7 @@ def test_a_journal_that_is_what_the_log_says(stage: Stage) -> None:
 
 
 def test_what_differs_from_the_log(stage: Stage) -> None:
-    """Exit code 1, and where: here the first segment claims more of the log than it has."""
+    """A difference has exit code 1 and its place; here the first segment covers more of the log than it contains."""
     first, second = stage.store.segments("p")
     with stage.store.database.write() as connection:
         connection.execute(
@@ -109,7 +109,7 @@ def test_what_differs_from_the_log(stage: Stage) -> None:
 
 
 def test_ranges_that_are_not_there(stage: Stage) -> None:
-    """They are named, with exit code 2, as other mistakes in a command are."""
+    """Missing ranges are named, with exit code 2 as for other wrong usage."""
     refused = verify("--range", "7")
 
     assert refused.exit_code == 2

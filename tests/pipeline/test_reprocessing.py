@@ -130,7 +130,7 @@ def test_what_changed_processors_would_make(fed: Feed, tmp_path: Path) -> None:
     again = command("replay", "feed", "--range", str(number), "--sink", "redis", "--reprocess")
 
     assert again.exit_code == 0, again.output
-    assert "2 messages sent to redis again, as processors make them now" in again.stdout
+    assert "2 messages sent to redis again, with the current processors" in again.stdout
     delivered = fed.delivered("customers")
     assert delivered[:2] == before[0]
     assert names(delivered[2:]) == [(1, "a?"), (3, "c?")]

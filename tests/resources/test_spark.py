@@ -1,4 +1,4 @@
-"""Sessions of a run: one, remembered across runs, replaced when it is dead."""
+"""Tests of a run's session: remembered across runs, and replaced when it is dead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def remembered() -> list[str]:
 
 @pytest.fixture
 def make(spark_server: SparkAddress, remembered: list[str]) -> Iterator[Make]:
-    """Make providers over the shared server; their sessions are ended afterwards."""
+    """Create providers over the shared server; their sessions are ended afterwards."""
     settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": spark_server.remote})
     made: list[SparkSessions] = []
 
@@ -48,7 +48,7 @@ def make(spark_server: SparkAddress, remembered: list[str]) -> Iterator[Make]:
 
 
 def test_errors_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PySpark's own lines, with stacks and what Spark quotes, stay off where Dagster switches loggers on again."""
+    """PySpark's own log, with stack traces and quoted data, stays off after Dagster enables loggers again."""
     theirs = logging.getLogger("pyspark.sql.connect.logging")
     monkeypatch.setattr(theirs, "disabled", False)  # as `logging.config.dictConfig` leaves it
 
@@ -56,7 +56,7 @@ def test_errors_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_session(make: Make, remembered: list[str]) -> None:
-    """A run makes one session, stores its id before using it, and sets what jobs rely on."""
+    """A run creates one session, stores its id before using it, and sets the configuration that jobs need."""
     sessions = make(None)
 
     session = sessions.session()
@@ -68,7 +68,7 @@ def test_one_session(make: Make, remembered: list[str]) -> None:
 
 
 def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
-    """A run that is given a session id works in that very session."""
+    """A run that is given a session id uses that session."""
     first = make(None).session()
     first.range(7).createOrReplaceTempView("left_behind")
 
@@ -82,7 +82,7 @@ def test_the_next_run_continues_it(make: Make, remembered: list[str]) -> None:
 def test_tasks_of_a_run_that_is_gone_are_ended(
     make: Make, remembered: list[str], tmp_path: Path
 ) -> None:
-    """Spark would go on with them for ever, and leave no place for the tasks of the next run."""
+    """Spark would continue such tasks forever, and they would block the next run's tasks."""
     begun = tmp_path / "begun"
 
     def hang(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +111,7 @@ def test_tasks_of_a_run_that_is_gone_are_ended(
 
 
 def test_dead_session_is_replaced(make: Make, remembered: list[str]) -> None:
-    """The id of a session that was stopped leads to a new session, stored in its place."""
+    """If the stored session was stopped, a new one is created and its id stored."""
     make(None).session().stop()
 
     session = make(remembered[0]).session()
@@ -121,7 +121,7 @@ def test_dead_session_is_replaced(make: Make, remembered: list[str]) -> None:
 
 
 def test_session_that_dies_in_use(make: Make, remembered: list[str]) -> None:
-    """A session closed by the server is reported as lost, and the next call makes another."""
+    """A session closed by the server is reported as lost, and the next call creates another."""
     sessions = make(None)
     session = sessions.session()
     make(remembered[0]).stop()
@@ -140,7 +140,7 @@ def test_session_that_dies_in_use(make: Make, remembered: list[str]) -> None:
 
 
 def test_workers_keep_memory(make: Make) -> None:
-    """A task finds the memory that the one before it has freed, and touches no page anew."""
+    """A task reuses the memory that the previous one freed, without new page faults."""
     session = make(None).session()
 
     def faults(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -159,7 +159,7 @@ def test_workers_keep_memory(make: Make) -> None:
 
 
 def test_other_errors_lose_nothing(make: Make) -> None:
-    """A query that fails says nothing about its session."""
+    """A failing query does not drop its session."""
     sessions = make(None)
     session = sessions.session()
     with pytest.raises(PySparkException) as caught:
@@ -171,7 +171,7 @@ def test_other_errors_lose_nothing(make: Make) -> None:
 
 
 def test_no_server() -> None:
-    """Nobody at the given address is one short error that may go away."""
+    """An unreachable server is one short, retryable error."""
     settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": "sc://localhost:1"})
 
     with pytest.raises(SparkUnavailable, match="does not answer"):
@@ -179,7 +179,7 @@ def test_no_server() -> None:
 
 
 def test_server_that_dies_in_use(tmp_path: Path) -> None:
-    """Without an address our own server is used; when it is gone, the next call starts another."""
+    """Without a configured server the installation's own is used; when it is gone, the next call starts another."""
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})
     remembered: list[str] = []
     sessions = SparkSessions(settings, None, remembered.append)

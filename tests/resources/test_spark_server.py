@@ -1,4 +1,4 @@
-"""Our own Connect server: one per home, found again, ended by request, idleness or death."""
+"""Tests of the Connect server: one per home, shared, and stopped on request, when idle, or after a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home directory whose server, if any, is stopped afterwards; its name needs care in URLs."""
+    """A home directory whose server, if any, is stopped afterwards; its name needs escaping in URLs."""
     made = tmp_path / "100% my home? #1"
     yield made
     if (made / "spark" / "server.json").exists():
@@ -35,15 +35,15 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def state(home: Path) -> dict[str, int]:
-    """Return what the watcher wrote down."""
+    """Return the content of the watcher's state file."""
     return dict(json.loads((home / "spark" / "server.json").read_bytes()))
 
 
 def alive(pid: int) -> bool:
-    """Say whether a process runs (a zombie does not)."""
+    """Return whether a process is running (a zombie is not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:  # gone, maybe while it was being looked at
+    except OSError:  # the process is gone, perhaps since just now
         return False
 
 
@@ -56,7 +56,7 @@ def java_of(watcher: int) -> int:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
-    """Wait until a condition holds; a process lets go of its locks a moment before it is gone."""
+    """Wait until a condition holds; a process releases its locks a moment before it is gone."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -64,13 +64,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
 
 
 def listens(port: int) -> bool:
-    """Say whether somebody accepts connections on a port of this machine."""
+    """Return whether a port of this machine accepts connections."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two at once start one server; it answers to its token, on loopback; `stop` leaves nothing."""
+    """Concurrent starts yield one server, on loopback and with a token; `stop` leaves nothing behind."""
     elsewhere = tmp_path / "cwd"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -101,7 +101,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     stranger = connected(first.remote.replace("token=", "token=x"))
     with pytest.raises(PySparkException, match=r"(?i)token|unauthenticated"):
         stranger.range(1).collect()
-    stranger.client.close()  # else it asks a server that is gone, for minutes, when Python ends
+    stranger.client.close()  # else it retries a dead server for minutes when Python exits
 
     watcher = state(home)["pid"]
     java = java_of(watcher)
@@ -112,7 +112,7 @@ def test_life_of_a_server(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_idle_server_ends(home: Path) -> None:
-    """A server stays while a client is there, and ends a while after the last one left."""
+    """A server stays while it has a client, and ends a while after the last one left."""
     server = SparkServer.ensure(home, idle_seconds=2)
     watcher = state(home)["pid"]
     time.sleep(4)
@@ -125,12 +125,12 @@ def test_idle_server_ends(home: Path) -> None:
 
 
 def test_killed_server_is_replaced(home: Path) -> None:
-    """Killed Java ends its watcher, a killed watcher takes Java along; a hung one is killed."""
+    """A killed Java ends its watcher, a killed watcher ends Java, and a hanging one is killed."""
     first = SparkServer.ensure(home)
     watcher, port = state(home)["pid"], state(home)["port"]
     java = java_of(watcher)
     os.kill(java, signal.SIGKILL)
-    wait_for(lambda: not alive(java) and not listens(port))  # threads of the dead end later
+    wait_for(lambda: not alive(java) and not listens(port))  # threads of dead processes end later
 
     second = SparkServer.ensure(home)
     assert second.remote != first.remote
@@ -154,7 +154,7 @@ def test_killed_server_is_replaced(home: Path) -> None:
 
 
 def test_server_that_cannot_start(home: Path) -> None:
-    """A server that ends at once is one error with the way to its log, and leaves no process."""
+    """A server that ends at once is one error that names its log, and leaves no process."""
     with pytest.raises(SparkUnavailable, match=r"did not start: .*log: .*server\.log"):
         SparkServer.ensure(home, heap="1k")
 
@@ -162,7 +162,7 @@ def test_server_that_cannot_start(home: Path) -> None:
 
 
 def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a usable Java the error says what was looked at and how to get one."""
+    """Without a usable Java the error says where it was looked for and how to get one."""
     monkeypatch.setattr(java, "NEWEST", 0)
 
     with pytest.raises(SettingsError, match=r"Spark and Kafka need Java 17 to 0: .*is Java \d"):
@@ -170,7 +170,7 @@ def test_no_java(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_is_still_starting_is_stopped(tmp_path: Path) -> None:
-    """Whoever started it may have been killed: the next one need not wait until it is up."""
+    """A starting server whose starter was killed is stopped at once by the next one."""
     folder, java_home = tmp_path / "spark", tmp_path / "java"
     folder.mkdir()
     (java_home / "bin").mkdir(parents=True)

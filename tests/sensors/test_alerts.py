@@ -1,4 +1,4 @@
-"""Hooks hear of each problem once, and once that it is over: with a real server behind them."""
+"""Tests that hooks get one message when a problem begins and one when it is over, with a real server."""
 
 import json
 import threading
@@ -33,11 +33,11 @@ spec:
 
 
 class Hooks:
-    """A server that remembers what was posted, and answers as it is told.
+    """A server that records what was posted, and responds as configured.
 
     Attributes:
-        heard: Path and body of each request that it took.
-        refusals: How many requests it answers with an error from now on.
+        heard: Path and body of each accepted request.
+        refusals: How many requests it will answer with an error.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Hooks:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -66,12 +66,12 @@ class Hooks:
         self._thread.start()
 
     def taken(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return what was heard since the last time."""
+        """Return and forget the requests received so far."""
         heard, self.heard = self.heard, []
         return heard
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -79,7 +79,7 @@ class Hooks:
 
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hooks]:
-    """A server for hooks; nobody waits long before another attempt."""
+    """A server for hooks; the pause between attempts is short."""
     monkeypatch.setattr(alert_hooks, "_PAUSE_SECONDS", 0.01)
     server = Hooks()
     yield server
@@ -107,7 +107,7 @@ DOWN = Problem("orders/sinks/redis", "delivered", "ERROR")
 def test_once_when_it_begins_and_once_when_it_ends(
     sqlite_store: StateStore, loaded: LoadedPipeline, hooks: Hooks
 ) -> None:
-    """Each hook gets one message of a problem, however long it lasts, and one when it is over."""
+    """Each hook gets one message for a problem, however long it lasts, and one when it is over."""
     assert tell(sqlite_store, loaded, []) == []
     assert hooks.taken() == []
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_once_when_it_begins_and_once_when_it_ends(
         assert tell(sqlite_store, loaded, []) == []
     (_, body), (_, text) = hooks.taken()
     assert (body["event"], body["since"], body["check"]) == ("recovered", since, "delivered")
-    assert "is well again" in text["text"]
+    assert "has recovered" in text["text"]
 
     tell(sqlite_store, loaded, [DOWN])
     assert [body.get("event") for _, body in hooks.taken()] == ["problem", None]
@@ -139,7 +139,7 @@ def test_once_when_it_begins_and_once_when_it_ends(
 def test_what_could_not_be_sent_is_sent_later(
     sqlite_store: StateStore, loaded: LoadedPipeline, hooks: Hooks
 ) -> None:
-    """A hook that refuses is tried again: at once, then at the next tick; the others hear at once."""
+    """A hook that refuses is retried at once and at the next tick; the others are not delayed."""
     hooks.refusals = 2
     assert tell(sqlite_store, loaded, [DOWN]) == []
     assert len(hooks.taken()) == 2
@@ -157,7 +157,7 @@ def test_what_could_not_be_sent_is_sent_later(
 def test_secrets_stay_secret(
     sqlite_store: StateStore, loaded: LoadedPipeline, hooks: Hooks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hook's address is in no message, log, store or shown file; a message quotes no error."""
+    """A hook's URL is in no message, log, store or displayed file; a message quotes no error."""
     hooks.refusals = 100
     with caplog.at_level(0):
         deaf = tell(sqlite_store, loaded, [DOWN])
@@ -174,7 +174,7 @@ def test_secrets_stay_secret(
 def test_a_hook_that_comes_later_hears_of_what_fails(
     sqlite_store: StateStore, loaded: LoadedPipeline, hooks: Hooks, tmp_path: Path
 ) -> None:
-    """What one hook knows is not known to another; what a removed one knew is forgotten."""
+    """Each hook has its own record, and the record of a removed hook is deleted."""
     path = tmp_path / "one.yaml"
     path.write_text(PIPELINE.format(hooks=json.dumps([{"type": "slack", "url": hooks.url}])))
     tell(sqlite_store, loaded, [DOWN])
@@ -186,7 +186,7 @@ def test_a_hook_that_comes_later_hears_of_what_fails(
 
 
 def evaluation(*, passed: bool) -> dg.AssetCheckEvaluation:
-    """Return how a sink's check has ended."""
+    """Return a result of a sink's check."""
     return dg.AssetCheckEvaluation(
         check_name="delivered",
         passed=passed,
@@ -211,7 +211,7 @@ def _live() -> None:
 
 
 def run(instance: dg.DagsterInstance, *, fails: str) -> None:
-    """Let a live run of the pipeline end."""
+    """Create an ended live run of the pipeline."""
     tags = {PIPELINE_TAG: "orders", RUN_TAG: "live", "fails": fails}
     _live.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
 
@@ -219,7 +219,7 @@ def run(instance: dg.DagsterInstance, *, fails: str) -> None:
 def test_the_sensor(
     loaded: LoadedPipeline, hooks: Hooks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The sensor finds failing checks and failed runs in Dagster, and tells of them as they change."""
+    """The sensor finds failing checks and failed runs in Dagster, and sends messages as they change."""
     monkeypatch.setenv("DELTAFORGE_PIPELINES", str(tmp_path / "pipelines"))
     settings = Settings.from_env()
     definitions = build_definitions(settings)
@@ -260,7 +260,7 @@ def test_nobody_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     "url", ["", "ftp://host/x", "hooks.example.com", "${NO_SUCH_VARIABLE_SET}"]
 )
 def test_an_address_that_is_none(url: str, tmp_path: Path) -> None:
-    """A wrong address is a problem of the file, which quotes nothing of it."""
+    """An invalid URL is a problem of the file, whose message does not quote it."""
     path = tmp_path / "orders.yaml"
     path.write_text(PIPELINE.format(hooks=json.dumps([{"type": "webhook", "url": url}])))
     with pytest.raises(SpecError, match=r"engine\.alerts") as raised:

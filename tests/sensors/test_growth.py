@@ -1,4 +1,4 @@
-"""What a tick costs does not depend on how much a pipeline has behind it."""
+"""Tests that the cost of a tick does not grow with a pipeline's history."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def loaded(tmp_path: Path) -> LoadedPipeline:
 
 
 def no_source() -> Source:
-    """Refuse: the source is not there."""
+    """Raise an error, as if the source were unreachable."""
     raise SourceUnavailable("not there")
 
 
 def test_a_tick_s_statements(
     sqlite_store: StateStore, loaded: LoadedPipeline, request: pytest.FixtureRequest
 ) -> None:
-    """As many with 60 ranges as with 3, none of which reads ranges one by one, though a sink fails."""
+    """With 60 ranges a tick executes as many statements as with 3, and none per range, even if a sink fails."""
     lease = held(sqlite_store, "redis", "broken")
     statements: list[str] = []
 

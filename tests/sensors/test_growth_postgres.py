@@ -1,4 +1,4 @@
-"""What a tick reads where PostgreSQL keeps everything: a little by an index, however much there is."""
+"""Tests of what a tick reads with PostgreSQL as storage: few rows through an index, however many there are."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.postgres
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 PIPELINES, RANGES, RUNS = 10, 400, 40
-"""How many there are: so many ranges of each pipeline, and so many runs."""
+"""The number of ranges of each pipeline, and of runs."""
 
 ENOUGH = 2 * RUNS
-"""Rows that one statement may read: all evaluations of one check, which the retention bounds."""
+"""How many rows one statement may read: all evaluations of one check, which retention limits."""
 
 ALL = f"generate_series(0, {PIPELINES}) n, generate_series(3, {RANGES}) r"
 RUNS_OF_ALL = f"generate_series(0, {PIPELINES}) n, generate_series(1, {RUNS}) r"
@@ -46,7 +46,7 @@ RENAMED = "CASE n WHEN 0 THEN {0} ELSE replace({0}, 'orders', 'p' || n) END"
 
 @dataclass
 class Asked:
-    """The statements of the last tick, and what each has read."""
+    """The statements of the last tick, and the rows that each one read."""
 
     statements: list[str] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class Asked:
     def note(
         self, connection: sa.Connection, _cursor: object, statement: str, parameters: Any, *_: Any
     ) -> None:
-        """Note a statement, and explain it."""
+        """Record a statement, and explain it."""
         if self.explains:
             return
         self.statements.append(statement)
         asks = statement.lstrip().upper().startswith(("SELECT", "WITH"))
-        if not asks or "pg_catalog" in statement:  # what tables there are
+        if not asks or "pg_catalog" in statement:  # reads the list of tables
             return
         self.explains = True
         try:
@@ -74,7 +74,7 @@ class Asked:
 
 
 def rows_read(node: Mapping[str, Any]) -> int:
-    """Return how many rows the scans of a plan have looked at."""
+    """Return how many rows the scans of a plan have read."""
     own = 0
     if node["Node Type"].endswith("Scan") and "Relation Name" in node:
         removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
@@ -86,7 +86,7 @@ def rows_read(node: Mapping[str, Any]) -> int:
 def multiply(
     connection: sa.Connection, table: str, where: str, many: str, **values: str | None
 ) -> None:
-    """Copy a table's rows: one for each of `many`, with other values; None for the table's default."""
+    """Copy a table's rows, one for each of `many`, with other values; None stands for the column's default."""
     columns = {
         one["name"]: f'x."{one["name"]}"' for one in sa.inspect(connection).get_columns(table)
     }
@@ -99,7 +99,7 @@ def multiply(
 
 
 def grow_store(store: StateStore) -> None:
-    """Let there be many ranges, and other pipelines that have as many."""
+    """Add many ranges, and other pipelines that have as many."""
     name = f"CASE n WHEN 0 THEN '{NAME}' ELSE 'p' || n END"
     others = f"generate_series(1, {PIPELINES}) n"
     ends = {"first_segment": "r", "last_segment": "r"}
@@ -119,7 +119,7 @@ def grow_store(store: StateStore) -> None:
 
 
 def grow_dagster(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Let it know as many ranges, and runs with their evaluations, of as many pipelines."""
+    """Add as many ranges, and runs with their evaluations, of as many pipelines to Dagster."""
     number = "lpad(r::text, 10, '0')"
     renamed = {"id": None, "asset_key": RENAMED.format("x.asset_key")}
     storage = instance.event_log_storage
@@ -148,14 +148,14 @@ def grow_dagster(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def analyzed(connection: sa.Connection) -> None:
-    """Let PostgreSQL count, as it does by itself after a while."""
+    """Run ANALYZE, as autovacuum does after a while."""
     connection.commit()
     connection.exec_driver_sql("ANALYZE")
 
 
 @pytest.fixture
 def asked() -> Iterator[Asked]:
-    """What is asked of every database."""
+    """Record the statements on every database."""
     noted = Asked()
     event.listen(sa.Engine, "before_cursor_execute", noted.note)
     yield noted
@@ -166,7 +166,7 @@ def asked() -> Iterator[Asked]:
 def central(
     postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
-    """Dagster's instance as `docker/` has it."""
+    """A Dagster instance configured as in `docker/`."""
     url = postgres_server.create_database().replace("postgres", "postgresql+psycopg2", 1)
     monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)
     (tmp_path / "dagster.yaml").write_text(DAGSTER_YAML.read_text())
@@ -189,12 +189,12 @@ def nothing() -> None:
 
 @dg.job
 def work() -> None:
-    """A run to be made."""
+    """A job for runs to create."""
     nothing()
 
 
 def no_source() -> Source:
-    """Refuse: the source is not there."""
+    """Raise an error, as if the source were unreachable."""
     raise SourceUnavailable("not there")
 
 
@@ -207,7 +207,7 @@ def loaded_from(folder: Path) -> LoadedPipeline:
 def test_a_tick_reads_little(
     store: StateStore, central: dg.DagsterInstance, tmp_path: Path, asked: Asked
 ) -> None:
-    """As many statements as with two ranges and one pipeline, and each finds its rows by an index.
+    """A tick executes as many statements as with two ranges and one pipeline, each through an index.
 
     One sink has everything, the other nothing.
     """

@@ -1,4 +1,4 @@
-"""What Dagster's storage forgets, in SQLite and in PostgreSQL."""
+"""Tests of what is deleted from Dagster's storage, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DOCKER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 def instance(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
-    """An instance whose storage is that of one machine, or of many."""
+    """A Dagster instance with SQLite or PostgreSQL storage."""
     settings = ""
     if request.param == "postgres":
         server: PostgresServer = request.getfixturevalue("postgres_server")
@@ -61,12 +61,12 @@ def nothing() -> None:
 
 @dg.job
 def work() -> None:
-    """A run to be made."""
+    """A job for runs to create."""
     nothing()
 
 
 def rows(instance: dg.DagsterInstance, query: sa.Select[tuple[object]]) -> list[object]:
-    """Return the first column of a query on the storage of events."""
+    """Return the first column of a query on the event storage."""
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage)
     with storage.index_connection() as connection:
@@ -74,7 +74,7 @@ def rows(instance: dg.DagsterInstance, query: sa.Select[tuple[object]]) -> list[
 
 
 def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
-    """Earlier partitions and old evaluations go; the newest of each, and other assets', stay."""
+    """Events of earlier partitions and old evaluations are deleted; the newest of each, and other assets, are kept."""
     for key in (KEY, OTHER):
         for number in range(1, 5):
             instance.report_runless_asset_event(
@@ -113,7 +113,7 @@ def test_events_without_a_run(instance: dg.DagsterInstance) -> None:
 def test_no_more_evaluations_than_a_tick_should_read(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However new they are: the newest so many of each check stay, with their events."""
+    """A limited number of the newest evaluations of each check is kept, with their events."""
     monkeypatch.setattr(history, "KEPT_EVALUATIONS", 3)
     for number in range(8):
         for check in ("source", "holds")[: 1 + (number < 2)]:
@@ -139,7 +139,7 @@ def test_no_more_evaluations_than_a_tick_should_read(
 
 
 def test_runs_with_everything_of_theirs(instance: dg.DagsterInstance) -> None:
-    """Ended runs go with their events and output, up to a limit; others stay."""
+    """Ended runs are deleted with events and output, up to a limit; others are kept."""
     runs = [work.execute_in_process(instance=instance).run_id for _ in range(3)]
     left = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED).run_id
     folder = Path(instance.storage_directory()) / runs[0]
@@ -160,7 +160,7 @@ def test_runs_with_everything_of_theirs(instance: dg.DagsterInstance) -> None:
 
 
 def test_ticks(instance: dg.DagsterInstance) -> None:
-    """Ticks that started nothing go after an hour, others after a week; those of other sensors stay."""
+    """Skipped ticks are deleted after an hour, others after a week; those of other sensors are kept."""
     location = InProcessCodeLocationOrigin(
         LoadableTargetOrigin(module_name="m"), location_name="here"
     )

@@ -1,4 +1,4 @@
-"""How often a sensor looks, in rounds of Dagster's daemon."""
+"""Tests of a sensor's interval in rounds of Dagster's daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ spec:
 
 @pytest.mark.parametrize(("asked", "told"), [(1, 1), (2, 1), (5, 4), (30, 29)])
 def test_a_tick_of_the_last_round_is_old_enough(tmp_path: Path, asked: int, told: int) -> None:
-    """A tick that the daemon stamped a moment after its round began is no reason to leave out a round."""
+    """A tick stamped a moment after its round began does not make the daemon skip the next round."""
     path = tmp_path / "shop.yaml"
     path.write_text(PIPELINE.format(seconds=asked))
 

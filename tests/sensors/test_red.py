@@ -1,4 +1,4 @@
-"""Ticks that fail so that people see what is wrong: with the message, and without a stack."""
+"""Tests of failing ticks, which have a message without a stack trace."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from deltaforge_dagster.sensors.red import NOT_WELL, red
 
 
 def test_a_tick_that_is_well_skips() -> None:
-    """An idle tick is none that fails."""
+    """An idle tick does not fail."""
     idle = dg.SkipReason("no changes in the source, every sink has what was captured")
     assert red(idle) is idle
 
 
 def test_what_is_wrong_is_red_for_as_long_as_it_lasts() -> None:
-    """The newest tick is what lists show: each one fails, with the message alone."""
+    """Each tick fails while the problem lasts, with only the message."""
     down = dg.SkipReason(f"{NOT_WELL}source: connection refused")
     for _ in range(2):
         with pytest.raises(DagsterUserCodeProcessError):

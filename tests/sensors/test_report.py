@@ -1,4 +1,4 @@
-"""What is written of a check without a run: changes, and what a run at work would hide."""
+"""Tests of reporting checks without a run: changes, and results that a live run would hide."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Report = Callable[[dg.DagsterInstance, dg.AssetCheckEvaluation], None]
 
 
 def evaluation(problem: str | None) -> dg.AssetCheckEvaluation:
-    """Return an outcome of the check."""
+    """Return a result of the check."""
     return dg.AssetCheckEvaluation(
         asset_key=KEY.asset_key, check_name=KEY.name, passed=problem is None, description=problem
     )
@@ -24,12 +24,12 @@ def evaluation(problem: str | None) -> dg.AssetCheckEvaluation:
 
 @dg.asset_check(asset=KEY.asset_key, name=KEY.name)
 def source() -> dg.AssetCheckResult:
-    """Announced when its run is made; in this test nothing executes the run."""
+    """An op whose check is announced when its run is created; nothing executes the run."""
     raise AssertionError
 
 
 def begin_run(instance: dg.DagsterInstance) -> None:
-    """Make a run that announces the check, as each live run does."""
+    """Create a run that announces the check, as each live run does."""
     definitions = dg.Definitions(
         assets=[dg.AssetSpec(KEY.asset_key)],
         asset_checks=[source],
@@ -39,7 +39,7 @@ def begin_run(instance: dg.DagsterInstance) -> None:
 
 
 def outcomes(instance: dg.DagsterInstance) -> list[str | None]:
-    """Return what was written, the oldest first; `...` for what was only announced."""
+    """Return the written results, oldest first; `...` for announcements."""
     history = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=20)
     found: list[str | None] = []
     for record in reversed(history):
@@ -50,7 +50,7 @@ def outcomes(instance: dg.DagsterInstance) -> list[str | None]:
 
 
 def publish_range(instance: dg.DagsterInstance) -> None:
-    """Let a run materialize the asset, as a live run does amid its work."""
+    """Have a run materialize the asset, as a live run does while it works."""
 
     @dg.op
     def emit(context: dg.OpExecutionContext) -> None:
@@ -64,13 +64,13 @@ def publish_range(instance: dg.DagsterInstance) -> None:
 
 
 def is_shown(instance: dg.DagsterInstance) -> bool:
-    """Say whether the UI shows the newest outcome, by the question that it asks itself."""
+    """Return whether the UI shows the newest result, by the UI's own comparison."""
     (record,) = instance.event_log_storage.get_asset_check_execution_history(KEY, limit=1)
     return asyncio.run(record.targets_latest_materialization(LoadingContextForTest(instance)))
 
 
 def until_shown(instance: dg.DagsterInstance, report: Callable[[], None]) -> None:
-    """Report until it shows: SQLite knows the time of a check to the second only."""
+    """Report until the UI shows the result: SQLite stores the time of a check in whole seconds."""
 
     def shown() -> bool:
         report()
@@ -81,7 +81,7 @@ def until_shown(instance: dg.DagsterInstance, report: Callable[[], None]) -> Non
 
 @pytest.mark.parametrize("report", [report_change, report_turn])
 def test_once_per_change(report: Report) -> None:
-    """A first success is not written; a failure is, once, and so is its end."""
+    """A first success is not written; a failure is written once, and so is the recovery."""
     with dg.DagsterInstance.ephemeral() as instance:
         for problem in (None, "down", "down", None, None):
             report(instance, evaluation(problem))
@@ -91,7 +91,7 @@ def test_once_per_change(report: Report) -> None:
 
 @pytest.mark.parametrize("report", [report_change, report_turn])
 def test_a_failure_is_seen_while_a_run_works(report: Report) -> None:
-    """The run's announcement hides what was said: a failure is said once more, a success not."""
+    """The run's announcement hides earlier results: a failure is written again, a success is not."""
     with dg.DagsterInstance.ephemeral() as instance:
         report(instance, evaluation("down"))
         begin_run(instance)
@@ -106,7 +106,7 @@ def test_a_failure_is_seen_while_a_run_works(report: Report) -> None:
 
 
 def test_what_changes_is_told() -> None:
-    """A change of the reason is one for `report_change` only."""
+    """A changed reason is written by `report_change` only."""
     with dg.DagsterInstance.ephemeral() as instance:
         report_turn(instance, evaluation("down"))
         report_turn(instance, evaluation("slow"))
@@ -118,7 +118,7 @@ def test_what_changes_is_told() -> None:
 @pytest.mark.parametrize("problem", [None, "down"], ids=["passed", "failed"])
 @pytest.mark.parametrize("report", [report_change, report_turn])
 def test_a_range_that_is_published_hides_nothing(report: Report, problem: str | None) -> None:
-    """The UI would say "Not evaluated" of a result that is older than the newest range."""
+    """A result older than the newest range, which the UI shows as "Not evaluated", is written again."""
     with dg.DagsterInstance.ephemeral() as instance:
         report(instance, evaluation("first"))
         instance.report_runless_asset_event(evaluation(problem))
@@ -137,7 +137,7 @@ def test_a_range_that_is_published_hides_nothing(report: Report, problem: str | 
 
 @pytest.mark.parametrize("problem", [None, "down"], ids=["passed", "failed"])
 def test_what_was_said_last_is_said_again(problem: str | None) -> None:
-    """Who has nothing new to say keeps the last result in sight, and says nothing where there is none."""
+    """`report_again` keeps the last result visible, and writes nothing if there is none."""
     with dg.DagsterInstance.ephemeral() as instance:
         report_again(instance, KEY)
         assert outcomes(instance) == []

@@ -1,4 +1,4 @@
-"""Days of a pipeline, one after the other: what it leaves behind does not grow."""
+"""Tests that the data a pipeline leaves behind does not grow from day to day."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ spec:
 
 
 def pluralize(store: StateStore, instance: dg.DagsterInstance) -> dict[str, int]:
-    """Return how many rows each table has, of the store and of Dagster's events."""
+    """Return the number of rows of each table, of the state store and of Dagster's events."""
     storage = instance.event_log_storage
     assert isinstance(storage, SqlEventLogStorage)
     with store.database.read() as ours, storage.index_connection() as dagsters:
@@ -57,7 +57,7 @@ def pluralize(store: StateStore, instance: dg.DagsterInstance) -> dict[str, int]
 
 
 def let_a_day_pass(store: StateStore, instance: dg.DagsterInstance) -> None:
-    """Set back everything that has a time."""
+    """Move every stored time back by a day."""
     with store.database.write() as connection:
         ranges = tables.ranges
         connection.execute(
@@ -81,7 +81,7 @@ def let_a_day_pass(store: StateStore, instance: dg.DagsterInstance) -> None:
 def a_day(
     opened: Opened, instance: dg.DagsterInstance, loaded: LoadedPipeline, day: int, ranges: int
 ) -> None:
-    """Capture and deliver some ranges, publish them, evaluate checks, and forget what is old."""
+    """Capture and deliver some ranges, publish them, evaluate checks, and run retention."""
     store = opened.store
     lease = held(store, run_id=f"run-{day}", seconds=3600)
     for number in range(day * ranges + 1, (day + 1) * ranges + 1):
@@ -106,7 +106,7 @@ def a_day(
     ],
 )  # fmt: skip
 def test_nothing_grows(sqlite_store: StateStore, tmp_path: Path, days: int, ranges: int) -> None:
-    """From the third day on every table has as many rows after each day, and so have partitions."""
+    """From the third day on, the numbers of rows and partitions are the same after each day."""
     (tmp_path / "orders.yaml").write_text(FILE)
     loaded = load_pipeline(tmp_path / "orders.yaml")
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""When a run is started that reads a snapshot: over a real state store and Dagster's runs."""
+"""Tests of when a run is started that reads a snapshot, with a real state store and Dagster's runs."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Look = Callable[..., str]
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """Dagster's runs."""
+    """A Dagster instance."""
     with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 
 @pytest.fixture
 def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstance) -> Look:
-    """What a look says, by the `snapshot` block and the version of the pipeline file."""
+    """Return what `look` returns for a `snapshot` block and a version of the pipeline file."""
 
     def loaded(mode: str | None, version: int, more: str) -> LoadedPipeline:
         block = "" if mode is None else f", snapshot: {{{mode and f'mode: {mode}'}}}"
@@ -63,24 +63,24 @@ def looked(sqlite_store: StateStore, tmp_path: Path, instance: dg.DagsterInstanc
 
 
 def begin(store: StateStore) -> None:
-    """Fix where the pipeline starts."""
+    """Fix the start position of the pipeline."""
     store.set_start(NAME, position(0))
 
 
 def finish(store: StateStore) -> None:
-    """Let the wanted snapshot have no rows."""
+    """Finish the requested snapshot without rows."""
     row = store.unfinished_snapshot(NAME)
     assert row is not None
     store.plan_snapshot(NAME, row.snapshot, [])
 
 
 def causes(store: StateStore) -> list[str]:
-    """Return why there were snapshots, the newest first."""
+    """Return the causes of the snapshots, newest first."""
     return [row.cause for row in store.snapshots(NAME)]
 
 
 def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
-    """Without the block, without a mode in it, and with `never`, only a person begins a snapshot."""
+    """Without the block, without a mode, and with `never`, only a user can request a snapshot."""
     for mode in (None, "", "never"):
         assert looked(mode) == "nothing"
     begin(sqlite_store)
@@ -91,7 +91,7 @@ def test_nobody_asks(sqlite_store: StateStore, looked: Look) -> None:
 
 
 def test_initial_is_once(sqlite_store: StateStore, looked: Look) -> None:
-    """As soon as the stream's start is fixed; never again, whatever becomes of the file."""
+    """The snapshot is requested once the start position is fixed, and never again, whatever changes in the file."""
     assert looked("initial") == "nothing"
     begin(sqlite_store)
     assert looked("initial") == "run"
@@ -103,7 +103,7 @@ def test_initial_is_once(sqlite_store: StateStore, looked: Look) -> None:
 
 
 def test_a_sink_that_joins_asks_once(sqlite_store: StateStore, looked: Look) -> None:
-    """After the snapshot that is not finished, and for itself alone; not when all sinks get one."""
+    """An added sink gets its own snapshot after the unfinished one, unless all sinks get one."""
     assert looked("initial", more=JOINED) == "nothing"
     begin(sqlite_store)
     assert looked("initial", more=JOINED) == "run"
@@ -119,7 +119,7 @@ def test_a_sink_that_joins_asks_once(sqlite_store: StateStore, looked: Look) -> 
 
 
 def test_always_is_once_for_each_file(sqlite_store: StateStore, looked: Look) -> None:
-    """A new run of the same file asks for nothing; an edited file does."""
+    """A new run with the same file requests nothing; an edited file does."""
     looked("always")
     begin(sqlite_store)
     for version in (1, 2):
@@ -130,7 +130,7 @@ def test_always_is_once_for_each_file(sqlite_store: StateStore, looked: Look) ->
 
 
 def test_only_what_is_missing(sqlite_store: StateStore, looked: Look) -> None:
-    """Chunks that wait for the pipeline's run are nothing to read; one that is missing is."""
+    """A run starts only if a chunk is missing, not if chunks wait for the pipeline's run."""
     looked()
     begin(sqlite_store)
     number = sqlite_store.request_snapshot(NAME, cause="command").snapshot
@@ -148,7 +148,7 @@ def test_one_run_at_a_time(
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that shows signs of life is left alone, one without is reported failed; then there is a pause."""
+    """A run with signs of life is left alone, one without is reported as failed; then there is a pause."""
     looked()
     begin(sqlite_store)
     sqlite_store.request_snapshot(NAME, cause="command")
@@ -173,7 +173,7 @@ def test_one_run_at_a_time(
 def test_what_somebody_reads_in_the_ui(
     sqlite_store: StateStore, looked: Look, instance: dg.DagsterInstance
 ) -> None:
-    """Its run is left alone while it works; what it has left when it died is read at once."""
+    """A run started in the UI is left alone; if it dies, the missing chunks are read at once."""
     looked()
     begin(sqlite_store)
     sqlite_store.request_snapshot(NAME, cause="command")
@@ -191,7 +191,7 @@ def test_the_pause_grows(
     instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A reader that died once is followed soon; one that fails again and again leaves time to fix it."""
+    """The pause after one failed run is short, and longer after several in a row."""
     monkeypatch.setattr(module, "PAUSES_SECONDS", (1e4, 1e5, 1e6))
     looked()
     begin(sqlite_store)

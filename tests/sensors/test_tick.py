@@ -1,4 +1,4 @@
-"""One tick of a sensor, over a real state store: what it reports of runs and sinks."""
+"""Tests of one tick with a real state store: what it reports about runs and sinks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loaded(tmp_path: Path) -> LoadedPipeline:
 
 
 def no_source() -> Source:
-    """Refuse: the source is not there."""
+    """Raise an error, as if the source were unreachable."""
     raise SourceUnavailable("not there")
 
 
@@ -49,7 +49,7 @@ def nothing() -> None:
 
 @dg.job
 def work() -> None:
-    """A run to be made."""
+    """A job for runs to create."""
     nothing()
 
 
@@ -57,7 +57,7 @@ def work() -> None:
 def test_a_run_that_lost_its_lease_is_reported(
     sqlite_store: StateStore, loaded: LoadedPipeline, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
-    """Nothing else ends it after a crash of the host, be it a live run or a sink's catch-up."""
+    """After a crash of the host a tick reports a live run, or a sink's catch-up, as failed."""
     tags = {PIPELINE_TAG: NAME, **({RUN_TAG: "live"} if live else {})}
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(work, status=dg.DagsterRunStatus.STARTED, tags=tags)
@@ -107,7 +107,7 @@ def test_a_failing_sink_shows_while_the_run_works(
 def test_what_is_kept_back_shows_while_the_run_works(
     sqlite_store: StateStore, loaded: LoadedPipeline
 ) -> None:
-    """A hold fails its check at the next tick, once however many events join it, and alerts can hear of it."""
+    """A hold fails its check once, however many events are added, and alerts can report it."""
     lease = held(sqlite_store, "redis", seconds=600)
     key = dg.AssetCheckKey(asset_key(NAME, "changes"), "holds")
 

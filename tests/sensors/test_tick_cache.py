@@ -1,4 +1,4 @@
-"""What a code server keeps open between ticks, and when it opens it again."""
+"""Tests of what a code server keeps open between ticks, and when it opens it again."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance that other processes could open, too."""
+    """A Dagster instance that other processes could open."""
     with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
         yield made
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> TickCache:
-    """An installation's."""
+    """The cache of an installation."""
     return TickCache(Platform(Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "home")})))
 
 
 def a_tick(instance: dg.DagsterInstance) -> dg.SensorEvaluationContext:
-    """Return the context of a tick in a code server, which knows only where Dagster's storage is."""
+    """Return the context of a tick in a code server, which has only a reference to Dagster's instance."""
     return dg.SensorEvaluationContext(
         instance_ref=instance.get_ref(),
         last_tick_completion_time=None,
@@ -55,14 +55,14 @@ def test_ticks_share_what_the_first_one_opened(
 
 
 def test_a_tick_by_hand_has_its_own_instance(cache: TickCache) -> None:
-    """A context that was given an instance lends that one."""
+    """A context that was given an instance uses that instance."""
     own = dg.DagsterInstance.ephemeral()
     with own, cache.lend(dg.build_sensor_context(own)) as (lent, _):
         assert lent is own
 
 
 def test_another_storage_of_dagster(cache: TickCache, instance: dg.DagsterInstance) -> None:
-    """What was kept is lent only for the storage that a tick names."""
+    """The cached instance is used only for the same storage."""
     with cache.lend(a_tick(instance)) as (first, _):
         pass
     with dg.DagsterInstance.local_temp() as other, cache.lend(a_tick(other)) as (second, _):
@@ -70,7 +70,7 @@ def test_another_storage_of_dagster(cache: TickCache, instance: dg.DagsterInstan
 
 
 def test_after_an_error_all_is_opened_anew(cache: TickCache, instance: dg.DagsterInstance) -> None:
-    """As when the store's file was replaced: the next tick has the one that is there."""
+    """After an error, such as a replaced store file, the next tick opens everything again."""
     with pytest.raises(Terminal), cache.lend(a_tick(instance)) as (_, first):
         raise Terminal("the file is another one")
     with cache.lend(a_tick(instance)) as (_, second):
@@ -82,7 +82,7 @@ def test_after_an_error_all_is_opened_anew(cache: TickCache, instance: dg.Dagste
 def test_a_restart_of_dagsters_database(
     start_postgres: StartPostgres, cache: TickCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections are kept from tick to tick; that a restart has cut them makes no tick fail."""
+    """Connections are kept between ticks, and a restart of the database fails no tick."""
     server = start_postgres(None)
     url = server.create_database().replace("postgres", "postgresql+psycopg2", 1)
     monkeypatch.setenv("DAGSTER_POSTGRES_URL", url)

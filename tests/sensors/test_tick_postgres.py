@@ -1,4 +1,4 @@
-"""What a tick shows of a real PostgreSQL server that is stopped, or does not send what is captured."""
+"""Tests of ticks with a real PostgreSQL server that is stopped, or that does not send captured tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ spec:
 
 @dataclass
 class Ticked:
-    """A pipeline that ticks look at, and nothing else."""
+    """A pipeline that only ticks work on."""
 
     store: StateStore
     loaded: LoadedPipeline
@@ -55,18 +55,18 @@ class Ticked:
         return str(found.skip_message)
 
     def check(self, name: str) -> str | None:
-        """Return what a check of `changes` says; None when it passes, or was never evaluated."""
+        """Return the description of a check of `changes`; None if it passes or was never evaluated."""
         return self._said(dg.AssetCheckKey(asset_key("orders", "changes"), name))
 
     def shown(self) -> object:
-        """The status that the asset of the whole pipeline has in the Catalog."""
+        """The status that the Catalog shows for the asset of the whole pipeline."""
         event = self.instance.get_latest_materialization_event(health_key("orders"))
         assert event is not None
         assert event.asset_materialization is not None
         return event.asset_materialization.metadata["status"].value
 
     def well(self) -> str | None:
-        """What the check of the whole pipeline says; None when it passes."""
+        """The description of the check of the whole pipeline; None if it passes."""
         return self._said(dg.AssetCheckKey(health_key("orders"), "well"))
 
     def _said(self, key: dg.AssetCheckKey) -> str | None:
@@ -75,13 +75,13 @@ class Ticked:
 
     @property
     def health(self) -> Health:
-        """What everybody says of it."""
+        """The health of the pipeline."""
         return health(self.store, self.loaded)
 
 
 @pytest.fixture
 def ticked(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Callable[[PostgresBench], Ticked]]:
-    """Begin a pipeline over a database by its first tick."""
+    """Start a pipeline over a database with its first tick."""
     with dg.DagsterInstance.ephemeral() as instance:
 
         def begin(bench: PostgresBench) -> Ticked:
@@ -96,7 +96,7 @@ def ticked(sqlite_store: StateStore, tmp_path: Path) -> Iterator[Callable[[Postg
 def test_a_server_that_is_stopped(
     start_postgres: StartPostgres, ticked: Callable[[PostgresBench], Ticked]
 ) -> None:
-    """The next tick says so everywhere, also amid the wait after an empty run, and the one after it is back."""
+    """The next tick reports it everywhere, even while it waits after an empty run, and clears it after a restart."""
     server = start_postgres(None)
     with PostgresBench(server.create_database()) as bench:
         made = ticked(bench)
@@ -124,7 +124,7 @@ def test_a_server_that_is_stopped(
 def test_a_table_that_is_no_longer_sent(
     postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]
 ) -> None:
-    """A table made anew is not in a publication made by hand: said with the statement, until it was run."""
+    """A recreated table missing from a user's publication is reported with the statement that adds it."""
     with PostgresBench(postgres_dsn) as bench:
         bench.execute("CREATE PUBLICATION p FOR TABLE orders, items")
         made = ticked(bench)
@@ -148,7 +148,7 @@ def test_a_table_that_is_no_longer_sent(
 
 
 def test_a_slot_that_is_gone(postgres_dsn: str, ticked: Callable[[PostgresBench], Ticked]) -> None:
-    """One sentence, with the commands that end it."""
+    """A missing slot is one message with the commands that fix it."""
     with PostgresBench(postgres_dsn) as bench:
         made = ticked(bench)
         bench.drop_slot()

@@ -1,1 +1,1 @@
-"""`deltaforge bench`: measurements that compare machines, each with its raw limit."""
+"""`deltaforge bench`: benchmarks, each measured together with the raw limit of the machine."""

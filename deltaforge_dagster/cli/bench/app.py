@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 @app.callback()
 def bench(context: typer.Context) -> None:
     """Measure how fast the platform, or a part of it, is on this machine."""
-    before = signal.signal(signal.SIGTERM, interrupt_once)  # servers are ended, files removed
+    before = signal.signal(signal.SIGTERM, interrupt_once)  # stops servers, removes files
     context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 

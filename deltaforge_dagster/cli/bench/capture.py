@@ -1,10 +1,11 @@
-"""`deltaforge bench capture`: a backlog from the source into the journal, and nothing behind it.
+"""`deltaforge bench capture`: capture a backlog from the source into the journal, without delivering it.
 
-One thread reads, decodes and journals, as a run's does, in segments as large as the defaults allow; with
-`--parallel` Spark's tasks do, as in a run whose sinks wait for them.
-Beside it stands the limit: the same log, received by a client that throws the bytes away. Their
-ratio says what our part costs where the server is the slower one; the processor seconds say what
-it costs where it is not, also on a busy machine.
+One thread reads, decodes and journals, as in a run, in segments as large as the defaults allow. With
+`--parallel`, Spark tasks do this, as in a run whose sinks wait for the backlog.
+
+The limit is the same log received by a client that discards the bytes. The ratio of the two rates shows the cost
+of capturing when the server is the bottleneck. The processor seconds show the cost otherwise, even on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """What was measured.
+    """The measured values.
 
     Attributes:
         source: `postgres` or `mysql`.
         rows: Changes of the backlog.
         shape: Shape of its table.
-        rows_per_second: Read, decoded and journaled, by the clock.
-        raw_rows_per_second: Received and thrown away, by the clock.
+        rows_per_second: Changes read, decoded and journaled per second of wall-clock time.
+        raw_rows_per_second: Changes received and discarded per second of wall-clock time.
         ratio: `rows_per_second / raw_rows_per_second`.
-        cpu_seconds_per_million: Of the capturing process and of the server, per million changes.
-        raw_cpu_seconds_per_million: The same while the bytes are thrown away.
-        segments: Segments that the backlog became.
-        parallel_segments: Those of them that Spark's tasks have written.
-        journal_bytes: Bytes of their files.
+        cpu_seconds_per_million: Processor seconds of the capturing process and of the server, per million
+            changes.
+        raw_cpu_seconds_per_million: The same while the bytes are discarded.
+        segments: Number of segments of the backlog.
+        parallel_segments: Number of those segments that Spark tasks wrote.
+        journal_bytes: Total size of their files.
         cores: Processors that this process may use.
     """
 
@@ -91,19 +93,23 @@ class CaptureResult:
 
 def capture(
     *,
-    source: Annotated[Literal["postgres", "mysql"], typer.Option(help="Whose log.")] = "postgres",
-    rows: Annotated[int, typer.Option(min=1_000, help="Changes of the backlog.")] = 1_000_000,
+    source: Annotated[
+        Literal["postgres", "mysql"], typer.Option(help="Database whose log is captured.")
+    ] = "postgres",
+    rows: Annotated[
+        int, typer.Option(min=1_000, help="Number of changes in the backlog.")
+    ] = 1_000_000,
     shape: Annotated[
-        Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
+        Literal["orders6", "wide10"], typer.Option(help="Columns of the table.")
     ] = "wide10",
     parallel: Annotated[
-        bool, typer.Option(help="Let Spark's tasks read the backlog (MySQL).")
+        bool, typer.Option(help="Read the backlog with Spark tasks (MySQL only).")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Capture a backlog into the journal: rate, cost, and the limit of the server's own decoding."""
+    """Measure capturing a backlog into the journal: rate, cost, and the limit of receiving the log."""
     with progress(quiet=as_json) as say:
         result = measure(source, rows, SHAPES[shape], say, parallel=parallel)
     show(result, f"capture from {source}, {rows:,} changes {shape}", as_json=as_json)
@@ -164,12 +170,12 @@ def measure(
 
 
 class _Bench:
-    """A pipeline that captures from one server again and again, each time on from where it ended.
+    """A pipeline that captures from one server repeatedly, each time from where the last capture ended.
 
     Args:
         server: The server.
-        folder: Where the journal goes.
-        sessions: Whose tasks read backlogs; None for one reader.
+        folder: Directory of the journal.
+        sessions: The Spark sessions whose tasks read backlogs; None to read with one thread.
     """
 
     def __init__(self, server: BenchSource, folder: Path, sessions: SparkSessions | None) -> None:
@@ -185,7 +191,7 @@ class _Bench:
             self._store.set_start(self._loaded.name, start.to_json(), source.definitions(start))
 
     def capture(self, rows: int) -> tuple[float, int, int]:
-        """Journal so many changes; return the seconds, the segments, and how many tasks wrote."""
+        """Capture `rows` changes; return the seconds, the number of segments, and how many of them tasks wrote."""
         name, spec = self._loaded.name, self._loaded.spec
         row = self._store.pipeline(name)
         lease = HeldLease.take(
@@ -193,7 +199,7 @@ class _Bench:
         )
         assert row is not None
         assert lease is not None
-        # As in a run whose sinks are faster: a segment ends where it is full.
+        # As in a run whose sinks are faster than capture: only a full segment is closed.
         limits = spec.spec.engine.segment.model_copy(update={"min_ms": 1000})
         backlog = None
         if self._sessions is not None:
@@ -205,7 +211,7 @@ class _Bench:
                 lease=lease,
                 limits=limits,
             )
-            with closing(self._source()) as source:  # as in a run that has delivered before
+            with closing(self._source()) as source:  # as a run that delivered before has done
                 if isinstance(source, SectionedSource):
                     backlog.warm_up(source).result()
         began = time.monotonic()

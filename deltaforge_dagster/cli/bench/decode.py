@@ -1,8 +1,8 @@
-"""`deltaforge bench decode`: the decoder alone, rows of log a second, on one core, from memory.
+"""`deltaforge bench decode`: measure the decoder alone, in rows per second, on one core, from memory.
 
-The stream is made up (`samples.orders` of each source: inserts of six columns, 100 or, for MySQL,
-1,000 a transaction), so the numbers say what the kernels can do, not what a server sends. They are
-measured in processor time, which other programs on the machine disturb less than the clock.
+The log is synthetic (`samples.orders` of each source: inserts of six columns, 100 rows per transaction, 1,000 for
+MySQL), so the numbers show the speed of the kernels, not of a server. They are measured in processor time, which
+other programs on the machine affect less than wall-clock time.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ PIECE = 4 << 20
 
 
 class Log(StrEnum):
-    """A kind of log that there is a decoder for."""
+    """A kind of log that a decoder exists for."""
 
     POSTGRES = "postgres"
     MYSQL = "mysql"
 
 
 def decode(
-    source: Annotated[Log, typer.Option(help="Whose log.")] = Log.POSTGRES,
-    rows: Annotated[int, typer.Option(help="Rows to decode.", min=1)] = 500_000,
+    source: Annotated[Log, typer.Option(help="Kind of log to decode.")] = Log.POSTGRES,
+    rows: Annotated[int, typer.Option(help="Number of rows to decode.", min=1)] = 500_000,
     families: Annotated[
-        bool, typer.Option(help="Each family of types by itself, in rows of a key and ten columns.")
+        bool,
+        typer.Option(help="Measure each type family separately, in rows of a key and ten columns."),
     ] = False,
 ) -> None:
-    """Decode a synthetic log from memory on one core; every line is a JSON object."""
+    """Measure decoding a synthetic log from memory on one core; print a JSON object per line."""
     for family in _FAMILIES[source] if families else (None,):
         named = {} if family is None else {"family": family}
         typer.echo(json.dumps(named | bench_decode(source, rows, family=family)))
@@ -52,12 +53,12 @@ def decode(
 def bench_decode(
     source: Log = Log.POSTGRES, rows: int = 500_000, repeats: int = 3, family: str | None = None
 ) -> dict[str, float]:
-    """Decode `rows` rows `repeats` times in pieces of 4 MiB and return the best of them.
+    """Decode `rows` rows `repeats` times in read buffers of 4 MiB and return the best result.
 
-    The rows are ordinary ones, or those of a family of types.
+    The rows are ordinary ones, or those of one type family.
 
     Returns:
-        `rows_per_second` and `megabytes_per_second` (of log) of one core; `times_copy`: how many
+        `rows`; `rows_per_second` and `megabytes_per_second` (of log) on one core; `times_copy`: how many
         times longer decoding takes than copying the same bytes; `log_bytes_per_row`.
     """
     decoder, samples = _DECODERS[source]
@@ -76,7 +77,7 @@ def bench_decode(
 
 
 def _seconds_to_copy(stream: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
-    target = np.zeros_like(stream)  # written once, so that no page is missing
+    target = np.zeros_like(stream)  # written to, so that all its pages are allocated
     begun = time.process_time()
     for at in range(0, stream.size, PIECE):
         target[at : at + PIECE] = stream[at : at + PIECE]

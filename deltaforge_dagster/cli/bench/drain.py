@@ -1,9 +1,9 @@
-"""`deltaforge bench pg-redis` and the other pairs: how fast does a backlog reach the sink?
+"""`deltaforge bench pg-redis` and the other pairs: measure how fast a backlog reaches the sink.
 
-Servers, Spark and every kernel are warm before anything is measured: a first backlog is drained for
-that. Then the source is filled, in transactions of 1,000 rows, while nobody reads. The measured time
-begins when the run begins (it takes the lease, connects and opens the log then) and ends when the
-sink has acknowledged the last message. docs/performance.md says what each number means.
+A first backlog is drained to warm up the servers, Spark and every kernel. Then the source is filled, in
+transactions of 1,000 rows, while nothing reads from it. The measured time begins with the run, which takes the
+lease, connects and opens the log, and ends when the sink has acknowledged the last message. docs/performance.md
+explains the numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
 
 WARM_ROWS = 60_000
 WARM_BACKLOG = 20_000
-"""So many rows warm everything up, no more than are measured, in backlogs of so many."""
+"""At most `WARM_ROWS` rows, but no more than are measured, warm everything up, in backlogs of `WARM_BACKLOG`."""
 
 _RAW_WRITE_ROWS = 100_000
 _RAW_WRITE_SECONDS = 2.0
@@ -51,10 +51,10 @@ _RAW_WRITE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the machine can do without us, in the same invocation; see docs/performance.md.
+    """The limits of the machine, measured in the same invocation; see docs/performance.md.
 
     Attributes:
-        raw_read_per_second: Rows per second of the source's log, received and not looked at.
+        raw_read_per_second: Rows per second when a client receives and discards the source's log.
         raw_write_per_second: Messages per second that the sink's client writes from memory.
         read_ratio: `events_per_second / raw_read_per_second`.
         write_ratio: `events_per_second / raw_write_per_second`.
@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What was measured.
+    """The measured values.
 
     Attributes:
         pair: Source and sink.
@@ -77,16 +77,16 @@ class Drain:
         exactly_once: Whether the sink kept its own position.
         sensing: Whether schema sensing was enabled, at its default settings.
         writers: How many connections filled the backlog.
-        max_bytes: The limit of a batch, None for the default, the segment.
-        seconds: From the run's beginning to the last acknowledgement.
-        first_seconds: From the run's beginning to the first acknowledgement.
+        max_bytes: The size limit of a delivery batch; None for the default, which is the segment.
+        seconds: Time from the start of the run to the last acknowledgement.
+        first_seconds: Time from the start of the run to the first acknowledgement.
         events_per_second: `rows / seconds`.
-        steady_events_per_second: Without the time to the first acknowledgement, and its messages.
-        cpu_seconds_per_million: Processor seconds per million events: of the run, Spark (JVM and
-            Python workers), the source's and the sink's server.
-        peak_rss_mb: Most resident memory of the run and Spark together, in MiB.
-        peak_rss_mb_by: The same for each of them, which need not be at the same moment.
-        limits: See `Limits`.
+        steady_events_per_second: The rate after the first acknowledgement, without its time and messages.
+        cpu_seconds_per_million: Processor seconds per million events, of the run, Spark (JVM and
+            Python workers), the source's server and the sink's server.
+        peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
+        peak_rss_mb_by: The peak of each of them; the peaks may be at different times.
+        limits: The limits of the machine.
         cores: Processors that this process may use.
     """
 
@@ -109,16 +109,19 @@ class Drain:
 
 
 def drain_command(pair: str) -> Callable[..., None]:
-    """Return the command that measures a pair."""
+    """Return the command that measures a pair of source and sink."""
 
     def command(
         *,
-        rows: Annotated[int, typer.Option(min=1_000, help="Events of the backlog.")] = 1_000_000,
+        rows: Annotated[
+            int, typer.Option(min=1_000, help="Number of events in the backlog.")
+        ] = 1_000_000,
         exactly_once: Annotated[
-            bool, typer.Option("--exactly-once", help="The sink keeps its own position.")
+            bool, typer.Option("--exactly-once", help="Enable exactly-once delivery of the sink.")
         ] = False,
         sensing: Annotated[
-            bool, typer.Option("--sensing", help="With schema sensing, at its default settings.")
+            bool,
+            typer.Option("--sensing", help="Enable schema sensing, with its default settings."),
         ] = False,
         writers: Annotated[
             int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
@@ -126,16 +129,16 @@ def drain_command(pair: str) -> Callable[..., None]:
         max_bytes: Annotated[
             int | None,
             typer.Option(
-                "--max-bytes", min=1, help="`batch.max_bytes`: the limit of one acknowledgement."
+                "--max-bytes", min=1, help="`batch.max_bytes`: size limit of a delivery batch."
             ),
         ] = None,
         timeout: Annotated[
             float | None,
-            typer.Option(min=0.001, help="Seconds that the drain may take; no limit without it."),
+            typer.Option(min=0.001, help="Seconds that the drain may take. Default: no limit."),
         ] = None,
         shape: Annotated[
             Literal["orders6", "wide10", "documents3"],
-            typer.Option(help="What the table looks like."),
+            typer.Option(help="Columns of the table."),
         ] = "orders6",
         as_json: Annotated[
             bool, typer.Option("--json", help="Print one JSON object on the last line.")
@@ -166,7 +169,9 @@ def drain_command(pair: str) -> Callable[..., None]:
         "kafka": "Kafka",
         "nats": "NATS",
     }
-    command.__doc__ = f"Drain a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
+    command.__doc__ = (
+        f"Measure draining a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
+    )
     return command
 
 
@@ -185,8 +190,8 @@ def measure(
     """Start everything, drain a backlog of `rows` events, and measure the limits.
 
     Raises:
-        DeltaforgeError: A server does not start, or the sink does not hold every event after `timeout`
-            seconds, or, without one, at the run's end.
+        DeltaforgeError: A server does not start, or the sink does not have every event after `timeout`
+            seconds (without a timeout: at the end of the run).
     """
     source_kind, sink_kind = PAIRS[pair]
     with ExitStack() as owned:
@@ -234,7 +239,7 @@ def measure(
             )
         if sensing:
             _check_sensed(installation)
-        # Now: the raw writes below are acknowledged by the same sink, and would count.
+        # Before the raw writes below, which the same sink acknowledges and would count.
         seconds = done.last_at - began
         rate = rows / seconds
         steady = (rows - done.first_rows) / max(done.last_at - done.first_at, 1e-9)
@@ -271,12 +276,12 @@ def measure(
 
 
 def _check_sensed(installation: Installation) -> None:
-    """Prove that sensing has looked at everything: else it would seem cheaper than it is."""
+    """Check that sensing has processed everything; otherwise it would seem cheaper than it is."""
     store, name = installation.store, installation.loaded.name
     row, progress = store.pipeline(name), store.sensing_progress(name)
     assert row is not None
     if progress is None or progress.problem or progress.segment != row.next_segment - 1:
-        raise DeltaforgeError(f"sensing has not looked at everything: {progress}")
+        raise DeltaforgeError(f"sensing has not processed everything: {progress}")
 
 
 def _fill(source: BenchSource, first: int, rows: int) -> None:
@@ -285,9 +290,9 @@ def _fill(source: BenchSource, first: int, rows: int) -> None:
 
 
 def _write_raw(installation: Installation) -> float:
-    """Return how many messages a second the sink's client writes, from memory, at best.
+    """Return how many messages per second the sink's client can write from memory.
 
-    They are those of the last segments, prepared once more and sent without a position.
+    The messages are those of the last segments, encoded again and sent without a position.
     """
     messages = _last_messages(installation)
     sink = installation.context.build_sink("sink")
@@ -325,7 +330,7 @@ def _last_messages(installation: Installation) -> list[SinkBatch]:
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Say]:
-    """Lend a function that shows what is going on, on standard error; nothing when `quiet`."""
+    """Yield a function that shows the current step on standard error, or nothing if `quiet`."""
     if quiet:
         yield lambda _: None
         return

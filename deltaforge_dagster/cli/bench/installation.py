@@ -1,7 +1,7 @@
-"""An installation of its own for one benchmark: home directory, Spark, and one pipeline.
+"""A separate installation for one benchmark: a home directory, Spark, and one pipeline.
 
-Runs execute in this process, without Dagster: what `deltaforge run` does between its first and last
-line. Dagster's own processes cost nothing per event.
+Runs execute in this process without Dagster, as `deltaforge run` executes them within its Dagster job. Dagster's
+processes do no work per event, so leaving them out does not change the results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Installation:
     Attributes:
         acknowledged: What the sink has acknowledged since `acknowledged.reset()`.
         spark: The Spark server.
-        context: What runs work with.
+        context: The context of its runs.
     """
 
     def __init__(self, opened: Opened, loaded: LoadedPipeline, spark: SparkServer) -> None:
@@ -65,7 +65,7 @@ class Installation:
         return self._loaded
 
     def run(self, *, until_caught_up: bool) -> LiveRun:
-        """Return a run, not yet begun."""
+        """Return a run that has not started yet."""
         observer = _Publisher(self.store)
         run_id = str(uuid.uuid4())
         return LiveRun(
@@ -73,7 +73,7 @@ class Installation:
         )
 
     def catch_up(self, timeout: float | None = None) -> RunOutcome:
-        """Execute a run that ends when everything is captured and delivered, or is asked to after a time."""
+        """Execute a run until everything is captured and delivered, or until `timeout` seconds have passed."""
         run = self.run(until_caught_up=True)
         clock = threading.Timer(timeout or 0, run.request_end, ["asked"])
         if timeout is not None:
@@ -91,12 +91,12 @@ class Acknowledged:
         self.reset()
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self.rows = self.first_rows = 0
         self.first_at = self.last_at = 0.0
 
     def add(self, rows: int) -> None:
-        """Note that a batch of `rows` messages was acknowledged now."""
+        """Record that a batch of `rows` messages was acknowledged now."""
         now = time.monotonic()
         if not self.rows:
             self.first_at, self.first_rows = now, rows
@@ -105,7 +105,7 @@ class Acknowledged:
 
 
 class _Watched:
-    """A sink that tells when a batch was acknowledged; everything else is the sink's own."""
+    """Wraps a sink and records its acknowledgements."""
 
     def __init__(self, sink: Sink, acknowledged: Acknowledged) -> None:
         self._sink = sink
@@ -115,26 +115,26 @@ class _Watched:
         return getattr(self._sink, name)
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
-        """Send the batch, and note it."""
+        """Send the batch and record its acknowledgement."""
         last = self._sink.send(batch, guard)
         self._acknowledged.add(batch.messages.num_rows)
         return last
 
 
 class _Publisher:
-    """Publishes at once, as Dagster would."""
+    """An observer that marks ranges as published at once, in place of Dagster."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
 
     def range_opened(self, number: int) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
     def warn(self, message: str) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
     def publish(self) -> None:
-        """Mark what is due as published."""
+        """Mark everything that is due as published."""
         for one in pending(self._store, PIPELINE):
             self._store.mark_published(PIPELINE, one.range, one.asset)
 
@@ -149,9 +149,9 @@ def installed(
     max_bytes: int | None = None,
     say: Say,
 ) -> Iterator[Installation]:
-    """Lend an installation in a temporary directory; Spark runs, the start position is fixed.
+    """Yield an installation in a temporary directory, with Spark running and the start position fixed.
 
-    `max_bytes` is that of `spec.batch`.
+    `max_bytes` is the value of `spec.batch.max_bytes`.
     """
     with ExitStack() as owned:
         home = Path(owned.enter_context(tempfile.TemporaryDirectory(prefix="deltaforge-bench-")))

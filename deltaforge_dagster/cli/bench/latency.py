@@ -1,9 +1,9 @@
-"""`deltaforge bench latency`: how long from the commit to the sink?
+"""`deltaforge bench latency`: measure the time from the commit to the sink.
 
-A live run follows the source while rows are written at a steady rate: 50 a second in transactions
-of one row, then 1,000 a second in transactions of ten, after a few seconds of each to warm up.
-A row's latency is from the moment the writer sends COMMIT, so the commit itself is in it, to the time
-that the sink's server gave the message. Both are clocks of this machine, in milliseconds.
+A live run follows the source while rows are written at a steady rate: 50 per second in transactions
+of one row, then 1,000 per second in transactions of ten, after a few seconds of each to warm up.
+The latency of a row is the time from the moment the writer sends COMMIT, so it includes the commit itself, to the
+timestamp that the sink's server gave the message. Both clocks are of this machine, in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.run import RunOutcome
 
 RATES = {50: 1, 1_000: 10}
-"""Rows per second, and rows of one transaction."""
+"""Rows per second, and for each rate the rows per transaction."""
 
 _WARM_SECONDS = 5.0
 _PATIENCE = 60.0
@@ -42,12 +42,12 @@ class Latency:
     """Milliseconds from commit to sink, at one rate.
 
     Attributes:
-        rows_per_second: The rate asked for.
+        rows_per_second: The requested rate.
         rows: How many rows were written and arrived.
         written_per_second: The rate that the writer reached.
         p50_ms: Median.
         p99_ms: 99th percentile.
-        max_ms: The slowest.
+        max_ms: Maximum.
     """
 
     rows_per_second: int
@@ -64,15 +64,17 @@ def latency(
         Literal["pg-redis", "pg-kafka", "pg-nats", "mysql-redis", "mysql-kafka", "mysql-nats"],
         typer.Option(help="Source and sink."),
     ] = "pg-redis",
-    seconds: Annotated[float, typer.Option(min=1, help="How long each rate is held.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Duration of each rate, in seconds.")
+    ] = 20.0,
     exactly_once: Annotated[
-        bool, typer.Option("--exactly-once", help="The sink keeps its own position.")
+        bool, typer.Option("--exactly-once", help="Enable exactly-once delivery of the sink.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Measure commit to sink at 50 and at 1,000 rows a second."""
+    """Measure the latency from commit to sink at 50 and at 1,000 rows per second."""
     with progress(quiet=as_json) as say:
         found = measure(pair, seconds, exactly_once=exactly_once, say=say)
     if as_json:
@@ -87,7 +89,7 @@ def latency(
 
 
 def measure(pair: str, seconds: float, *, exactly_once: bool, say: Say) -> list[Latency]:
-    """Start everything and hold each rate for `seconds`.
+    """Start everything and measure each rate for `seconds`.
 
     Raises:
         DeltaforgeError: A server does not start, or a row does not arrive.
@@ -133,11 +135,11 @@ def _summary(
 
 
 class _Writer:
-    """Writes rows at a steady rate, and remembers when each was committed.
+    """Writes rows at a steady rate, and records when each was committed.
 
     Attributes:
         next: Number of the next row.
-        told: When COMMIT was sent, by row (seconds of the clock).
+        told: For each row, the time when COMMIT was sent, in seconds since 1970.
     """
 
     def __init__(self, source: BenchSource) -> None:
@@ -146,7 +148,7 @@ class _Writer:
         self.told: dict[int, float] = {}
 
     def write(self, rate: int, per_transaction: int, seconds: float) -> None:
-        """Write `rate` rows a second for so long; a late transaction delays no later one."""
+        """Write `rate` rows per second for `seconds`; a late transaction does not delay later ones."""
         began = time.monotonic()
         for turn in range(round(rate * seconds / per_transaction)):
             ahead = turn * per_transaction / rate - (time.monotonic() - began)
@@ -159,7 +161,7 @@ class _Writer:
 
 @contextmanager
 def _following(installation: Installation) -> Iterator[None]:
-    """Let a live run follow the source."""
+    """Have a live run follow the source within the block."""
     run = installation.run(until_caught_up=False)
     installation.acknowledged.reset()
     outcomes: list[RunOutcome] = []

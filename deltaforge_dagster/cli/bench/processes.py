@@ -1,8 +1,8 @@
-"""What processes cost while a benchmark runs: processor time and memory, from Linux's /proc.
+"""Samples the processor time and memory of processes while a benchmark runs, from Linux's /proc.
 
-A *group* is a process with everything it has started (proc(5), "/proc/pid/stat": fields 4 ppid, 14
-utime, 15 stime, 24 rss). Processor time is kept per process id, so that what a process used before
-it ended still counts; one that lives shorter than the time between two looks may be missed.
+A *group* is a process with all its descendants (proc(5), "/proc/pid/stat": fields 4 ppid, 14 utime, 15 stime, 24
+rss). Processor time is recorded per process id, so the time of a process that has ended still counts. A process
+that lives shorter than the sampling interval may be missed.
 
 Resident memory counts a page shared by two processes twice, so the sum over Spark's Python workers is
 an upper bound.
@@ -28,7 +28,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One process at one moment: its parent, seconds of processor time, bytes of memory."""
+    """A sample of one process: its parent, seconds of processor time, bytes of resident memory."""
 
     parent: int
     cpu_seconds: float
@@ -36,16 +36,17 @@ class Usage:
 
 
 class Sampler:
-    """Watches groups of processes from a thread of its own. A context manager.
+    """Samples groups of processes in a separate thread. A context manager.
 
     Args:
         groups: First process of each group, by the group's name.
-        alone: A group of one process that is not to be followed to its children: ourselves, who
-            have started the servers.
+        alone: Name of the group of this process, whose children do not count: they are the servers, which are
+            groups themselves.
+        together: Names of the groups whose memory is summed.
 
     Attributes:
-        peak_rss: Most memory of each group, in bytes.
-        peak_together: Most memory of the groups that `together` names, at one moment.
+        peak_rss: Peak memory of each group, in bytes.
+        peak_together: Peak of the summed memory of the groups in `together`, in bytes.
     """
 
     def __init__(self, groups: Mapping[str, int], *, alone: str, together: tuple[str, ...]) -> None:
@@ -61,7 +62,7 @@ class Sampler:
         self.peak_together = 0
 
     def __enter__(self) -> Self:
-        """Begin: what was used before does not count."""
+        """Start sampling; processor time used before does not count."""
         self._first = {pid: usage.cpu_seconds for pid, usage in usages().items()}
         self._look()
         self._thread.start()
@@ -73,15 +74,15 @@ class Sampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End with a last look."""
+        """Take a last sample and stop."""
         self._stop.set()
         self._thread.join()
         self._look()
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return what each group has used since the beginning; without this sampler's own share."""
+        """Return the processor seconds of each group since the start, without the sampler's own thread."""
         used = {
-            # Of a copy: the thread may be adding a process.
+            # Iterate over a copy, because the thread may add a process.
             name: sum(last - self._first.get(pid, 0.0) for pid, last in processes.copy().items())
             for name, processes in self._last.items()
         }
@@ -107,11 +108,11 @@ class Sampler:
 
 
 def usages() -> dict[int, Usage]:
-    """Return every process of the machine."""
+    """Return a sample of every process of the machine, by process id."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended just now
-            # The command's name, in parentheses, may hold anything; what follows is fixed.
+        with suppress(OSError):  # the process has just ended
+            # The command's name, in parentheses, may contain any character; the fields after it are fixed.
             fields = stat.read_text().rpartition(")")[2].split()
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
             found[int(stat.parent.name)] = Usage(int(fields[1]), cpu, int(fields[21]) * _PAGE)
@@ -119,7 +120,7 @@ def usages() -> dict[int, Usage]:
 
 
 def descendants(processes: Mapping[int, Usage], first: int) -> list[int]:
-    """Return a process with its children, their children, and so on."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for pid, usage in processes.items():
         children.setdefault(usage.parent, []).append(pid)

@@ -1,4 +1,4 @@
-"""Showing what a benchmark has measured."""
+"""Output of benchmark results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show(result: DataclassInstance, title: str, *, as_json: bool) -> None:
-    """Print a line for each field of a result; or one JSON object."""
+    """Print the fields of a result as a table, or as one JSON object with `as_json`."""
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return

@@ -1,10 +1,10 @@
-"""`deltaforge bench seam`: how fast do journaled segments get through Spark to senders?
+"""`deltaforge bench seam`: measure how fast journaled segments pass through Spark to senders.
 
-Builds segments of realistic changes in a temporary journal, starts a Spark server of its own, and
-prepares and reads them exactly as a run does: one job, one mapped result, one thread per sender. A
-sender copies destination, key and value of every message into a command buffer and drops it: what
-any client has to do at least. Beside it stands a raw limit, reading the same Parquet file without
-Spark, so that numbers of two machines can be compared as ratios.
+The benchmark builds segments of realistic changes in a temporary journal, starts a separate Spark server, and
+encodes and reads the segments as a run does: one job, one memory-mapped result, one thread per sender. A sender
+copies destination, key and value of every message into a command buffer and discards it, which is the least that
+any client has to do. The raw limit is the rate of reading the same Parquet file without Spark; the ratio to it
+makes results of different machines comparable.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ _SMALL_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class SeamResult:
-    """What was measured; rates in events per second, times in seconds.
+    """The measured values; rates are in events per second, times in seconds.
 
     Attributes:
         rows: Events of the large segment.
         value_bytes: Mean size of a message's value.
         one_sender: Rate to one sender, median of the rounds.
-        one_sender_best: The best round.
-        three_senders: Rate to three senders at once; each gets every event.
-        three_senders_best: The best round.
-        small: Time from a segment of 100 events to its messages, median.
+        one_sender_best: Rate of the best round.
+        three_senders: Rate to three concurrent senders, each of which gets every event; median.
+        three_senders_best: Rate of the best round.
+        small: Time to encode and send a segment of 100 events, median.
         small_p99: The same, 99th percentile.
-        raw: Rate of reading the large segment with pyarrow, no Spark.
+        raw: Rate of reading the large segment with pyarrow, without Spark.
         raw_ratio: `one_sender / raw`.
-        server_start: Time until the Spark server answered.
+        server_start: Time until the Spark server responded.
     """
 
     rows: int
@@ -85,8 +85,10 @@ class SeamResult:
 
 
 def seam(
-    rows: Annotated[int, typer.Option(min=1, help="Events of the large segment.")] = 200_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each kind.")] = 9,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Number of events in the large segment.")
+    ] = 200_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measured rounds of each kind.")] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure journal -> Spark -> senders: rates, small-segment latency, and the raw limit."""
@@ -102,7 +104,7 @@ def seam(
 
 
 def measure(home: Path, rows: int, rounds: int) -> SeamResult:
-    """Run the measurement in `home`, with a Spark server of its own that is stopped afterwards."""
+    """Run the measurement in `home`, with a separate Spark server that is stopped afterwards."""
     journal = Journal((home / "journal").as_uri())
     large, small = _segment(journal, 1, rows), _segment(journal, 2, min(rows, _SMALL_ROWS))
     began = time.monotonic()
@@ -117,7 +119,7 @@ def measure(home: Path, rows: int, rounds: int) -> SeamResult:
         def rate(senders: int) -> tuple[int, int, int]:
             encoder = Encoder(_spec(home, senders), journal, sessions, "bench")
             times = []
-            for _ in range(rounds + 2):  # the first two compile
+            for _ in range(rounds + 2):  # the first two compile kernels
                 seconds, size = _deliver(encoder, large, senders)
                 times.append(seconds)
             del times[:2]
@@ -153,7 +155,7 @@ def _spec(home: Path, sinks: int) -> Any:
 
 
 def _deliver(encoder: Encoder, segment: SegmentRow, senders: int) -> tuple[float, int]:
-    """Prepare a segment, send it from one thread per sink; return seconds and a value's size."""
+    """Encode a segment and send it from one thread per sink; return seconds and the mean value size."""
     began = time.monotonic()
     encoded = encoder.encode([segment])
     sizes: list[int] = []
@@ -222,7 +224,7 @@ def _segment(journal: Journal, number: int, rows: int) -> SegmentRow:
 
 
 def _changes(ids: Sequence[int]) -> pa.RecordBatch:
-    """Return inserts of ten columns into two tables, ten to a transaction."""
+    """Return inserts of ten columns into two tables, ten per transaction."""
     number = np.random.default_rng(ids[0])
     texts = [
         f'{{"id":{i},"customer_id":{n % 9999},"status":"{"paid" if n % 3 else "new"}","amount":'

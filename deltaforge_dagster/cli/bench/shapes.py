@@ -1,7 +1,7 @@
-"""The tables that benchmarks write: their columns, and statements that make rows in the server.
+"""The tables that benchmarks write: their columns, and the statements that generate rows in the server.
 
-Row `n` is a function of `n` alone, computed by the server, so writing costs the benchmark nothing. One
-statement is one transaction.
+Row `n` is a function of `n` alone and is computed by the server, so writing takes no time in the benchmark's
+process. One statement is one transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Dialect = Literal["postgres", "mysql"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its type, and its value in row `n`, for each dialect where they differ."""
+    """A column: its type, and its value in row `n` as SQL; the `mysql_` fields are set if MySQL differs."""
 
     name: str
     type: str
@@ -33,7 +33,7 @@ class Shape:
     columns: tuple[Column, ...]
 
     def create_table(self, dialect: Dialect) -> str:
-        """Return the statement that makes the table."""
+        """Return the statement that creates the table."""
         types = [
             f"{one.name} {one.mysql_type or one.type if dialect == 'mysql' else one.type}"
             for one in self.columns
@@ -42,9 +42,9 @@ class Shape:
         return f"CREATE TABLE {self.name} ({', '.join(types)}, PRIMARY KEY ({key}))"
 
     def insert(self, dialect: Dialect, first: int, rows: int) -> str:
-        """Return the statement that adds rows `first` to `first + rows - 1`.
+        """Return the statement that inserts rows `first` to `first + rows - 1`.
 
-        In MySQL it reads a table `numbers(i)` that holds at least 0 to `rows - 1`.
+        In MySQL it reads a table `numbers(i)` that must have at least the rows 0 to `rows - 1`.
         """
         last = first + rows - 1
         if dialect == "postgres":

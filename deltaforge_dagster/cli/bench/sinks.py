@@ -1,6 +1,6 @@
-"""The sinks of benchmarks: a server that is written to by the pipeline, and read back.
+"""The sinks of benchmarks: servers that the pipeline writes to and that the benchmark reads back.
 
-What has arrived is asked of the server itself, never of the pipeline.
+What has arrived is read from the server itself, never from the pipeline.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class BenchSink(ABC):
 
     @abstractmethod
     def block(self, *, exactly_once: bool) -> str:
-        """Return the sink of the pipeline file, in YAML's flow style."""
+        """Return the sink's entry in the pipeline file, in YAML's flow style."""
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many messages a consumer finds."""
+        """Return how many messages a consumer can read."""
 
     @abstractmethod
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield every event with the time at which the server took it."""
+        """Yield every event with the time at which the server received it."""
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self.server.close()
 
 
 class RedisBench(BenchSink):
-    """Redis: one stream, in memory only, as Redis does unless told otherwise."""
+    """Redis: one stream, kept in memory only, which is Redis's default for appendonly."""
 
     def __init__(self) -> None:
         self._redis = RedisServer.start(
@@ -82,7 +82,7 @@ class RedisBench(BenchSink):
 
 
 class KafkaBench(BenchSink):
-    """Kafka: one topic of four partitions, whose records carry the broker's time."""
+    """Kafka: one topic of four partitions, whose records have the broker's timestamp."""
 
     def __init__(self) -> None:
         self._kafka = KafkaServer.start(quick=False)
@@ -99,11 +99,11 @@ class KafkaBench(BenchSink):
         )
 
     def count(self) -> int:
-        """Return how many records a consumer with read_committed gets."""
+        """Return how many records a consumer gets with isolation level read_committed."""
         return sum(1 for _ in self._records())
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield the records; transactions are visible a little after the time of their records."""
+        """Yield the records; a transaction becomes visible slightly after the timestamps of its records."""
         for message in self._records():
             yield Arrival(orjson.loads(message.value()), message.timestamp()[1])
 
@@ -136,7 +136,7 @@ class KafkaBench(BenchSink):
 
 
 class NatsBench(BenchSink):
-    """NATS: one stream in files, as JetStream has it unless told otherwise."""
+    """NATS: one stream stored in files, which is JetStream's default."""
 
     def __init__(self) -> None:
         self._nats = NatsServer.start()

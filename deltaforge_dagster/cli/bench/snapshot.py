@@ -1,8 +1,8 @@
-"""`deltaforge bench snapshot`: a table read in chunks, as a snapshot's tasks read it, and nothing behind it.
+"""`deltaforge bench snapshot`: read a table in chunks, as a snapshot's tasks do, without delivering it.
 
-Each reader is a process with a connection of its own, as Spark's workers are. Beside it stands the
-limit: the same table, sent whole by the server to one client that throws the bytes away. The
-readers' processor seconds say what their part costs, also on a busy machine.
+Each reader is a process with its own connection, like Spark's workers. The limit is the same table, sent whole
+by the server to one client that discards the bytes. The readers' processor seconds show the cost of reading,
+even on a busy machine.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _WARM_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """What was measured.
+    """The measured values.
 
     Attributes:
         source: `postgres` or `mysql`.
         rows: Rows of the table.
-        shape: Its shape.
-        readers: Processes that read chunks.
-        chunks: Chunks of the plan.
-        plan_seconds: How long planning took; not part of the rate.
-        rows_per_second: Read and converted to the change frame, by the clock.
-        raw_rows_per_second: Sent to one client and thrown away, by the clock.
+        shape: Shape of the table.
+        readers: Number of processes that read chunks.
+        chunks: Number of chunks in the plan.
+        plan_seconds: Time for planning, which is not part of the rate.
+        rows_per_second: Rows read and converted to the change frame per second of wall-clock time.
+        raw_rows_per_second: Rows received by one client and discarded per second of wall-clock time.
         ratio: `rows_per_second / raw_rows_per_second`.
-        cpu_seconds_per_million: Of all readers, per million rows.
-        peak_rss_mb: Most memory of one reader.
+        cpu_seconds_per_million: Processor seconds of all readers per million rows.
+        peak_rss_mb: Peak memory of the largest reader, in MiB.
         cores: Processors that this process may use.
     """
 
@@ -74,20 +74,22 @@ class SnapshotResult:
 
 def snapshot(
     *,
-    source: Annotated[Literal["postgres", "mysql"], typer.Option(help="Whose table.")] = "postgres",
-    rows: Annotated[int, typer.Option(min=1_000, help="Rows of the table.")] = 1_000_000,
+    source: Annotated[
+        Literal["postgres", "mysql"], typer.Option(help="Database of the table.")
+    ] = "postgres",
+    rows: Annotated[int, typer.Option(min=1_000, help="Number of rows in the table.")] = 1_000_000,
     shape: Annotated[
-        Literal["orders6", "wide10"], typer.Option(help="What the table looks like.")
+        Literal["orders6", "wide10"], typer.Option(help="Columns of the table.")
     ] = "wide10",
     readers: Annotated[
-        int, typer.Option(min=1, max=64, help="How many processes read chunks.")
+        int, typer.Option(min=1, max=64, help="Number of processes that read chunks.")
     ] = 1,
-    chunk_size: Annotated[int, typer.Option(min=100, help="Rows of a chunk.")] = 100_000,
+    chunk_size: Annotated[int, typer.Option(min=100, help="Rows per chunk.")] = 100_000,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on the last line.")
     ] = False,
 ) -> None:
-    """Read a table in chunks: rate, cost, and the limit of the server's own sending."""
+    """Measure reading a table in chunks: rate, cost, and the limit of receiving the table."""
     with progress(quiet=as_json) as say:
         result = measure(source, rows, SHAPES[shape], say, readers=readers, chunk_rows=chunk_size)
     show(result, f"snapshot from {source}, {rows:,} rows {shape}", as_json=as_json)
@@ -154,7 +156,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one reader has read: rows, seconds of processor time, its most memory."""
+    """The result of one reader: rows, seconds of processor time, peak memory in MiB."""
 
     rows: int
     cpu: float
@@ -166,13 +168,13 @@ def _pool(readers: int) -> ProcessPoolExecutor:
 
 
 def _warm_up(pool: ProcessPoolExecutor, readers: int, snapshots: Snapshots, watermark: str) -> None:
-    """Let every reader load its kernels: a small chunk each, twice, for one may take two."""
+    """Have every reader load its kernels: two small chunks per reader, since one reader may take several."""
     small = next(iter(snapshots.plan(None, _WARM_ROWS)))
     list(pool.map(_read, [(snapshots, watermark, [small])] * readers * 2))
 
 
 def _read(part: tuple[Snapshots, str, Sequence[Chunk]]) -> _Part:
-    """Read chunks as a task does."""
+    """Read chunks as a Spark task does."""
     snapshots, watermark, chunks = part
     began = time.process_time()
     rows = 0
@@ -183,7 +185,7 @@ def _read(part: tuple[Snapshots, str, Sequence[Chunk]]) -> _Part:
 
 
 def _peak_rss_mb() -> int:
-    """Return this process's own high-water mark (proc(5), "/proc/pid/status": VmHWM)."""
+    """Return the peak resident memory of this process in MiB (proc(5), "/proc/pid/status": VmHWM)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) >> 10

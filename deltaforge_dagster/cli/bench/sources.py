@@ -1,10 +1,10 @@
-"""The sources of benchmarks: a server that is filled, read by the pipeline, and read raw.
+"""The sources of benchmarks: servers that are filled, read by the pipeline, and read raw.
 
-The raw reading is the limit of a source on this machine: the same log, or the same table, received by
-one client that looks at nothing but the end.
+The raw read is the limit of a source on this machine: one client receives the same log, or the same table, and
+only detects the end.
 """
 
-# ruff: noqa: SLF001 - PyMySQL has no other way to a result's bytes
+# ruff: noqa: SLF001 - PyMySQL has no public access to a result's bytes
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BenchSource(ABC):
 
     Attributes:
         server: The server.
-        dsn: Of the database.
+        dsn: Connection string of the database.
     """
 
     server: Server
@@ -58,16 +58,16 @@ class BenchSource(ABC):
     @property
     @abstractmethod
     def block(self) -> str:
-        """The `source` of the pipeline file, in YAML's flow style."""
+        """The `source` entry of the pipeline file, in YAML's flow style."""
 
     @abstractmethod
     def create(self, shape: Shape) -> None:
-        """Make the table."""
+        """Create the table."""
 
     def write(self, first: int, rows: int, writers: int = 1) -> Iterator[int]:
-        """Write rows from number `first` on, 1,000 to a transaction; yield rows written so far.
+        """Write rows from number `first` on, 1,000 per transaction; yield the number of rows written so far.
 
-        Several writers each have a connection; they share the transactions, which commit in any order.
+        Each of the writers has its own connection. They share the transactions, which commit in any order.
         """
         shares = [
             (first + done, min(TRANSACTION_ROWS, rows - done))
@@ -95,39 +95,39 @@ class BenchSource(ABC):
 
     @abstractmethod
     def _writer(self) -> AbstractContextManager[Callable[[str], object]]:
-        """Lend what executes a statement over a connection of its own, as a transaction."""
+        """Yield a function that executes a statement as a transaction on a new connection."""
 
     @abstractmethod
     def _insert(self, first: int, rows: int) -> str:
-        """Return the statement that writes these rows."""
+        """Return the statement that inserts these rows."""
 
     @abstractmethod
     def add(self, first: int, rows: int) -> float:
-        """Write rows in one transaction; return when it was told to commit (seconds of the clock)."""
+        """Write rows in one transaction; return the time when COMMIT was sent, in seconds since 1970."""
 
     @abstractmethod
     def begin_backlog(self) -> None:
-        """Remember that the raw reading starts here."""
+        """Record the start of the raw read."""
 
     @abstractmethod
     def end_backlog(self) -> None:
-        """Remember that the raw reading ends here."""
+        """Record the end of the raw read."""
 
     @abstractmethod
     def read_raw(self) -> float:
-        """Receive the log of the backlog into memory; return seconds."""
+        """Receive and discard the log of the backlog; return seconds."""
 
     @abstractmethod
     def read_table_raw(self) -> float:
-        """Receive the whole table into memory; return seconds."""
+        """Receive and discard the whole table; return seconds."""
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self.server.close()
 
 
 class PostgresBench(BenchSource):
-    """PostgreSQL: a second slot keeps the backlog for the raw reading."""
+    """PostgreSQL: a second slot keeps the backlog for the raw read."""
 
     def __init__(self) -> None:
         self.server = PostgresServer.start(origins=["package", "installed"])
@@ -144,7 +144,7 @@ class PostgresBench(BenchSource):
         )
 
     def create(self, shape: Shape) -> None:
-        """Make the table."""
+        """Create the table."""
         self._shape = shape
         self._connection.execute(shape.create_table("postgres"))
 
@@ -163,19 +163,19 @@ class PostgresBench(BenchSource):
             return time.time()
 
     def begin_backlog(self) -> None:
-        """Make the second slot."""
+        """Create the second slot."""
         self._connection.execute(
             "SELECT pg_create_logical_replication_slot('bench_raw', 'pgoutput')"
         )
 
     def end_backlog(self) -> None:
-        """Write a message that only the raw reading looks at: pipelines pass over heartbeats."""
+        """Write a message that marks the end for the raw read; pipelines skip heartbeats."""
         self._connection.execute(
             "SELECT pg_logical_emit_message(true, %s, %s)", [HEARTBEAT, self._marker]
         )
 
     def read_raw(self) -> float:
-        """Receive what pgoutput makes of the backlog."""
+        """Receive pgoutput's output for the backlog."""
         server = postgres.Server.from_dsn(self.dsn, "deltaforge/bench")
         with server.query(_PATIENCE) as connection:
             connected = server.replicate(connection, _PATIENCE)
@@ -202,23 +202,23 @@ class PostgresBench(BenchSource):
             stream.close()
 
     def read_table_raw(self) -> float:
-        """Receive what COPY sends; `ReadyForQuery`, `Z Int32(5) I`, is the last message."""
+        """Receive the output of COPY; the last message is `ReadyForQuery`, `Z Int32(5) I`."""
         with psycopg.connect(self.dsn) as connection:
             began = time.monotonic()
             connection.pgconn.send_query(f"COPY {self._shape.name} TO STDOUT".encode())
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as plain:
                 _receive_until(plain, lambda end: end.endswith(b"Z\x00\x00\x00\x05I"))
-            connection.pgconn.finish()  # libpq has not seen what came
+            connection.pgconn.finish()  # libpq has not read the response
         return time.monotonic() - began
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._connection.close()
         super().close()
 
 
 class MysqlBench(BenchSource):
-    """MySQL: the binary log is there for everybody."""
+    """MySQL: the raw read and the pipeline read the same binary log."""
 
     def __init__(self) -> None:
         self.server = MysqlServer.start()
@@ -227,7 +227,7 @@ class MysqlBench(BenchSource):
         self._execute(_UTC)
         self._execute("CREATE TABLE numbers (i INT PRIMARY KEY)")
         numbers = ", ".join(f"({i})" for i in range(TRANSACTION_ROWS))
-        self._execute(f"INSERT INTO numbers VALUES {numbers}")  # noqa: S608 - our numbers
+        self._execute(f"INSERT INTO numbers VALUES {numbers}")  # noqa: S608 - numbers
 
     @property
     def block(self) -> str:
@@ -238,7 +238,7 @@ class MysqlBench(BenchSource):
         )
 
     def create(self, shape: Shape) -> None:
-        """Make the table."""
+        """Create the table."""
         self._shape = shape
         self._execute(shape.create_table("mysql"))
 
@@ -260,22 +260,22 @@ class MysqlBench(BenchSource):
         return told
 
     def begin_backlog(self) -> None:
-        """Remember where the log ends now."""
+        """Record the current end of the log."""
         self._start = self._execute("SHOW MASTER STATUS")[0][:2]
 
     def end_backlog(self) -> None:
-        """Remember how much log there is."""
+        """Record the size of the log since `begin_backlog`."""
         file, position = self._start
         files = {str(row[0]): int(row[1]) for row in self._execute("SHOW BINARY LOGS")}
         later = [size for name, size in files.items() if name > str(file)]
         self._log_bytes = files[str(file)] - int(position) + sum(later)
 
     def read_raw(self) -> float:
-        """Receive the binary log, all of it.
+        """Receive the whole binary log of the backlog.
 
-        MySQL protocol, "COM_BINLOG_DUMP": `Int32 position | Int16 flags | Int32 server id | file`,
-        and with the flag 1 an EOF packet at the log's end. A packet is `Int24 size | Int8 number`
-        and so many bytes, of which the first is 0xFE in an EOF packet.
+        MySQL protocol, "COM_BINLOG_DUMP": `Int32 position | Int16 flags | Int32 server id | file`;
+        with flag 1 the server sends an EOF packet at the end of the log. A packet is
+        `Int24 size | Int8 number`, followed by `size` bytes, the first of which is 0xFE in an EOF packet.
         """
         file, position = self._start
         body = struct.pack("<IHI", position, 1, 4_000_000_001) + str(file).encode()
@@ -285,7 +285,9 @@ class MysqlBench(BenchSource):
             connected.settimeout(_PATIENCE)
             buffer = bytearray(_BUFFER)
             view = memoryview(buffer)
-            filled = at = 0  # received; where the next packet begins, maybe beyond that
+            filled = at = (
+                0  # end of the received bytes; start of the next packet, which may be later
+            )
             received = 0
             while count := connected.recv_into(view[filled:]):
                 received += count
@@ -304,25 +306,25 @@ class MysqlBench(BenchSource):
         raise SettingsError("the raw log has no end")
 
     def read_table_raw(self) -> float:
-        """Receive what a SELECT sends.
+        """Receive the result of a SELECT.
 
         MySQL protocol, "Text Resultset": an EOF packet, `Int24 5 | Int8 number | 0xFE | warnings |
-        status`, ends the columns' descriptions and another one the rows.
+        status`, ends the column definitions, and another one ends the rows.
         """
         connection = mysql.Server.from_dsn(self.dsn, "deltaforge/bench").connect(_PATIENCE)
         began = time.monotonic()
-        query = f"SELECT * FROM {self._shape.name}"  # noqa: S608 - our name
+        query = f"SELECT * FROM {self._shape.name}"  # noqa: S608 - constant name
         connection._execute_command(COMMAND.COM_QUERY, query)
         result = MySQLResult(connection)
-        result.init_unbuffered_query()  # takes the descriptions
-        result.unbuffered_active = False  # or it would take the rest, too, when it is forgotten
+        result.init_unbuffered_query()  # reads the column definitions
+        result.unbuffered_active = False  # otherwise its destructor would read the rest
         ahead = connection._rfile.read1(1 << 16)
         _receive_until(connection._sock, lambda end: end[-9:-6] == _EOF and end[-5] == 0xFE, ahead)
-        connection._force_close()  # PyMySQL has not seen what came
+        connection._force_close()  # PyMySQL has not read the response
         return time.monotonic() - began
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._connection.close()
         super().close()
 
@@ -335,7 +337,7 @@ class MysqlBench(BenchSource):
 def _receive_until(
     connected: socket.socket, ended: Callable[[bytes], bool], received: bytes = b""
 ) -> None:
-    """Receive into memory until the last bytes say that nothing more will come."""
+    """Receive and discard bytes until `ended` returns True for the last bytes received."""
     connected.settimeout(_PATIENCE)
     buffer = bytearray(_BUFFER)
     end = received[-_END_BYTES:]

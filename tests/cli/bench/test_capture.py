@@ -1,4 +1,4 @@
-"""The benchmark of capture: small real runs, and what it refuses."""
+"""Tests of the capture benchmark: small real runs, and refused options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltaforge_dagster.cli.main import app
 
 @pytest.mark.parametrize("options", [["--rows", "10"], ["--shape", "round"], ["--source", "x"]])
 def test_wrong_options_start_nothing(options: list[str]) -> None:
-    """What cannot be measured is refused before a server is started."""
+    """Invalid options are refused before a server is started."""
     assert CliRunner().invoke(app, ["bench", "capture", *options]).exit_code == 2
 
 
@@ -24,7 +24,7 @@ def test_wrong_options_start_nothing(options: list[str]) -> None:
     ],
 )
 def test_a_backlog_is_captured_whole(source: str) -> None:
-    """Every change is in the journal, and no number is nothing."""
+    """Every change is in the journal, and no result is zero."""
     ran = CliRunner().invoke(
         app, ["bench", "capture", "--source", source, "--rows", "3000", "--json"]
     )

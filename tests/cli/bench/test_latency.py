@@ -1,4 +1,4 @@
-"""Commit to sink."""
+"""Tests of the latency benchmark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOLD = {number: 1000.0 + number for number in range(1, 101)}
 
 
 def test_percentiles_are_of_the_rows_of_one_rate() -> None:
-    """Each row counts from its own commit; rows of another rate do not."""
+    """Percentiles cover the rows of one rate, each measured from its own commit."""
     arrived = {number: round(told * 1000) + number for number, told in TOLD.items()}
 
     found = _summary(50, range(1, 100), 49.96, TOLD, arrived)
@@ -19,7 +19,7 @@ def test_percentiles_are_of_the_rows_of_one_rate() -> None:
 
 
 def test_a_row_that_did_not_arrive_is_no_result() -> None:
-    """A benchmark that loses a row has no latency to show."""
+    """A lost row is an error, not a latency."""
     with pytest.raises(KeyError):
         _summary(50, range(1, 100), 50.0, TOLD, {1: 1_001_005})
 
@@ -28,7 +28,7 @@ def test_a_row_that_did_not_arrive_is_no_result() -> None:
 @pytest.mark.redis
 @pytest.mark.spark
 def test_a_real_run_has_a_latency_for_each_rate() -> None:
-    """Everything written at both rates arrives, after its commit."""
+    """Every row written at both rates arrives after its commit."""
     slow, fast = measure("pg-redis", 1.0, exactly_once=True, say=lambda _: None)
 
     assert (slow.rows_per_second, slow.rows) == (50, 50)

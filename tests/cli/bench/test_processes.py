@@ -1,4 +1,4 @@
-"""What processes cost, read from /proc."""
+"""Tests of reading the cost of processes from /proc."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r
 
 
 def test_descendants_are_the_whole_tree() -> None:
-    """Children of children belong to a group, other processes do not."""
+    """A group includes all descendants, and no other processes."""
     tree = {pid: Usage(parent, 0, 0) for pid, parent in {1: 0, 5: 1, 6: 5, 7: 6, 8: 1}.items()}
 
     assert sorted(descendants(tree, 5)) == [5, 6, 7]
 
 
 def test_our_own_process_is_there() -> None:
-    """The fields are the right ones: parent, a bit of processor time, some memory."""
+    """The right fields are read: parent, processor time, memory."""
     own = usages()[os.getpid()]
 
     assert own.parent == os.getppid()
@@ -30,7 +30,7 @@ def test_our_own_process_is_there() -> None:
 
 
 def test_what_an_ended_child_used_still_counts() -> None:
-    """Work of a process that is gone at the end is in its group; ours is not in it."""
+    """The processor time of an ended child counts in its group, not in this process's."""
     began = time.process_time()
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE) as other:
         groups = {"own": os.getpid(), "other": other.pid}

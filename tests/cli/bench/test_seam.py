@@ -1,4 +1,4 @@
-"""The seam benchmark runs, and its numbers are of what it says."""
+"""Tests of the seam benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_measures_everything(tmp_path: Path) -> None:
-    """A tiny measurement gives every number, and leaves no server behind."""
+    """A tiny measurement has every number, and leaves no server behind."""
     result = measure(tmp_path, 2_000, 1)
 
     assert result.rows == 2_000

@@ -1,4 +1,4 @@
-"""The tables of benchmarks."""
+"""Tests of the tables of benchmarks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from deltaforge_dagster.servers.mysql import execute
 
 
 def size(row: dict[str, Any]) -> int:
-    """Return about how long a row is as JSON."""
+    """Return the approximate size of a row as JSON."""
     return len(json.dumps(row, default=str, separators=(",", ":")))
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_postgres_makes_the_rows(postgres_dsn: str, shape: Shape) -> None:
-    """Rows are of the size that is promised, and numbered as asked."""
+    """Rows have the documented size and the requested numbers."""
     with psycopg.connect(postgres_dsn, row_factory=psycopg.rows.dict_row) as connection:
         connection.execute(shape.create_table("postgres"))
         connection.execute(shape.insert("postgres", 500_000, 3))
@@ -36,7 +36,7 @@ def test_postgres_makes_the_rows(postgres_dsn: str, shape: Shape) -> None:
 @pytest.mark.mysql
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_mysql_makes_the_rows(mysql_dsn: str, shape: Shape) -> None:
-    """The same columns, in the same order; times are legal in every time zone used."""
+    """MySQL has the same columns in the same order; times are valid in every time zone used."""
     execute(
         mysql_dsn,
         "CREATE TABLE numbers (i INT PRIMARY KEY)",

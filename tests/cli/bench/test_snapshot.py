@@ -1,4 +1,4 @@
-"""The benchmark of snapshots: small real runs, and what it refuses."""
+"""Tests of the snapshot benchmark: small real runs, and refused options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deltaforge_dagster.cli.main import app
 
 @pytest.mark.parametrize("options", [["--rows", "10"], ["--shape", "round"], ["--readers", "0"]])
 def test_wrong_options_start_nothing(options: list[str]) -> None:
-    """What cannot be measured is refused before a server is started."""
+    """Invalid options are refused before a server is started."""
     assert CliRunner().invoke(app, ["bench", "snapshot", *options]).exit_code == 2
 
 
@@ -24,7 +24,7 @@ def test_wrong_options_start_nothing(options: list[str]) -> None:
     ],
 )
 def test_a_table_is_read_whole(source: str, readers: int) -> None:
-    """Every row once, in several chunks, and no number is nothing."""
+    """Every row is read once, in several chunks, and no result is zero."""
     options = ["--source", source, "--rows", "3000", "--chunk-size", "700"]
     ran = CliRunner().invoke(
         app, ["bench", "snapshot", *options, "--readers", str(readers), "--json"]
