@@ -220,7 +220,7 @@ class KafkaSink:
     def _acknowledged(
         self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
-        """Send the rows from `start` to `stop`; after each chunk, yield the end of the acknowledged rows."""
+        """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
         client = self._connected(alone=alone)
         while start < stop:
             start = self._send_piece(client, batch, start, stop, guard)

@@ -216,7 +216,7 @@ class Client:
         return cast("KafkaError | None", found.error)
 
     def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> list[Refusal]:
-        """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until all of it is acknowledged.
+        """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until it is acknowledged.
 
         If that fails, none of its messages remain in the queue or, as far as the client can know,
         on their way.

@@ -65,7 +65,7 @@ _LASTING = frozenset(
         KafkaError.UNSUPPORTED_VERSION,
     ]
 )
-"""Codes of permanent errors: the same message or request is refused again until something is changed."""
+"""Codes of permanent errors: the same request is refused again until something is changed."""
 
 UNDELIVERABLE = {
     KafkaError.INVALID_RECORD: "serialization",

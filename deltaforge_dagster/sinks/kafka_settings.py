@@ -1,4 +1,4 @@
-"""Properties of a librdkafka producer: defaults, `client_conf`, and those that `client_conf` cannot change.
+"""Properties of a librdkafka producer: defaults, overrides by `client_conf`, and fixed properties.
 
 Most of them preserve the order of messages through failures:
 
@@ -68,7 +68,7 @@ class Settings:
     traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     def properties(self, transactional_id: str | None, *, alone: bool = False) -> dict[str, str]:
-        """Return the properties of a producer; with `alone`, each message is a record batch of its own."""
+        """Return the properties of a producer; with `alone`, a record batch holds only one message."""
         transactional = transactional_id is not None
         properties = {
             "bootstrap.servers": self.brokers,

@@ -61,7 +61,7 @@ _PASSING = frozenset(
 """Errors of brokers that have just started or taken over from another one; they pass by themselves."""
 
 _NOT_OURS = frozenset([KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
-"""Errors of topics that the user may not see or that were just deleted: they cannot hold the position."""
+"""Errors of topics that the user may not see or that were just deleted: they hold no position."""
 
 _PART = 4
 """A transaction is due for its commit after its timeout divided by this number."""

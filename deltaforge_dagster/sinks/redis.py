@@ -287,7 +287,7 @@ class RedisSink:
             raise failure
 
     def _elsewhere(self, parts: list[tuple[int, SinkBatch]]) -> Undeliverable | None:
-        """Return the error for the first message outside the position's slot, or None if there is none."""
+        """Return the error for the first message outside the position's slot, or None."""
         if (key := self._key()) is None:
             return None
         firsts = [
@@ -358,7 +358,7 @@ class RedisSink:
             self._held = block.position
 
     def _goes_elsewhere(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
-        """Learn from the error where a slot is; return whether to make the next attempt without a wait."""
+        """Learn from the error where a slot is; return whether to try again without a wait."""
         if self._cluster is None:
             return False
         if not isinstance(error, Redirected):
@@ -372,7 +372,7 @@ class RedisSink:
         return delivery.redirections <= _MOST_REDIRECTIONS
 
     def _take_over(self, node: Node, batch: SinkBatch, guard: SendGuard) -> None:
-        """Before a connection's first live block, end the connections of earlier runs; not in a replay."""
+        """End the connections of earlier runs before a connection's first live block."""
         if self._name is not None and batch.replay is None and not node.alone:
             guard()  # a run that has lost its lease must not end its successor's connection
             node.end_others(self._name)

@@ -197,7 +197,7 @@ class Link:
     def interrupt(self) -> None:
         """Make calls in another thread fail that are waiting for the server."""
         with contextlib.suppress(OSError):
-            # Not the TLS socket's own method, which would discard the state that the other thread uses.
+            # Not the TLS socket's own method: it would discard the other thread's state.
             socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
 
     def close(self) -> None:
