@@ -50,7 +50,8 @@ _DRAIN_SECONDS = 1.0
 def subject_pattern(template: Template) -> str:
     """Return a pattern that matches all subjects of a template.
 
-    It is `shop.>` for `shop.${source.table}`. The value of a variable may contain dots, so only the tokens before the first variable are fixed.
+    It is `shop.>` for `shop.${source.table}`. The value of a variable may contain dots, so only the
+    tokens before the first variable are fixed.
     """
     literal, *rest = template.parts
     if isinstance(literal, str) and not rest:
