@@ -223,14 +223,14 @@ class Queue:
             return connection.execute(delete(queue).where(queue.c.id.in_(oldest))).rowcount
 
     def length(self, key: str) -> int:
-        """Return how many items wait."""
+        """Return the number of items in the queue of `key`."""
         query = select(func.count()).where(queue.c.ns == self._ns, queue.c.key == key)
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
 
 
 def get_value(connection: Connection, namespace: str, key: str) -> bytes | None:
-    """Return the value of a key, None when absent or expired."""
+    """Return the value of a key, or None if it is absent or expired."""
     query = select(kv.c.val).where(kv.c.ns == namespace, kv.c.key == key, _alive())
     return connection.execute(query).scalar()
 
@@ -238,7 +238,7 @@ def get_value(connection: Connection, namespace: str, key: str) -> bytes | None:
 def put_value(
     connection: Connection, namespace: str, key: str, value: bytes, ttl: float | None = None
 ) -> None:
-    """Set a key within the caller's transaction."""
+    """Set a key within the caller's transaction; with `ttl`, it expires after that many seconds."""
     fields = {
         "val": value,
         "updated_at": clock(),

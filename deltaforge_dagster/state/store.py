@@ -1,9 +1,9 @@
 """The state store: the authoritative record of every pipeline's progress.
 
 A run writes only through `StateStore.fenced`, which checks that it holds the pipeline's lease
-(`fenced`). Everybody may read. Writes of users and the sensor (the desired state, when to probe, what was
-published) do not need the lease; resetting a checkpoint and dropping old segments lock the lease row
-as well.
+(`fenced`). Everybody may read. Writes of users and the sensor (the desired state, when to probe, what
+was published) do not need the lease; resetting a checkpoint and dropping old segments lock the lease
+row as well.
 
 Every method raises `StoreUnavailable` if the database cannot be reached or stays locked (the next call
 tries again). Messages never contain a password.
@@ -119,9 +119,9 @@ class StateStore(
 
         The first registration gives the pipeline its uid, and every sink starts with segment 1. A sink
         added later starts where the sink that is furthest behind will resume (or at the start of the
-        journal if there was no sink); the checkpoint's `began` describes where. The checkpoint of a sink
-        that is no longer listed is deleted, but not while a run holds the lease, whose deliverer may still
-        be active: then the next call deletes it. A renamed sink counts as a new one.
+        journal if there was no sink); the checkpoint's `began` describes where. The checkpoint of a
+        sink that is no longer listed is deleted. While a run holds the lease, its deliverer may still
+        be active, so a later call deletes the checkpoint. A renamed sink counts as a new one.
 
         Args:
             name: Name of the pipeline.
