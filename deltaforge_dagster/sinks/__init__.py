@@ -1,13 +1,16 @@
-"""Sinks: one family of modules per destination, all behind `base`.
+"""Sinks: one family of modules per destination, all behind the protocol in `base`.
 
-`build` makes them from a pipeline file. Kernels pack whole batches out of Arrow's buffers (`text_columns`).
+`build` makes sinks from a pipeline file. Kernels pack whole batches directly from Arrow's buffers
+(`text_columns`).
 
 - `file`: JSON lines.
-- `redis`: blocks of XADDs packed by `resp`, over `redis_link`; answers read by `resp_replies`; clusters in
-  `redis_cluster`, one `redis_node` each.
-- `kafka`: pieces for librdkafka (`kafka_client`, `kafka_settings`), in transactions (`kafka_transactions`).
-- `nats`: chains of messages (`nats_session`), packed by `nats_pack` and `nats_commands`, over `nats_link`;
-  answers read by `nats_answers`; what the stream takes and holds in `nats_allowed` and `nats_stream`.
+- `redis`: blocks of XADD commands, packed by `resp` and sent over `redis_link`; `resp_replies` reads the
+  replies; `redis_cluster` handles clusters, with one `redis_node` for each node.
+- `kafka`: client chunks for librdkafka (`kafka_client`, `kafka_settings`), sent in transactions
+  (`kafka_transactions`) when delivery is exactly once.
+- `nats`: chains of messages (`nats_session`), packed by `nats_pack` and `nats_commands` and sent over
+  `nats_link`; `nats_answers` reads the answers; `nats_allowed` checks subjects against the stream, and
+  `nats_stream` reads the stream's configuration and the sink's position.
 
 `faulty` wraps any of them for tests.
 """

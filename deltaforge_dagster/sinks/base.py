@@ -1,20 +1,20 @@
 """The seam between a deliverer and a destination: what every sink promises.
 
-Every sink delivers at least once. One whose `exactly_once` is true also keeps its own position: with
-each atomic step it stores, beside the messages, a `SinkPosition` that says which message was
-the last. Whoever opens the sink next reads it and knows what has arrived, whatever became of the
-acknowledgement. Such a position never stands alone: `pipeline.resume` compares it with the
-checkpoint and decides which of the two counts.
+Every sink delivers at least once. A sink whose `exactly_once` is true also keeps its own position: in
+the same atomic step as the messages, it stores a `SinkPosition` that names the last of them. The next
+opener of the sink reads it and knows what has arrived, even if the acknowledgement was lost. The
+position does not decide alone: `pipeline.resume` compares it with the checkpoint and decides which of
+the two applies.
 
-A sink that keeps its position also finds out, before it stores anything, that the position is no
-longer the one that it read or stored last: another sender is at work, or the destination has
-lost data. Then it raises `PositionMoved` and stores nothing; the deliverer opens it again, reads the
-position and decides anew.
+Before it stores anything, a sink that keeps its own position checks that the stored position is still
+the one that it last read or stored. If it is not, another sender is active or the destination has lost
+data: the sink raises `PositionMoved` and stores nothing. The deliverer then opens it again, reads the
+position and decides again where to resume.
 
-One change may become several messages: an update that changes a key a delete and an insert, a delete
-a tombstone, too. These have the ordinal of their change and stand next to one another, and they
-belong together: a batch never begins or ends between them, and a sink acknowledges nothing and stores
-no position between them. Whoever cuts a batch into parts asks `whole_ordinals` where.
+One change may become several messages: an update that changes a key becomes a delete and an insert,
+and a delete may be followed by a tombstone. All messages of a change carry its ordinal, are adjacent,
+and are never divided: no batch begins or ends between them, and a sink neither acknowledges nor stores
+a position between them. Code that splits a batch calls `whole_ordinals` to find a valid boundary.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 
 MESSAGES = pa.schema(_FIELDS)
-"""Columns of `SinkBatch.messages`: what one sink sends, one row per message, in order.
+"""Columns of `SinkBatch.messages`: the messages for one sink, one per row, in sending order.
 
-`value` is the finished envelope, or null for a tombstone, which only Kafka sinks are given.
+`value` is the finished envelope, or null for a tombstone, which only Kafka sinks receive.
 `headers` is a JSON object as text or null, `key` the resolved message key or null. `event_id` and
-`idempotency_key` are the message's own; `change_id` is the event id of its change in the journal, or
-null where that is the same.
+`idempotency_key` belong to the message; `change_id` is the event id of its change in the journal, or
+null if it equals `event_id`.
 """
 
 
@@ -59,21 +59,23 @@ _NO_POSITION = "what is stored there is not a position of deltaforge"
 
 @dataclass(frozen=True, slots=True)
 class SinkPosition:
-    """What a sink itself says has arrived, stored there in the same atomic step as the data.
+    """The last message that arrived at a sink, stored in the sink in the same atomic step as the data.
 
     Attributes:
-        uid: Of the pipeline, new whenever its journal starts afresh.
-        lineage: Of the checkpoint under which this was sent; a position of another lineage does
-            not count (`state.records.CheckpointRow`).
-        segment: Number of the segment of the last message.
-        segment_id: Random id of that segment: a number may mean another one in another store.
-        ordinal: Of the last message in that segment.
-        event_id: Of the last message's change; finds it again in whatever segments hold it by then.
-        start: Everything up to this position has arrived, JSON text (`positions`): where that
-            segment starts, or where it ends when the message is its last one.
-        end: The last message lies before this position, JSON text: where that segment ends.
-        source: Id of the pipeline's source, as the pipeline file has it.
-        redriven: Token of the dead letter that was delivered last since that message, else empty.
+        uid: Uid of the pipeline; it changes whenever its journal starts from scratch.
+        lineage: Incarnation of the checkpoint under which the message was sent; a position of
+            another incarnation does not count (`state.records.CheckpointRow`).
+        segment: Number of the last message's segment.
+        segment_id: Random id of that segment; in another state store, the same number may denote a
+            different segment.
+        ordinal: Ordinal of the last message in that segment.
+        event_id: Event id of the last message's change; it identifies the change even if other
+            segments hold it by then.
+        start: Position up to which everything has arrived, JSON text (`positions`): the start of that
+            segment, or its end if the message is its last one.
+        end: Position behind the last message, JSON text: the end of that segment.
+        source: Id of the pipeline's source in the pipeline file.
+        redriven: Token of the last dead letter delivered since that message, or empty.
     """
 
     uid: str
@@ -88,15 +90,15 @@ class SinkPosition:
     redriven: str = ""
 
     def to_json(self) -> str:
-        """Return the text that a sink stores: one JSON object of these fields."""
+        """Return the text that a sink stores: one JSON object with these fields."""
         return orjson.dumps(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Return the position that `to_json` wrote; fields added since then are passed over.
+        """Parse the text that `to_json` writes; unknown fields are ignored.
 
         Raises:
-            SinkRejected: The text is none.
+            SinkRejected: The text is not a position.
         """
         try:
             fields = orjson.loads(text)
@@ -111,7 +113,7 @@ class SinkPosition:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the messages of a batch come from, as far as a sink's own position needs it.
+    """The part of a sink's own position that all messages of a batch share.
 
     Attributes:
         pipeline: Name of the pipeline.
@@ -119,10 +121,11 @@ class Origin:
         lineage: See `SinkPosition`.
         source: See `SinkPosition`.
         start: Position at which the segment starts, JSON text.
-        end: Position at which it ends, JSON text.
-        rows: How many rows it has, which tells the last one.
-        redrive: For dead letters, whose delivery moves no position: the position to store with them
-            again. The token of each is the beginning in its `redriven` and the ordinal, six digits.
+        end: Position at which the segment ends, JSON text.
+        rows: Number of rows in the segment, which identifies the last one.
+        redrive: Set for dead letters, whose delivery does not move the position: the position to
+            store again with them. A dead letter's token consists of the prefix in `redrive.redriven`
+            and its ordinal in six digits.
     """
 
     pipeline: str
@@ -142,13 +145,14 @@ class SinkBatch:
     Attributes:
         segment: Number of the segment.
         segment_id: The segment's random id, part of a sink's own position.
-        messages: Columns of `MESSAGES`, at least one row. Ordinals never decrease; gaps are events
-            that the sink does not get, equal ones messages of one change.
-        replay: Run id of a replay, which marks every message; None for live delivery.
-        refused: Changes among these that can never be delivered; nothing of them is in `messages`.
-            A sink does not look at them, and is not given a batch without messages.
-        origin: Given when the sink shall store its position with the messages; None in a replay,
-            which moves no position, and for a sink that keeps none.
+        messages: Columns of `MESSAGES`, at least one row. Ordinals never decrease: a gap stands for
+            changes that the sink does not receive, equal ordinals are messages of one change.
+        replay: Run id of a replay, with which every message is marked; None for live delivery.
+        origin: Set if the sink must store its position with the messages; None in a replay, which
+            moves no position, and for a sink that keeps none.
+        refused: Changes in this part of the segment that can never be delivered; they have no
+            messages in `messages`. Sinks ignore this attribute and never receive a batch without
+            messages.
     """
 
     segment: int
@@ -159,9 +163,9 @@ class SinkBatch:
     refused: tuple[Undeliverable, ...] = ()
 
     def position_at(self, row: int) -> SinkPosition:
-        """Return the position of a sink that has everything up to the batch's row of that index.
+        """Return the position of a sink that has received the batch up to and including this row.
 
-        Only for a batch with an origin, and for the last row of an ordinal.
+        The batch must have an origin, and the row must be the last one of its ordinal.
         """
         assert self.origin is not None
         ordinal = cast("int", self.messages.column("ordinal")[row].as_py())
@@ -183,15 +187,15 @@ class SinkBatch:
 
 
 def whole_ordinals(messages: pa.RecordBatch, start: int, stop: int) -> int:
-    """Return where a part of a batch ends that begins at row `start` and may have rows up to `stop`.
+    """Return the end of a part of a batch, so that no change's messages are divided.
 
-    The part ends before row `stop`, or where the messages of that row's change begin if these would
-    be divided; after them if it begins with them: then it has more rows than it may.
+    The part ends before row `stop`, or earlier, where the change begins whose messages row `stop`
+    would divide. If that change begins at `start`, the part contains it whole and exceeds `stop`.
 
     Args:
         messages: Columns of `MESSAGES`.
-        start: The part's first row; that of an ordinal, too.
-        stop: Behind the last row that the part may have; more than `start`.
+        start: The part's first row; must be the first row of an ordinal.
+        stop: Limit: the row after the last row that the part should have; greater than `start`.
     """
     ordinals = messages.column("ordinal").to_numpy()
     if stop >= len(ordinals):
@@ -202,14 +206,14 @@ def whole_ordinals(messages: pa.RecordBatch, start: int, stop: int) -> int:
 
 @dataclass(slots=True)
 class Traffic:
-    """What a client library does by itself, counted until somebody takes the counts.
+    """What a sink's client library does internally, counted for metrics.
 
     Attributes:
         commits: Transactions committed.
-        aborts: Transactions that were begun and not committed.
-        retries: Requests that it sent again by itself.
-        waiting: Messages in its queue, when it last said so.
-        waiting_bytes: Their size.
+        aborts: Transactions begun and not committed.
+        retries: Requests that the library sent again.
+        waiting: Messages in the library's queue, as it last reported.
+        waiting_bytes: Size of these messages.
     """
 
     commits: int = 0
@@ -219,20 +223,20 @@ class Traffic:
     waiting_bytes: int = 0
 
     def take(self) -> Traffic:
-        """Return what it was, and count from 0 again."""
+        """Return the counts so far and reset them to 0."""
         taken = replace(self)
         self.commits = self.aborts = self.retries = 0
         return taken
 
 
 def traffic_of(sink: Sink) -> Traffic | None:
-    """Return what a sink's client library does, None where nobody counts that."""
+    """Return the traffic of a sink's client library, or None if the sink does not count it."""
     traffic: Traffic | None = getattr(sink, "traffic", None)
     return traffic
 
 
 class Sink(Protocol):
-    """One destination. Methods raise errors of the one tree; used by one thread at a time."""
+    """One destination, used by one thread at a time. Methods raise subclasses of `DeltaforgeError`."""
 
     @property
     def exactly_once(self) -> bool:
@@ -241,44 +245,45 @@ class Sink(Protocol):
 
     @property
     def commits(self) -> bool:
-        """Whether each `send` ends with a commit that takes time: fewer, larger batches are faster."""
+        """Whether each `send` ends with a costly commit, so that fewer, larger batches are faster."""
         ...
 
     def open(self) -> None:
-        """Connect and check what can be checked; may be called again after `close`.
+        """Connect and check the configuration where possible; may be called again after `close`.
 
         Raises:
-            SinkUnavailable: Not reachable now.
-            AuthFailed: Credentials refused.
+            SinkUnavailable: The destination cannot be reached now.
+            AuthFailed: The destination refused the credentials.
         """
         ...
 
     def position(self) -> SinkPosition | None:
-        """Return what the sink holds as its position, None when it holds or keeps none.
+        """Return the sink's own position, or None if none is stored or the sink keeps none.
 
-        Asked after each `open`, before the first batch with an origin; a replay never asks. What
-        any sender sent before has arrived by then, or never will, and is in the answer.
+        Called after each `open`, before the first batch with an origin; a replay never calls it.
+        Everything that any earlier sender sent has either arrived by then and is covered by the
+        position, or will never arrive.
 
         Raises:
             SinkRejected: Something else is stored in its place; the message says where. Sending
-                a batch with an origin overwrites it all the same.
+                a batch with an origin overwrites it nevertheless.
         """
         ...
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
-        """Deliver the whole batch in order and return its last ordinal, once acknowledged.
+        """Deliver the whole batch in order and return its last ordinal once it is acknowledged.
 
-        On an error an unknown prefix of the batch may have arrived, and nothing after that
-        prefix: sending the batch again may repeat messages but never reorders a key.
+        After an error, an unknown prefix of the batch may have arrived, and nothing after that
+        prefix: sending the batch again may repeat messages but never reorders those of a key.
 
-        With an origin the batch goes in atomic steps, each of which stores the position of its
-        last message with it. After an error `position` says which prefix has arrived.
+        A batch with an origin is sent in atomic steps, each of which also stores the position of
+        its last message. After an error, `position` tells which prefix has arrived.
 
         Raises:
-            PositionMoved: The position there is neither the one read nor the one stored last.
+            PositionMoved: The stored position is not the one that this sink last read or stored.
         """
         ...
 
     def close(self) -> None:
-        """Release connections; nothing is sent afterwards. Safe to call twice, from any thread."""
+        """Release connections; nothing is sent afterwards. May be called twice and from any thread."""
         ...

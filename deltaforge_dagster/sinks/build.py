@@ -1,4 +1,4 @@
-"""From a pipeline file to a sink."""
+"""Builds the sinks that a pipeline file declares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WEEK = 7 * 24 * 3600
 
 
 def build_sink(spec: PipelineSpec, sink_id: str) -> Sink:
-    """Return the sink of that id, not yet open.
+    """Return the sink with this id, not yet open.
 
     Raises:
         NotAllowed: The pipeline has no such sink.
@@ -37,7 +37,7 @@ def build_sink(spec: PipelineSpec, sink_id: str) -> Sink:
 
 
 def problems(spec: PipelineSpec) -> list[str]:
-    """Return what is wrong with a pipeline's sinks that their libraries know without connecting."""
+    """Return the configuration errors that the sinks' client libraries find without connecting."""
     found = []
     for declared in spec.spec.sinks:
         sink = make_sink(declared, spec.metadata.name, spec.spec.engine.run)
@@ -50,29 +50,29 @@ def problems(spec: PipelineSpec) -> list[str]:
 
 
 def transactional_id(pipeline: str, sink_id: str) -> str:
-    """Return the name of a sink's transactions in Kafka, and of the group with its position.
+    """Return a sink's transactional id in Kafka, also the name of the group that holds its position.
 
-    There is no hyphen between the two names, which may have hyphens, but no colon.
+    The separator is a colon because both names may contain hyphens, but no colons.
     """
     return f"deltaforge-{pipeline}:{sink_id}"
 
 
 def position_key(pipeline: str, sink_id: str) -> str:
-    """Return the key of a sink's position in Redis."""
+    """Return the Redis key that holds a sink's position."""
     return f"deltaforge:position:{pipeline}:{sink_id}"
 
 
 def make_sink(
     declared: sinks.Sink, pipeline: str, run: RunLimits | None = None, *, brief: bool = False
 ) -> Sink:
-    """Return a sink of a pipeline, not open.
+    """Return a sink of a pipeline, not yet open.
 
     Args:
-        declared: What the file says of it.
-        pipeline: Whose; part of its names on servers.
-        run: Limits of the runs that send with it; None for the usual ones.
-        brief: For something that ends, and may be at work several times at once: a position is
-            forgotten after a week (Kafka does so by itself), and connections have no name.
+        declared: The sink's part of the pipeline file.
+        pipeline: Name of the pipeline; part of the names that the sink uses on servers.
+        run: Limits of the runs that send with the sink; None for the defaults.
+        brief: For a job that ends and of which several may run at once: a position in Redis expires
+            after a week (Kafka's always does by default), and connections to Redis have no name.
     """
     run = run or RunLimits()
     config = declared.config

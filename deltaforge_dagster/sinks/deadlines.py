@@ -1,4 +1,4 @@
-"""Time for a conversation over a socket of our own: a bit for each byte, and a deadline for the whole."""
+"""Timeouts for the sinks' own sockets: one for each socket call, and a deadline for a whole exchange."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from deltaforge_dagster.errors import SinkUnavailable
 
 
 class TimedOut(SinkUnavailable):
-    """The server did not answer in time: waiting was tried, the sink does not try it again."""
+    """The server did not answer in time; the sink has waited long enough and does not retry itself."""
 
     kind = "timeout"
 
 
 def too_late(where: str, send_timeout: float) -> TimedOut:
-    """Return the error for a `TimeoutError` of a `timed` socket."""
+    """Return the error for a `TimeoutError` raised by a `timed` socket."""
     return TimedOut(
         f"{where} neither took nor sent a byte for {send_timeout:g} s "
         "(send_timeout_secs), or did not acknowledge in time (batch_timeout_secs)"
@@ -23,12 +23,13 @@ def too_late(where: str, send_timeout: float) -> TimedOut:
 
 
 def timed(sock: socket.socket, deadline: float, send_timeout: float) -> socket.socket:
-    """Return the socket with the timeout of its next call.
+    """Set the timeout for the socket's next call and return the socket.
 
-    That is `send_timeout`, or less where the deadline, a monotonic time, is nearer.
+    The timeout is `send_timeout`, or the time left until the deadline, a monotonic time, if that
+    is shorter.
 
     Raises:
-        TimeoutError: The deadline has passed; as the socket itself says it.
+        TimeoutError: The deadline has passed; the socket itself raises the same error.
     """
     left = deadline - time.monotonic()
     if left <= 0:

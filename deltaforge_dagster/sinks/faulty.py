@@ -1,18 +1,18 @@
-"""A sink that fails on command, for tests and rehearsals: any sink, wrapped.
+"""A wrapper that makes any sink fail on command, for tests and failure drills.
 
-The environment variable `DELTAFORGE_SINK_FAULTS` names a directory. While it holds a file with a
-sink's id as its name, that sink misbehaves, in whichever process it lives. The file says how:
+The environment variable `DELTAFORGE_SINK_FAULTS` names a directory. While this directory contains a
+file named after a sink's id, that sink misbehaves in every process. The file's content says how:
 
 ==================  ====================================================================
 `fail_before`       nothing is delivered, the sink cannot be reached (`open`, `send`)
 `fail_during`       half of the batch is delivered, then the connection breaks (`send`)
-`fail_after`        all of it is delivered, but the acknowledgement is lost (`send`)
+`fail_after`        the batch is delivered, but the acknowledgement is lost (`send`)
 `hang`              blocks until the file is removed or the sink closed (`open`, `send`)
 `slow SECONDS`      waits that long, then delivers (`open`, `send`)
 ==================  ====================================================================
 
-With ` once` after it the file is removed when it strikes, so that it does so for one call of one
-process. A `hang once` lasts until the sink is closed.
+With the suffix ` once`, the first call that is affected removes the file, so that the fault happens
+for one call of one process only. A `hang once` lasts until the sink is closed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Fault:
 
 
 class FaultySink:
-    """`inner`, and what the control file asks for."""
+    """Wraps `inner` and injects the fault that the file named `sink_id` in `directory` describes."""
 
     def __init__(self, inner: Sink, sink_id: str, directory: Path) -> None:
         self._inner = inner
@@ -65,16 +65,16 @@ class FaultySink:
 
     @property
     def commits(self) -> bool:
-        """Whether larger batches save the sink time."""
+        """Whether each `send` of the sink ends with a costly commit."""
         return self._inner.commits
 
     @property
     def traffic(self) -> Traffic | None:
-        """What the sink's client library does."""
+        """The traffic counts of the sink's client library."""
         return traffic_of(self._inner)
 
     def open(self) -> None:
-        """Open the sink, unless the fault is one of reaching it."""
+        """Open the sink, unless the fault prevents that."""
         self._closed.clear()
         fault = self._read()
         if fault is not None and fault.name in {"fail_before", "hang", "slow"}:
@@ -86,7 +86,7 @@ class FaultySink:
         return self._inner.position()
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
-        """Deliver the batch, as far as the fault allows."""
+        """Deliver the batch as far as the fault allows."""
         fault = self._read()
         if fault is None or not self._strike_before(fault):
             return self._inner.send(batch, guard)
@@ -105,12 +105,12 @@ class FaultySink:
         self._inner.close()
 
     def _strike_before(self, fault: _Fault) -> bool:
-        """Do what the fault does before a delivery; say whether it goes on in the delivery."""
+        """Apply the fault's effect before a delivery; return whether it also affects the delivery."""
         if fault.once:
             try:
                 self._file.unlink()
             except FileNotFoundError:
-                return False  # it struck another process
+                return False  # the fault has happened in another process
         if fault.name == "fail_before":
             raise self._failure(fault.name)
         if fault.name == "slow" and self._closed.wait(fault.seconds):
@@ -130,7 +130,7 @@ class FaultySink:
         except FileNotFoundError:
             return None
         if not text:
-            return None  # being written
+            return None  # the file is still being written
         parsed = _FAULT.fullmatch(text)
         if parsed is None:
             raise SettingsError(f"{self._file}: unknown fault {text[:40]!r}")

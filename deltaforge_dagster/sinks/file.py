@@ -1,15 +1,16 @@
-"""JSON lines: each message's value becomes one line of the file that its row names.
+"""The file sink writes JSON lines: each message's value becomes one line of its destination file.
 
-A file is only appended to, and flushed to disk before the batch is acknowledged. Within a file
-lines stand in the order of the log; a batch for several files fills one after the other. Delivery
-is at least once: after an error or a crash the batch comes again, whole.
+Files are only appended to, and flushed to disk before the batch is acknowledged. Within a file,
+lines are in the order of the log; a batch for several files is written to one after the other.
+Delivery is at least once: after an error or a crash the whole batch is written again.
 
-Lines are always whole for whoever resumes: what a crash or a full disk left after the last line
-break is cut off before anything is appended. While a file is written it is locked (`flock`), so
-that a stalled writer and its successor cannot mix their lines.
+A resumed file never contains partial lines: whatever a crash or a full disk left after the last line
+break is cut off before anything is appended. A file is locked (`flock`) while it is written, so that
+a stalled writer and its successor cannot mix their lines.
 
-A line has room for the value only, which must stay byte-identical in a replay. So a replay marks
-its messages by where they go: to `<path>.replay-<run>`, beside the file, which stays as it is.
+A line has room for the value only, and a replay must not change a byte of it. A replay therefore
+marks its messages by their destination: it writes to `<path>.replay-<run>`, next to the file, and
+leaves the file itself untouched.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from deltaforge_dagster.folders import make_folder, sync_folder
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
 
 _PIECE_BYTES = 8 << 20
-"""What is written between two looks at the guard."""
+"""Number of bytes written between two calls of the guard."""
 
 _BLOCK_BYTES = 64 << 10
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -48,12 +49,12 @@ _IMPOSSIBLE = {
 
 
 class FileSink:
-    """Appends to local files, 0600, whose directories are made when missing.
+    """Appends to local files of mode 0600 and creates missing directories.
 
     Args:
-        sink_id: Names the sink in messages.
-        path: Where the files are. A value of a row can choose a file below the directory that
-            the template's literal beginning names, and nowhere else.
+        sink_id: Name of the sink in messages.
+        path: Template of the files' paths. A value of a row can only choose a file below the
+            directory that the template's literal prefix names.
     """
 
     exactly_once = False
@@ -68,28 +69,29 @@ class FileSink:
         self._closed.set()
 
     def open(self) -> None:
-        """Make the directory that every file is below.
+        """Create the directory that contains all files.
 
         Raises:
             SinkUnavailable: Not possible now: no space, an I/O error.
             PermissionMissing: The user may not write there.
-            SinkRejected: No directory can be there.
+            SinkRejected: The path cannot be a directory.
         """
         with self._translated(self._folder):
             make_folder(self._folder)
         self._closed.clear()
 
     def position(self) -> SinkPosition | None:
-        """Return None: the sink keeps no position, the checkpoint counts."""
+        """Return None: the sink keeps no position, so the checkpoint applies."""
         return None
 
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Append the batch's values to their files and return the last ordinal.
 
         Raises:
-            SinkUnavailable: No space, an I/O error, someone else writes the file, closed.
+            SinkUnavailable: No space, an I/O error, another process is writing the file, or the sink
+                is closed.
             PermissionMissing: The user may not write the file.
-            SinkRejected: No file can be there, or a value does not fit a line.
+            SinkRejected: The path cannot be a file, or a value contains a line break.
         """
         suffix = "" if batch.replay is None else f".replay-{batch.replay}"
         for destination, values in _by_destination(batch.messages):
@@ -105,7 +107,7 @@ class FileSink:
         return cast("int", batch.messages.column("ordinal")[-1].as_py())
 
     def close(self) -> None:
-        """Write nothing more; a `send` of another thread ends after the piece it is writing."""
+        """Stop writing; a `send` in another thread ends after the part that it is writing."""
         self._closed.set()
 
     def _path(self, destination: str) -> Path:
@@ -147,7 +149,7 @@ class FileSink:
 
 
 def _by_destination(messages: pa.RecordBatch) -> Iterator[tuple[str, pa.StringArray]]:
-    """Yield each destination with its values, both in order of appearance."""
+    """Yield each destination with its values, both in the order of the messages."""
     values = cast("pa.StringArray", messages.column("value"))
     encoded = messages.column("destination").dictionary_encode()
     destinations = cast("list[str]", encoded.dictionary.to_pylist())
@@ -169,7 +171,7 @@ def _pieces(values: pa.StringArray) -> Iterator[pa.StringArray]:
 
 @contextlib.contextmanager
 def _appending(path: Path) -> Iterator[int]:
-    """Open a file that ends with a whole line; what is written to it is durable afterwards."""
+    """Open a file for appending, cut off a partial last line, and make all writes durable on exit."""
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:

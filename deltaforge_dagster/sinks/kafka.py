@@ -1,21 +1,20 @@
-"""Kafka: each message becomes one record of the topic its row names.
+"""The Kafka sink: each message becomes one record of its destination topic.
 
-A record has the message key, the envelope as its value, the event's headers as headers, and
-`df-replay` with the run's id in a replay. Which partition it goes to follows from the key, so that
-all changes of a row stand in one partition, in the order of the log. Topics are never made here,
-but the brokers may make them (`auto.create.topics.enable`).
+A record consists of the message key, the envelope as its value, and the event's headers; a replay adds
+the header `df-replay` with the run's id. The key determines the partition, so that all changes of a
+row are in one partition, in the order of the log. The sink never creates topics, but the brokers may
+(`auto.create.topics.enable`).
 
-Messages leave in pieces (`kafka_client`), the next one only after the brokers have acknowledged
-the one before. So after any error each partition holds a beginning of what goes there, and nothing
-after a gap.
+Messages are sent in client chunks (`kafka_client`), each one only after the brokers have acknowledged
+the one before it. So after any error each partition holds a prefix of its messages, without gaps.
 
-A message that can never be delivered, too large or with an impossible topic, is found by delivering
-everything before it. Brokers refuse whole batches: what was refused goes once more, each message in
-a batch of its own, until one is refused alone.
+To find a message that can never be delivered, because it is too large or its topic name is invalid,
+the sink delivers everything before it. Brokers refuse whole record batches, so the sink sends the
+refused messages again, each in a record batch of its own, until one of them is refused alone.
 
-At least once: the producer is idempotent, so its own retries repeat nothing; a batch that is sent
-again does. Exactly once: each batch is a transaction that holds the sink's position, too
-(`kafka_transactions`). A replay, which moves no position, is sent without transactions.
+At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
+that is sent again does. Exactly once: each `SinkBatch` is a transaction that also stores the sink's
+position (`kafka_transactions`). A replay moves no position and is sent without transactions.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ from deltaforge_dagster.sinks.use import Use
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 << 20
-"""Up to both, unless a single message is larger, messages are handed over between two looks at the
-guard, and acknowledged together."""
+"""Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard and
+acknowledged together. It exceeds them only if the messages of a single change do."""
 
 _TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
-"""Kafka's rule (`org.apache.kafka.common.internals.Topic`)."""
+"""Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
 
 _WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
 
@@ -65,14 +64,14 @@ class KafkaSink:
     """Sends to the topics of one Kafka cluster.
 
     Args:
-        sink_id: Names the sink in messages.
-        brokers: `host:port`, several with commas.
-        client_conf: Properties of librdkafka that win over the sink's own.
-        send_timeout: Seconds in which the brokers must acknowledge what was handed to them.
-        lease_seconds: How long a run that stalls now keeps its lease at least; what it has not
-            sent by then is dead.
-        transactional_id: Name of the sink's transactions and of its position, for delivery exactly
-            once.
+        sink_id: Name of the sink in messages.
+        brokers: `host:port`, several separated by commas.
+        client_conf: Properties of librdkafka, which override the sink's defaults.
+        send_timeout: Seconds in which the brokers must acknowledge a client chunk.
+        lease_seconds: Minimum time for which a run that stalls now keeps its lease; messages that
+            have not left by then are dropped.
+        transactional_id: Name of the sink's transactions and of the group that holds its position,
+            for exactly-once delivery.
     """
 
     def __init__(
@@ -98,20 +97,20 @@ class KafkaSink:
 
     @property
     def traffic(self) -> Traffic:
-        """What the library does by itself."""
+        """The traffic counts of librdkafka."""
         return self._settings.traffic
 
     @property
     def commits(self) -> bool:
-        """Whether a batch is a transaction."""
+        """Whether each batch is a transaction."""
         return self.exactly_once
 
     def check(self) -> None:
-        """Let the library read `client_conf`; no broker is connected to.
+        """Let librdkafka validate `client_conf`, without connecting to a broker.
 
         Raises:
-            SpecError: It has a property that there is not, or an impossible value. Files that it
-                names may be on another machine and are not looked for.
+            SpecError: A property is unknown or has an invalid value. Properties that name files
+                (`.location`) are not reported, because the files may exist only on other machines.
         """
         conf = {
             name: text for name, text in self._settings.client_conf.items() if name not in _WHERE
@@ -127,12 +126,12 @@ class KafkaSink:
             client.discard()
 
     def open(self) -> None:
-        """Wait for an answer of a broker; may be called again after `close`.
+        """Wait until a broker answers; may be called again after `close`.
 
         Raises:
             SinkUnavailable: No broker answers.
             AuthFailed: User, password or certificate refused.
-            SpecError: `client_conf` has a property that there is not, or an impossible value.
+            SpecError: A property in `client_conf` is unknown or has an invalid value.
         """
         with self._use.held():
             self._use.closed.clear()
@@ -140,14 +139,14 @@ class KafkaSink:
             client.connect()
 
     def position(self) -> SinkPosition | None:
-        """Return the position that the cluster holds; None when it holds or keeps none.
+        """Return the position stored in the cluster, or None if none is stored or the sink keeps none.
 
-        Ends every other sender with the same transactional id.
+        Fences every other producer with the same transactional id.
 
         Raises:
             SinkUnavailable: No broker answers.
             PermissionMissing: An ACL is missing.
-            SinkRejected: Something else stands in its place.
+            SinkRejected: Something else is stored in its place.
         """
         if not self.exactly_once:
             return None
@@ -159,15 +158,15 @@ class KafkaSink:
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Append the batch's messages to their topics and return the last ordinal.
 
-        With an origin the batch is one transaction; several, if it takes very long.
+        A batch with an origin is one transaction, or several if it takes very long.
 
         Raises:
-            SinkUnavailable: Not acknowledged in time, a topic does not exist, closed.
-            AuthFailed: The brokers want other credentials by now.
+            SinkUnavailable: Not acknowledged in time, a topic does not exist, or the sink is closed.
+            AuthFailed: The brokers no longer accept the credentials.
             PermissionMissing: An ACL is missing.
             Undeliverable: A message can never be delivered. Everything before its ordinal is
-                acknowledged; what comes after it may have arrived, but not with an origin.
-            SinkRejected: Refused for another lasting reason.
+                acknowledged. Messages after it may have arrived, unless the batch has an origin.
+            SinkRejected: Refused for another permanent reason.
             PositionMoved: Another sender has taken over.
         """
         with self._use.held():
@@ -191,7 +190,7 @@ class KafkaSink:
             return cast("int", batch.messages.column("ordinal")[-1].as_py())
 
     def close(self) -> None:
-        """End the connection, also under a thread that is sending: its `send` then fails."""
+        """Close the connection; a `send` that is running in another thread fails."""
         self._use.end(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -199,7 +198,10 @@ class KafkaSink:
             client.stopped.set()
 
     def _impossible_topic(self, batch: SinkBatch) -> tuple[int, Undeliverable | None]:
-        """Return the first row whose topic cannot exist, with the reason; else where rows end."""
+        """Return the first row of the first change with an invalid topic name, and the error for it.
+
+        If all names are valid, return the number of rows and None.
+        """
         topics = batch.messages.column("destination")
         names = cast("list[str]", topics.unique().to_pylist())  # in the order of their first rows
         name = next((one for one in names if not _TOPIC_NAME.fullmatch(one)), None)
@@ -218,7 +220,7 @@ class KafkaSink:
     def _acknowledged(
         self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
-        """Send the batch's rows from `start` to `stop`; yield up to where they are acknowledged."""
+        """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
         client = self._connected(alone=alone)
         while start < stop:
             start = self._send_piece(client, batch, start, stop, guard)
@@ -227,7 +229,7 @@ class KafkaSink:
     def _committed(
         self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
     ) -> Iterator[int]:
-        """Do the same in transactions; yield up to where they are committed."""
+        """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
         transactions = self._transacting()
         transactions.take_over()
         assert transactions.client.alone == alone
@@ -246,12 +248,12 @@ class KafkaSink:
     def _send_piece(
         self, client: Client, batch: SinkBatch, start: int, stop: int, guard: SendGuard
     ) -> int:
-        """Send rows of a batch from `start` on, `stop` at most, and return where they end."""
+        """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
         end = _end_of_piece(batch.messages, start, stop)
         piece = batch.messages.slice(start, end - start)
         for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
             client.check_topic(topic)
-        guard()  # as late as can be: the answer about a topic may have taken long
+        guard()  # as late as possible: the answer about a topic may have taken long
         client.raise_when_stopped()
         refusals = client.send(piece, batch.replay, guard)
         if refusals:
@@ -259,17 +261,20 @@ class KafkaSink:
         return end
 
     def _connected(self, *, alone: bool = False) -> Client:
-        """Return a client that can send without transactions; makes one when there is none."""
+        """Return a client that sends without transactions; create one if there is none."""
         self._use.raise_when_closed()
         client = self._client
         if client is None or not client.usable or (client.alone != alone and not client.timed_out):
             self._client = client = Client(self._settings, alone=alone)
         client.stopped.clear()
-        self._use.raise_when_closed()  # `close` may have come before there was a client to stop
+        self._use.raise_when_closed()  # `close` may have been called before there was a client to stop
         return client
 
     def _transacting(self) -> Transactions:
-        """Return what sends in transactions, unless it failed: then the position must be read."""
+        """Return the transactional producer; raise `PositionMoved` if it failed.
+
+        After a failure, the position must be read before anything more is sent.
+        """
         self._use.raise_when_closed()
         if self._transactions is not None and self._transactions.client.spent:
             raise PositionMoved(
@@ -279,11 +284,11 @@ class KafkaSink:
         return self._renewed()
 
     def _take_over_again(self, guard: SendGuard, *, alone: bool) -> None:
-        """Go on with another producer after a refusal; nobody else may have sent meanwhile."""
+        """Continue with a new producer after a refusal, provided that nobody else has sent meanwhile."""
         assert self._transactions is not None
         assert self._transactional_id is not None
         held = self._transactions.newest
-        guard()  # or this would end a sender that has taken our place
+        guard()  # without it, this would fence a sender that has taken our place
         self._transactions = Transactions(self._settings, self._transactional_id, alone=alone)
         self._use.raise_when_closed()
         self._transactions.take_over()
@@ -295,7 +300,7 @@ class KafkaSink:
             )
 
     def _renewed(self) -> Transactions:
-        """Return what can send in transactions; makes it when there is none."""
+        """Return a transactional producer that can send; create one if there is none."""
         self._use.raise_when_closed()
         assert self._transactional_id is not None
         if self._transactions is None or self._transactions.client.spent:
@@ -311,18 +316,18 @@ class KafkaSink:
         transactions, self._transactions = self._transactions, None
         if transactions is not None:
             transactions.client.discard()
-        # After a timeout the same producer must go on (see `kafka_client`), it only rests now.
+        # After a timeout the same producer must continue (see `kafka_client`), so it is kept.
         if self._client is not None and not (self._client.usable and self._client.timed_out):
             self._client.discard()
             self._client = None
 
 
 class _Refused(Exception):  # noqa: N818 - tells what happened, within this module
-    """Brokers refused a message, or a batch that has it.
+    """Brokers refused a message, or a record batch that contains it.
 
     Attributes:
-        row: Of the batch, where the change begins that the message belongs to.
-        error: What to tell if the message was refused alone.
+        row: Row of the `SinkBatch` at which the message's change begins.
+        error: The error to raise if the message was refused alone.
     """
 
     def __init__(self, row: int, error: Undeliverable) -> None:
@@ -339,10 +344,10 @@ class _Refused(Exception):  # noqa: N818 - tells what happened, within this modu
         start: int,
         piece: pa.RecordBatch,
     ) -> Self:
-        """Return the first message among those refused for what it is.
+        """Return the first message that was refused because of its own content or size.
 
         Raises:
-            DeltaforgeError: Something else is the reason.
+            DeltaforgeError: All messages were refused for other reasons.
         """
         found = [(_row_of(one, piece), one) for one in refusals if one.cause is not None]
         if not found:
@@ -377,27 +382,30 @@ def _other_reason(
 
 
 def _first_of_change(messages: pa.RecordBatch, row: int) -> int:
-    """Return the first row of the change that a row belongs to."""
+    """Return the first row of the change to which a row belongs."""
     ordinals = messages.column("ordinal").to_numpy()
     return int(np.searchsorted(ordinals, ordinals[row]))
 
 
 def _named(piece: pa.RecordBatch, row: int) -> tuple[str, int, int]:
-    """Return topic, ordinal and size of a message."""
+    """Return a message's topic, ordinal and value size in bytes."""
     value = piece.column("value")[row].as_py() or ""
     topic, ordinal = (piece.column(name)[row].as_py() for name in ("destination", "ordinal"))
     return topic, ordinal, len(value.encode())
 
 
 def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
-    """Return where a piece ends that begins at `start`: within `PIECE_ROWS` and `PIECE_BYTES`."""
+    """Return the end of the client chunk that begins at `start` (`PIECE_ROWS`, `PIECE_BYTES`)."""
     ends = text_ends(messages.column("value"))
     most = int(np.searchsorted(ends, int(ends[start]) + PIECE_BYTES, side="right")) - 1
     return min(whole_ordinals(messages, start, min(max(most, start + 1), start + PIECE_ROWS)), stop)
 
 
 def _row_of(refusal: Refusal, piece: pa.RecordBatch) -> int:
-    """Return the row of the refused message; the largest one when the client refused it itself."""
+    """Return the row of the refused message, or of the largest one if the refusal does not name it.
+
+    librdkafka names no message when it refuses one itself.
+    """
     values = piece.column("value")
     if refusal.topic:
         refused = (

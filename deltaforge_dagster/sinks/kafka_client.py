@@ -1,16 +1,16 @@
-"""One producer of librdkafka: its messages, and what becomes of them (`kafka_settings` has how it is set).
+"""One librdkafka producer and the outcome of its messages (`kafka_settings` holds its properties).
 
-librdkafka (through `confluent_kafka`) has its own threads: `produce` puts a message into a queue in
-memory, they collect batches, compress and send them. What happened comes back while `poll` or `flush`
-runs. A `Client` turns this into pieces that are acknowledged as a whole, or fail.
+librdkafka (through `confluent_kafka`) works in its own threads: `produce` puts a message into a queue
+in memory, and the threads collect, compress and send batches. They report outcomes while `poll` or
+`flush` runs. A `Client` turns this into client chunks that are acknowledged as a whole or fail.
 
-Order through failures, beside what the settings do for it:
+In addition to the settings, two rules preserve the order of messages through failures:
 
-- A message that merely runs out of time must take those behind it along. So a piece's own deadline
-  ends earlier than `message.timeout.ms`, and empties the queue at once.
-- What is on its way to a broker then is waited for: it is acknowledged, or times out soon. The
-  same producer goes on afterwards, with a higher epoch: should the old bytes still lie unread in a
-  broker that hangs, it refuses them as soon as it has taken newer messages.
+- A message that times out must not be overtaken by those behind it. So a chunk's own deadline ends
+  earlier than `message.timeout.ms`, and the client then empties the queue at once.
+- The client waits for messages that are on their way to a broker: they are acknowledged or time out
+  soon. Afterwards the same producer continues, with a higher epoch: if a hanging broker still has the
+  old bytes unread, it refuses them as soon as it has taken newer messages.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from deltaforge_dagster.sinks.kafka_settings import Settings
 logger = logging.getLogger(__name__)
 
 _SLICE = 0.1
-"""Seconds in one wait for the library: how soon a `close` is noticed."""
+"""Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
 
 _GUARD_SECONDS = 2.0
-"""How often the guard is asked while brokers do not answer: it is a piece's first message that it
-let pass, and there is time until the lease ends."""
+"""Seconds between calls of the guard while brokers do not answer. The guard was last called before the
+first message of the chunk, and the lease lasts for a while from then."""
 
 _TOPIC_SECONDS = 5.0
-"""How long a new topic may be unknown: brokers that make it need a moment."""
+"""How long a topic may be unknown, because brokers take a moment to create it."""
 
 _NO_TOPIC = frozenset([KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE])
 
 _NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: SLF001
 
 _DEADLINE = 0.8
-"""Part of `message.timeout.ms` after which we give a piece up ourselves."""
+"""Fraction of `message.timeout.ms` after which the client itself gives up a chunk."""
 
 
 class _Log:
-    """Takes librdkafka's own log. What it reports of errors is raised, so this is for debugging."""
+    """Receives librdkafka's own log, for debugging; the errors in it are raised elsewhere anyway."""
 
     def log(self, level: int, text: str, *args: object) -> None:
-        """Pass a line on; never above INFO, so that it stays away from a plain terminal."""
+        """Log a line at INFO or below, so that it does not appear on a terminal by default."""
         logger.log(min(level, logging.INFO), text, *args)
 
 
@@ -81,12 +81,12 @@ _CONSEQUENCES = frozenset(
         KafkaError._STATE,  # noqa: SLF001
     ]
 )
-"""Codes of what only follows from an error that has another one."""
+"""Codes of errors that are only consequences of another error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message that did not arrive, and why; `value` finds it again among those of its piece."""
+    """A message that did not arrive, and why; `value` identifies it among the messages of its chunk."""
 
     error: KafkaError
     topic: str
@@ -94,7 +94,7 @@ class Refusal:
 
     @property
     def cause(self) -> str | None:
-        """What about the message itself is refused, as in `errors.Undeliverable`; None if nothing."""
+        """Cause of `errors.Undeliverable` if the message itself is at fault, else None."""
         return UNDELIVERABLE.get(self.error.code())
 
 
@@ -102,20 +102,20 @@ class Client:
     """A producer. Used by one thread, except for `stopped` and `discard`.
 
     Args:
-        settings: Where to send.
-        transactional_id: Makes it a producer of transactions.
-        alone: Send each message in a batch of its own, so that what is refused is that message.
+        settings: Cluster and properties.
+        transactional_id: Makes it a transactional producer.
+        alone: Send each message in a record batch of its own, so that a refusal concerns one message.
 
     Raises:
-        SpecError: A property in `client_conf` is unknown or has an impossible value.
+        SpecError: A property in `client_conf` is unknown or has an invalid value.
 
     Attributes:
-        producer: The library's.
-        where: Beginning of messages about it.
+        producer: The producer of `confluent_kafka`.
+        where: Prefix of messages about this client.
         alone: As given.
         stopped: Set to end every wait.
-        timed_out: A message ran out of time on its way; a new producer could be overtaken by it.
-        spent: It can send nothing more.
+        timed_out: A message timed out on its way; it could overtake the messages of a new producer.
+        spent: The producer cannot send any more.
     """
 
     def __init__(
@@ -154,16 +154,16 @@ class Client:
 
     @property
     def usable(self) -> bool:
-        """Whether it can go on: nothing fatal happened, and nothing is on its way."""
-        self.serve()  # news that nobody has heard counts as if it were messages
+        """Whether the client can continue: no fatal error, and no message in its queue or on its way."""
+        self.serve()  # `len` also counts events that have not been polled
         return not self.spent and not len(self.producer)
 
     def connect(self) -> None:
-        """Wait until a broker answers; one that has answered before is not asked again.
+        """Wait until a broker answers; return at once if one has answered before.
 
         Raises:
-            SinkUnavailable: None does in time.
-            AuthFailed: One refused us, or we refused its certificate.
+            SinkUnavailable: No broker answers in time.
+            AuthFailed: A broker refused the credentials, or its certificate was refused.
         """
         deadline = time.monotonic() + self._connect_seconds
         while time.monotonic() < deadline:
@@ -177,12 +177,12 @@ class Client:
         raise self._unreachable(f"no answer within {self._connect_seconds:g} s")
 
     def check_topic(self, topic: str) -> None:
-        """See that a topic exists, before the first message to it.
+        """Check that a topic exists, before the first message to it.
 
         Raises:
-            SinkUnavailable: It does not, or no broker answers.
-            PermissionMissing: We may not see it.
-            SinkRejected: No topic can have this name.
+            SinkUnavailable: The topic does not exist, or no broker answers.
+            PermissionMissing: The user may not describe the topic.
+            SinkRejected: The topic's name is invalid.
         """
         if topic in self._known_topics:
             return
@@ -216,13 +216,14 @@ class Client:
         return cast("KafkaError | None", found.error)
 
     def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> list[Refusal]:
-        """Send a piece (columns of `sinks.base.MESSAGES`), and wait until all of it is acknowledged.
+        """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until it is acknowledged.
 
-        Without success nothing of it is in the queue afterwards or, as far as can be known, on
-        its way.
+        If that fails, none of its messages remain in the queue or, as far as the client can know,
+        on their way.
 
         Returns:
-            What brokers refused for good, that which says most first; empty if they took all.
+            Messages that brokers refused permanently, the most specific refusals first; empty if the
+            brokers accepted all messages.
 
         Raises:
             SinkUnavailable: Not acknowledged in time, or stopped.
@@ -251,14 +252,14 @@ class Client:
         raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
 
     def serve(self) -> None:
-        """Learn what happened meanwhile."""
+        """Process the outcomes and errors that have been reported since the last call."""
         try:
             self.producer.poll(0)
         except KafkaException as error:
             self._stop_for(error)
 
     def failure(self, error: KafkaError) -> DeltaforgeError:
-        """Return our error for one that a call gave, or for the fatal one behind it."""
+        """Return the error to raise for one that a call returned, or for the fatal error behind it."""
         if self._fatal is not None and error.code() in _CONSEQUENCES:
             return translated(self.where, self._fatal)
         if error.code() in _NO_ANSWER:
@@ -266,14 +267,14 @@ class Client:
         return translated(self.where, error)
 
     def _reasons(self) -> list[Refusal]:
-        """Return the refusals that others follow from, first those about messages themselves."""
+        """Return the refusals that are not consequences of others, those about messages first."""
         found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
         if not found and self._fatal is not None:
             return [Refusal(self._fatal, "", None)]
         return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
 
     def _wait(self, guard: SendGuard) -> bool:
-        """Wait for acknowledgements, or the first refusal; False when the time is over."""
+        """Wait for all acknowledgements or the first refusal; return False if time runs out."""
         begun = asked = time.monotonic()
         while self._flush() and not self._refusals and self._fatal is None:
             self.raise_when_stopped()
@@ -291,13 +292,13 @@ class Client:
             raise SinkUnavailable(f"{self.where}: closed")
 
     def discard(self) -> None:
-        """Forget everything that has not left yet, from any thread."""
+        """Drop all messages that have not left yet; may be called from any thread."""
         self.stopped.set()
         if len(self.producer):
             self.producer.purge(blocking=False)
 
     def _flush(self) -> int:
-        """Wait a moment; return how many messages still wait for their outcome."""
+        """Wait a moment; return the number of messages whose outcome is still unknown."""
         try:
             return self.producer.flush(_SLICE)
         except KafkaException as error:  # raised instead of a call of `error_cb`
@@ -305,13 +306,13 @@ class Client:
             return len(self.producer)
 
     def _stop_for(self, fatal: KafkaException) -> None:
-        """Take note of a fatal error; what is known already may be what it only follows from."""
+        """Remember a fatal error, unless one is known that is not merely a consequence."""
         self.spent = True
         if self._fatal is None or self._fatal.code() in _CONSEQUENCES:
             self._fatal = error_of(fatal)
 
     def _settle(self) -> None:
-        """Empty the queue, and wait for what is on its way."""
+        """Empty the queue and wait for messages that are on their way."""
         self._known_topics.clear()
         self.producer.purge(in_flight=False)
         deadline = time.monotonic() + self._settle_seconds
@@ -319,7 +320,7 @@ class Client:
             if self.stopped.is_set() or time.monotonic() > deadline:
                 self.producer.purge()
                 break
-            if self.spent:  # what was on its way behind a refused message came back to the queue
+            if self.spent:  # messages behind a refused one have come back to the queue
                 self.producer.purge(in_flight=False)
         self.serve()
 
@@ -339,7 +340,7 @@ class Client:
         return SinkUnavailable(text)
 
     def _on_error(self, error: KafkaError) -> None:
-        # "All brokers down" says less than what came before it.
+        # "All brokers down" is less specific than the error before it.
         if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self._trouble = error
 
@@ -363,7 +364,7 @@ def _without_values(text: str, client_conf: Mapping[str, str]) -> str:
 
 
 def _produce(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> None:
-    """Put messages into the queue; this is the hot path, one call for each."""
+    """Put messages into the queue, with one call for each: this is the hot path."""
     topics = rows.column("destination").dictionary_encode()
     names = cast("list[str]", topics.dictionary.to_pylist())
     columns = (
@@ -384,7 +385,7 @@ def _produce(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> No
 
 
 def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-    """Return Arrow's offsets of a text column: where row n starts, and at n + 1, where it ends."""
+    """Return the Arrow offsets of a text column: row n is between offsets n and n + 1."""
     ends = column.buffers()[1]
     if ends is None:
         return np.zeros(len(column) + 1, np.int32)
@@ -392,7 +393,7 @@ def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
 
 
 def _cells(column: pa.Array[Any]) -> list[bytes] | list[bytes | None]:
-    """Return a text column as bytes, several times as fast as Arrow itself does."""
+    """Return the texts of a column as bytes, several times as fast as Arrow's `to_pylist`."""
     text = column.buffers()[2]
     if column.null_count or text is None:
         return column.cast(pa.binary()).to_pylist()

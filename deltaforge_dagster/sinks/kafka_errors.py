@@ -1,8 +1,8 @@
-"""What Kafka's refusals mean.
+"""Translates Kafka's errors.
 
-Errors have codes: those of the brokers ("Kafka protocol guide", "Error codes") and, with a name
-that begins with `_`, those of librdkafka itself (`rdkafka.h`, `rd_kafka_resp_err_t`). The code
-decides whether waiting helps.
+An error has a code: one of the brokers' ("Kafka protocol guide", "Error codes") or, with a name that
+begins with `_`, one of librdkafka's own (`rdkafka.h`, `rd_kafka_resp_err_t`). The code decides whether
+it helps to wait and retry.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ _AUTH = frozenset(
 )
 
 _CERTIFICATE_ALERT = re.compile(r"SSL alert number (?:4[0-9]|116)\b")
-"""A broker does not accept our certificate, or misses one (RFC 8446, section 6.2). In TLS 1.3 we hear of
-it only after the handshake, so librdkafka takes it for a broken connection."""
+"""TLS alerts of a broker that does not accept the client's certificate or requires one (RFC 8446,
+section 6.2). In TLS 1.3 they arrive only after the handshake, so librdkafka reports a broken
+connection."""
 
 _FIRST_WORDS = re.compile(r"in state (?:SSL_HANDSHAKE|APIVERSION_QUERY)\b")
-"""How librdkafka names the states of a connection in which nothing has been agreed yet."""
+"""librdkafka's names of the connection states before any protocol has been agreed on."""
 
 _GRANTS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Write and Describe on the topic (Create, too, if it "
@@ -46,7 +47,7 @@ _GRANTS = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Write and Describe on the transactional id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IdempotentWrite on the cluster",
 }
-"""What `kafka-acls --add --allow-principal ... --operation ...` has to grant."""
+"""Permissions that `kafka-acls --add --allow-principal ... --operation ...` must grant."""
 
 _LASTING = frozenset(
     [
@@ -64,15 +65,15 @@ _LASTING = frozenset(
         KafkaError.UNSUPPORTED_VERSION,
     ]
 )
-"""The same message or request is refused again until a person changes something."""
+"""Codes of permanent errors: the same request is refused again until something is changed."""
 
 UNDELIVERABLE = {
     KafkaError.INVALID_RECORD: "serialization",
     KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
     KafkaError.RECORD_LIST_TOO_LARGE: "too_large",
 }
-"""What is wrong with a message, or with the batch that has it, as `errors.Undeliverable` names it. A
-record is invalid that has no key where the topic is compacted."""
+"""Codes that concern a message, or the record batch that contains it, and the cause that
+`errors.Undeliverable` names. A record without a key is invalid if the topic is compacted."""
 
 _FENCED = frozenset(
     [
@@ -84,36 +85,36 @@ _FENCED = frozenset(
 
 
 def error_of(exception: KafkaException) -> KafkaError:
-    """Return what the library raised, with its code."""
+    """Return the error, with its code, that an exception of the library carries."""
     return cast("KafkaError", exception.args[0])
 
 
 def is_auth(error: KafkaError) -> bool:
-    """Whether a broker did not accept who we are, or we did not accept the broker."""
+    """Return whether authentication failed: the broker refused the client, or the client the broker."""
     refused = error.code() == KafkaError._TRANSPORT and _CERTIFICATE_ALERT.search(error.str())  # noqa: SLF001
     return error.code() in _AUTH or bool(refused)
 
 
 def is_misunderstanding(error: KafkaError) -> bool:
-    """Whether a broker hung up before anything was agreed: one side may speak TLS, the other not.
+    """Return whether a broker hung up before any protocol was agreed on.
 
-    What the library says then differs by how far it came ("closed by peer", "connecting to a
-    PLAINTEXT broker listener?"); the state of the connection is always named.
+    Possibly only one of the two sides uses TLS. The library's text differs by how far it got ("closed
+    by peer", "connecting to a PLAINTEXT broker listener?"), but always names the connection's state.
     """
     return error.code() == KafkaError._TRANSPORT and bool(_FIRST_WORDS.search(error.str()))  # noqa: SLF001
 
 
 def is_fenced(error: KafkaError) -> bool:
-    """Whether a newer producer with the same transactional id has taken over."""
+    """Return whether a newer producer with the same transactional id has taken over."""
     return error.code() in _FENCED
 
 
 def translated(where: str, error: KafkaError) -> DeltaforgeError:
-    """Return our error for one of the library.
+    """Return the `DeltaforgeError` for an error of the library.
 
     Args:
-        where: Beginning of the message: the sink, and the topic when it is known.
-        error: As the library gave it; its text names servers and settings, never values of rows.
+        where: Prefix of the message: the sink, and the topic if it is known.
+        error: The library's error; its text names servers and settings, never values of rows.
     """
     text = f"{where}: {error.str()} ({error.name()})"
     code = error.code()

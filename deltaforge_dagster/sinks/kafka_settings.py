@@ -1,12 +1,12 @@
-"""How a producer of librdkafka is set, by default, by `client_conf`, and whatever that says.
+"""Properties of a librdkafka producer: defaults, overrides by `client_conf`, and fixed properties.
 
-Most of it is for order through failures:
+Most of them preserve the order of messages through failures:
 
-- The producer is idempotent: it numbers its messages, and brokers take each partition's numbers
-  without gaps and only once. Retries have no count, only a time (`message.timeout.ms`).
-- A message that a broker refuses for good stops the producer before a later one of the same
+- The producer is idempotent: it numbers its messages, and brokers accept each partition's numbers
+  without gaps and only once. Retries are limited by time (`message.timeout.ms`), not by number.
+- A message that a broker refuses permanently stops the producer before a later message of the same
   partition can pass it (`enable.gapless.guarantee`); in a transaction, it fails the transaction.
-- A message is dead, delivered or not, before its sender may have lost its lease.
+- A message is delivered or has timed out before its sender can have lost its lease.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, str] = {
     "socket.keepalive.enable": "true",
     "statistics.interval.ms": "5000",
 }
-_OWN: Mapping[str, str] = {  # whatever `client_conf` says: a piece is what limits the queue
+_OWN: Mapping[str, str] = {  # not overridable: client chunks limit the queue
     "queue.buffering.max.kbytes": "2147483647",
     "queue.buffering.max.messages": "1000000",
 }
@@ -43,7 +43,7 @@ _TRANSACTIONAL: Mapping[str, str] = {
     "transaction.timeout.ms": "60000",
 }
 _MESSAGE_TIMEOUT = {False: 60_000, True: 30_000}
-"""Milliseconds, without and with transactions."""
+"""Milliseconds; the key says whether the producer is transactional."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,13 @@ class Settings:
     """How to reach a cluster.
 
     Attributes:
-        sink_id: Names the sink in messages.
-        brokers: `host:port`, several with commas.
-        client_conf: Properties of librdkafka that win over ours.
-        send_timeout: Seconds a piece may take.
-        lease_seconds: A message must be dead after so long: its sender may have lost its lease.
-        traffic: Where the clients of a sink, one after another, count what they do.
+        sink_id: Name of the sink in messages.
+        brokers: `host:port`, several separated by commas.
+        client_conf: Properties of librdkafka, which override the defaults.
+        send_timeout: Seconds that a client chunk may take.
+        lease_seconds: Time after which a message must have timed out, because its sender may have
+            lost its lease by then.
+        traffic: Counts shared by the successive clients of a sink.
     """
 
     sink_id: str
@@ -67,7 +68,7 @@ class Settings:
     traffic: Traffic = field(default_factory=Traffic, compare=False)
 
     def properties(self, transactional_id: str | None, *, alone: bool = False) -> dict[str, str]:
-        """Return the properties of a producer; `alone` is each message in a batch of its own."""
+        """Return the properties of a producer; with `alone`, a record batch holds only one message."""
         transactional = transactional_id is not None
         properties = {
             "bootstrap.servers": self.brokers,
@@ -82,7 +83,7 @@ class Settings:
         if transactional_id is not None:
             properties["transactional.id"] = transactional_id
         if properties["enable.idempotence"].lower() not in {"true", "t", "1"}:
-            properties.pop("enable.gapless.guarantee", None)  # cannot be without
+            properties.pop("enable.gapless.guarantee", None)  # requires idempotence
         # The second name is an alias of the first.
         limits = [self.lease_seconds * 1000]
         for name in ("message.timeout.ms", "delivery.timeout.ms", "transaction.timeout.ms"):
@@ -95,7 +96,7 @@ class Settings:
         return properties
 
     def connection(self) -> dict[str, str | int | float | bool]:
-        """Return the properties of a client that only asks."""
+        """Return the properties of a client that only queries the cluster."""
         conf = {name: text for name, text in self.client_conf.items() if name != "transactional.id"}
         return {
             "bootstrap.servers": self.brokers,
@@ -104,7 +105,7 @@ class Settings:
         }
 
     def transaction_seconds(self, transactional_id: str) -> float:
-        """Return how long a transaction may last."""
+        """Return how many seconds a transaction may last."""
         name = "transaction.timeout.ms"
         return _number(self.sink_id, name, self.properties(transactional_id)[name]) / 1000
 

@@ -1,16 +1,16 @@
-"""Kafka's transactions of one sink: messages and the sink's own position, together or not at all.
+"""Kafka transactions of one sink, which store messages and the sink's own position atomically.
 
 The position is kept where consumers keep theirs: as the metadata of a committed offset ("Kafka
-protocol guide", `TxnOffsetCommit`), in a group that is named like the transactional id, for
-partition 0 of the first topic that the transaction writes. Nobody consumes in that group, so the
-offset's number is free: it counts the transactions, and the highest one among all topics is the
-newest position. Brokers forget it after `offsets.retention.minutes` (7 days) without a
-transaction, and with its topic.
+protocol guide", `TxnOffsetCommit`). The consumer group is named after the transactional id, and the
+offset belongs to partition 0 of the first topic that the transaction writes. Nobody consumes in that
+group, so the offset's number can serve as a counter of transactions: the highest number among all
+topics marks the newest position. Brokers delete it after `offsets.retention.minutes` (7 days) without
+a transaction, and together with its topic.
 
-Taking over (`init_transactions`, KIP-98) ends what another producer with the same transactional id
-was doing: its open transaction is aborted, one that was being committed is finished, and whatever it
-still sends is refused. Only then is the position read, so it says for good what has arrived, also
-after a commit whose outcome nobody heard.
+Taking over (`init_transactions`, KIP-98) fences another producer with the same transactional id: its
+open transaction is aborted, one that is being committed is completed, and everything that it sends
+later is refused. The position is read only afterwards. It therefore tells definitively what has
+arrived, even after a commit whose outcome was not received.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _PAUSE = 0.05
 _ASK_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
 _HANG_SECONDS = 12.0
-"""After so long a call that should have returned within half a second, or ten, never will."""
+"""Seconds after which a call that should have returned within half a second, or ten, is given up."""
 
 _PLAIN_TEXT = 2_000
-"""Bytes up to which a position is stored as readable text. Brokers take 4,096
-(`offset.metadata.max.bytes`); longer ones, of sources with many GTIDs, are compressed."""
+"""Length up to which a position is stored as readable text. Brokers accept 4,096 bytes
+(`offset.metadata.max.bytes`); longer positions, of sources with many GTIDs, are compressed."""
 
 _PASSING = frozenset(
     [
@@ -58,25 +58,25 @@ _PASSING = frozenset(
         KafkaError._TRANSPORT,  # noqa: SLF001
     ]
 )
-"""What a broker answers that has just started, or taken over for another one."""
+"""Errors of brokers that have just started or taken over from another one; they pass by themselves."""
 
 _NOT_OURS = frozenset([KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
-"""Topics that we may not see, or that were just deleted, cannot hold the position."""
+"""Errors of topics that the user may not see or that were just deleted: they hold no position."""
 
 _PART = 4
-"""A transaction is committed before it has lasted this part of its timeout."""
+"""A transaction is due for its commit after its timeout divided by this number."""
 
 
 class Transactions:
-    """The producer of a sink's transactions, and the position they keep.
+    """The transactional producer of a sink, and the position stored with its transactions.
 
     Args:
-        settings: Where to send.
-        name: Transactional id, and name of the group that keeps the position.
+        settings: Cluster and properties.
+        name: Transactional id, and name of the group that holds the position.
         alone: See `Client`.
 
     Attributes:
-        client: The producer; it can send once `take_over` was called.
+        client: The producer; it can send after `take_over`.
     """
 
     def __init__(self, settings: Settings, name: str, *, alone: bool = False) -> None:
@@ -94,7 +94,9 @@ class Transactions:
         self._begun_at = 0.0
 
     def take_over(self) -> None:
-        """End what any other sender does under our name, then read the position; once.
+        """Fence every other producer with the same transactional id, then read the position.
+
+        Only the first call has an effect.
 
         Raises:
             SinkUnavailable: No broker answers in time.
@@ -106,22 +108,22 @@ class Transactions:
             self._patiently(self.client.producer.init_transactions)
             self._newest = self._read()
         except BaseException:
-            self.client.spent = True  # it cannot be asked to take over a second time
+            self.client.spent = True  # `init_transactions` cannot be called a second time
             raise
         self._count = self._newest.offset if self._newest else 0
         self._ours = True
 
     @property
     def newest(self) -> tuple[int, str] | None:
-        """The position's number and text, as read or stored last."""
+        """Number and text of the position last read or stored."""
         newest = self._newest
         return None if newest is None else (newest.offset, newest.metadata or "")
 
     def position(self) -> SinkPosition | None:
-        """Return the position as read or stored last.
+        """Return the position last read or stored.
 
         Raises:
-            SinkRejected: Something else stands in its place.
+            SinkRejected: Something else is stored in its place.
         """
         newest = self._newest
         if newest is None:
@@ -136,7 +138,7 @@ class Transactions:
             ) from None
 
     def begin(self, topic: str) -> None:
-        """Begin a transaction, whose first message goes to `topic`; nothing if one has begun."""
+        """Begin a transaction whose first message goes to `topic`, unless one is already open."""
         if self._topic is None:
             self._call(self.client.producer.begin_transaction)
             self._topic = topic
@@ -144,16 +146,16 @@ class Transactions:
 
     @property
     def due(self) -> bool:
-        """Whether the transaction has lasted so long that it should be committed."""
+        """Whether the open transaction has lasted long enough that it should be committed."""
         return time.monotonic() - self._begun_at > self._transaction_seconds / _PART
 
     def commit(self, position: SinkPosition) -> None:
         """Commit the transaction together with `position`.
 
         Raises:
-            SinkUnavailable: The outcome is not known; whoever takes over next will see.
-            PositionMoved: Another sender has taken over; nothing of the transaction counts.
-            SinkRejected: The brokers do not take so large a position.
+            SinkUnavailable: The outcome is unknown; the next `take_over` will tell.
+            PositionMoved: Another sender has taken over, and the transaction is aborted.
+            SinkRejected: The brokers do not accept a position of this size.
         """
         assert self._topic is not None
         text = _packed(position.to_json())
@@ -173,7 +175,7 @@ class Transactions:
         self._newest, self._count, self._topic = stored, stored.offset, None
 
     def abort(self) -> None:
-        """Give the transaction up, as far as a broker answers; then a new producer is needed."""
+        """Abort the transaction, if a broker answers; a new producer is needed afterwards."""
         self.client.spent = True
         self._settings.traffic.aborts += self._topic is not None
         if self._topic is not None and not self._hangs:
@@ -182,9 +184,9 @@ class Transactions:
                 self.client.producer.abort_transaction(_SLICE if stopped else _ABORT_SECONDS)
 
     def _read(self) -> TopicPartition | None:
-        """Return the newest offset of the group; get to know the group."""
-        # Not through librdkafka's admin interface, which would list the group's offsets at once: it
-        # was seen to crash the process while the group's coordinator was still loading.
+        """Return the newest offset of the group, and remember the group's metadata for commits."""
+        # librdkafka's admin interface could list the group's offsets in one call, but it was observed
+        # to crash the process while the group's coordinator was still loading.
         properties = {"group.id": self._name, "isolation.level": "read_committed"}
         consumer = Consumer({**self._settings.connection(), **properties}, logger=LOG)
         found: list[TopicPartition] = []
@@ -207,7 +209,7 @@ class Transactions:
         return max(held, key=lambda one: one.offset, default=None)
 
     def _patiently(self, call: Callable[[float], object]) -> None:
-        """Call until it succeeds, as long as only time is missing; look at `stopped` meanwhile."""
+        """Repeat a call until it succeeds, fails permanently, runs out of time, or `stopped` is set."""
         deadline = time.monotonic() + self._seconds
         while True:
             self.client.raise_when_stopped()
@@ -224,10 +226,10 @@ class Transactions:
                 return
 
     def _in_time(self, call: Callable[[float], object]) -> None:
-        """Call in a thread, and give the producer up with it when it does not return.
+        """Run a call in a thread; if it does not return, give it up together with the producer.
 
-        librdkafka promises to return in time. But `send_offsets_to_transaction` was seen to wait for
-        ever when it was repeated after connections broke.
+        librdkafka promises to return in time, but `send_offsets_to_transaction` was observed to wait
+        forever when it was repeated after broken connections.
         """
         failure: list[Exception] = []
 

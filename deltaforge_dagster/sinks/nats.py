@@ -1,23 +1,25 @@
-"""NATS: each message goes to the subject its row names, into a JetStream stream or to whoever listens.
+"""The NATS sink: each message goes to its subject, into a JetStream stream or to subscribers only.
 
-A message has the envelope as its value and the headers `Nats-Msg-Id` (idempotency key and sink id, `|`
-between them), `df-key` where there is a key, the event's headers, and `df-replay` in a replay, whose ids
-also end in `|replay|<run>`.
+A message has the envelope as its payload and these headers: `Nats-Msg-Id` (idempotency key and sink id,
+separated by `|`), `df-key` if there is a key, the event's headers, and `df-replay` in a replay, whose
+message ids also end in `|replay|<run>`.
 
-**With a stream** delivery is at least once, and a stream drops what it has already, by `Nats-Msg-Id`, within its
-`duplicate_window`. Messages leave in blocks (`nats_pack`), a next one before the one before is
-acknowledged, but chained: none is stored unless the one before it is the stream's last. When somebody
-else publishes into the stream between two of them, the chain breaks, which is no error: it begins
-again with the first message that was refused, in smaller blocks for a while. A message that begins a chain after a
-connection was made must find the stream as it is known (`Nats-Expected-Last-Sequence`), so that what an old
-connection still delivers late and this one's cannot both be stored.
+**With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops messages
+that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`nats_pack`), two of which may be
+unacknowledged, and chained: a message is stored only if the message before it is the last one in the
+stream. If somebody else publishes into the stream between two of them, the chain breaks. That is not an
+error: a new chain begins with the first refused message, in smaller blocks for a while. The first
+message of a chain is stored only if the stream's last sequence is the one that the sink knows
+(`Nats-Expected-Last-Sequence`), so that it cannot be stored in addition to bytes that an old connection
+delivers late. This condition is dropped if chains break repeatedly without progress.
 
-**Exactly once** the first message of each chain must find the sink's subjects as the sink left them
-(`Nats-Expected-Last-Subject-Sequence`); with that nobody else can have been there. Each message is an
-atomic step, and the header `df-position` says which position the sink has with it (`nats_stream`).
+**Exactly once**: the first message of each chain is stored only if the last sequence on the sink's
+subjects is the one that the sink left there (`Nats-Expected-Last-Subject-Sequence`), so nobody else can
+have published to them. Each message is an atomic step, and its header `df-position` holds the sink's
+position after it (`nats_stream`).
 
-**Without a stream** messages are published as core NATS does it: nothing is stored, whoever listens gets them, and
-the server's PONG says that it has read them.
+**Without a stream**, messages are published with core NATS: nothing is stored, current subscribers
+receive them, and the server's PONG acknowledges that it has read them.
 """
 
 from __future__ import annotations
@@ -40,15 +42,16 @@ from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
-"""Seconds between attempts; there is one attempt more than waits."""
+"""Seconds between attempts; there is one more attempt than waits."""
 
 _DRAIN_SECONDS = 1.0
 
 
 def subject_pattern(template: Template) -> str:
-    """Return the pattern that every subject of a template fits, `shop.>` for `shop.${source.table}`.
+    """Return a pattern that matches all subjects of a template.
 
-    What a variable becomes may have dots in it, so only the words before the first one are known.
+    It is `shop.>` for `shop.${source.table}`. The value of a variable may contain dots, so only the
+    tokens before the first variable are fixed.
     """
     literal, *rest = template.parts
     if isinstance(literal, str) and not rest:
@@ -61,19 +64,19 @@ class NatsSink:
     """Sends to the subjects of one NATS system.
 
     Args:
-        sink_id: Names the sink in messages, and ends every message id.
+        sink_id: Name of the sink in messages, and suffix of every message id.
         url: See `nats_endpoint`.
-        pattern: Every subject the sink sends to fits it.
-        login: Who we are.
-        stream: The JetStream stream that takes these subjects; None for core NATS.
-        exactly_once: Whether the sink keeps its position; needs a stream.
-        name: Of its connections on the server.
-        connect_timeout: Seconds for one try to connect.
-        send_timeout: Seconds in which the server may neither take nor send a byte.
+        pattern: Matches every subject to which the sink sends.
+        login: Credentials.
+        stream: The JetStream stream that captures these subjects; None for core NATS.
+        exactly_once: Whether the sink keeps its position; requires a stream.
+        name: Name of the sink's connections on the server.
+        connect_timeout: Seconds for one attempt to connect.
+        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
 
     Raises:
-        SpecError: The URL is none.
+        SpecError: The URL is invalid.
     """
 
     def __init__(
@@ -99,8 +102,8 @@ class NatsSink:
         self._send_timeout = send_timeout
         self._link: Link | None = None
         self._session: Session | None = None
-        self._held: Held | None = None  # what the stream held when we read or wrote it last
-        self._passes: dict[str | None, Pass] = {None: Pass()}  # by the run id of a replay
+        self._held: Held | None = None  # what the stream held when this sink last read or wrote it
+        self._passes: dict[str | None, Pass] = {None: Pass()}  # by the run id of the replay
         self._undrained = False
         self._use = Use(sink_id, self._drop)
 
@@ -111,18 +114,19 @@ class NatsSink:
 
     @property
     def commits(self) -> bool:
-        """Whether a batch is atomic, or a chain."""
+        """Whether larger batches are faster: with exactly once, they need fewer changes of position."""
         return self.exactly_once
 
     def open(self) -> None:
-        """Connect, and look at the stream; tried five times. May be called again after `close`.
+        """Connect and check the stream, in up to five attempts; may be called again after `close`.
 
         Raises:
-            SinkUnavailable: Not reachable.
+            SinkUnavailable: No server can be reached.
             AuthFailed: Credentials or a certificate refused.
-            PermissionMissing: The user may not ask about the stream.
-            SinkRejected: No JetStream, no such stream, or one that does not take the subjects.
-            SettingsError: The credentials file is none.
+            PermissionMissing: The user may not query the stream.
+            SinkRejected: JetStream is not enabled, or the stream does not exist, does not capture the
+                subjects, or has an unsuitable configuration.
+            SettingsError: The credentials file cannot be read or is invalid.
         """
         with self._used():
             self._use.closed.clear()
@@ -135,7 +139,7 @@ class NatsSink:
                     self._wait_or_raise(wait, error)
 
     def rights(self) -> Rights | None:
-        """Return to which subjects the user may publish, None when the server does not tell.
+        """Return the subjects to which the user may publish, or None if the server does not tell.
 
         Nothing is published. Call it after `open`.
 
@@ -146,11 +150,12 @@ class NatsSink:
             return rights(self._connected().link, self._terms.batch_timeout)
 
     def position(self) -> SinkPosition | None:
-        """Return the position that the stream holds; None when it holds or keeps none.
+        """Return the position stored in the stream, or None if none is stored or the sink keeps none.
 
         Raises:
             SinkUnavailable: The server does not answer.
-            SinkRejected: Another publisher writes to the sink's subjects.
+            SinkRejected: Another publisher writes to the sink's subjects, or the stored position is
+                invalid.
         """
         if not self.exactly_once:
             return None
@@ -166,15 +171,16 @@ class NatsSink:
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Publish the batch's messages and return the last ordinal.
 
-        A block that did not arrive for a reason that may pass is tried three times in all.
+        A block that fails for a transient reason is attempted three times in all.
 
         Raises:
             SinkUnavailable: Connection lost, timeout, no room, no leader, closed.
-            AuthFailed: The server wants other credentials by now.
+            AuthFailed: The server no longer accepts the credentials.
             PermissionMissing: The user may not publish to a subject.
-            Undeliverable: A message that NATS can never take: its subject, key, headers or size.
-            SinkRejected: A subject that is not the stream's, or refused for another lasting reason.
-            PositionMoved: The sink's subjects are not as this sender left them.
+            Undeliverable: A message has a subject, key, headers or size that NATS can never accept.
+            SinkRejected: The stream does not capture a subject, or the server refuses for another
+                permanent reason.
+            PositionMoved: The stream does not hold what this sender left on the sink's subjects.
         """
         with self._used():
             if batch.replay not in self._passes:
@@ -188,7 +194,7 @@ class NatsSink:
                     self._connected().deliver(task, guard)
                 except SinkUnavailable as error:
                     if task.uncertain and batch.origin is not None and self.exactly_once:
-                        raise  # what has arrived must be read
+                        raise  # the position must be read to know what has arrived
                     if task.row > row:
                         waits = iter(_BLOCK_WAITS)
                     self._wait_or_raise(next(waits, None), error)
@@ -197,7 +203,7 @@ class NatsSink:
             return ordinal
 
     def close(self) -> None:
-        """End the connection, also under a thread that is sending: its `send` then fails."""
+        """Close the connection; a `send` that is running in another thread fails."""
         self._use.end(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -214,10 +220,10 @@ class NatsSink:
                 raise
 
     def _connected(self) -> Session:
-        """Return a session that can send; makes one when there is none.
+        """Return a session that can send; create one if there is none.
 
         Raises:
-            PositionMoved: What the stream holds is not what the session before this one left there.
+            PositionMoved: The stream does not hold what the previous session left there.
         """
         self._use.raise_when_closed()
         if self._session is not None:
@@ -225,7 +231,7 @@ class NatsSink:
                 self._session.link.look()
             self._give_up_broken()
         if self._session is None:
-            if self._undrained:  # nothing tells what the server has yet to read; see `_drop`
+            if self._undrained:  # the server may still have unread messages; see `_drop`
                 self._use.closed.wait(_DRAIN_SECONDS)
                 self._undrained = False
             self._link = link = self._connect()
@@ -239,7 +245,7 @@ class NatsSink:
                         "left there: another sender is at work, or the server has lost data"
                     )
             self._session = session
-        self._use.raise_when_closed()  # `close` may have come before there was a socket to end
+        self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
         return self._session
 
     def _connect(self) -> Link:
@@ -279,6 +285,6 @@ class NatsSink:
         if session is not None and self._held is not None:
             self._held = session.held
         if link is not None:
-            # A stream refuses what comes late; without one only time keeps it from overtaking.
+            # A stream refuses late messages. Without a stream, only a pause keeps the order.
             self._undrained = link.sending and self._terms.stream is None
             link.close()

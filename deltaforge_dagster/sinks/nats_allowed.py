@@ -1,8 +1,8 @@
-"""What a NATS server and a stream take of a sink: looked at before anything is sent.
+"""Checks, before anything is sent, what a NATS server and a stream accept from a sink.
 
-What only a person can change about the stream is said when a session begins (`check_stream`). A message
-that no server takes, or this stream does not, is found before its batch leaves, so that everything
-before it can be sent (`sendable`).
+`check_stream` reports problems of the stream's configuration when a session begins. `sendable` finds a
+message that the server or the stream can never accept before its batch is sent, so that everything
+before it can still be delivered.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from deltaforge_dagster.sinks.nats_stream import Stream, is_wild
 from deltaforge_dagster.sinks.nats_task import Task, Terms
 
 _WILDCARD_VERSION = (2, 11)
-"""Servers that know `Nats-Expected-Last-Subject-Sequence-Subject`."""
+"""First version that supports `Nats-Expected-Last-Subject-Sequence-Subject`."""
 
 
 def check_stream(link: Link, stream: Stream, terms: Terms) -> None:
-    """See that a stream fits a sink.
+    """Check that a stream's configuration suits a sink.
 
     Raises:
         SinkRejected: It does not; the message says what to change.
@@ -66,9 +66,9 @@ def _check_exactly_once(link: Link, stream: Stream, terms: Terms) -> None:
 def sendable(
     link: Link, stream: Stream | None, terms: Terms, packer: Packer, task: Task
 ) -> tuple[int, Undeliverable | None]:
-    """Return where the messages end that can be sent, and why not all of them can.
+    """Return the end of the messages that can be sent, and the error for the first one that cannot.
 
-    Messages of a change that cannot be sent whole are not sent at all.
+    If one message of a change cannot be sent, none of them is.
     """
     batch = task.batch
     limit = link.max_payload
@@ -101,7 +101,7 @@ def sendable(
 
 
 def not_taken(where: str, subject: str, stream: Stream) -> SinkRejected:
-    """Return the error for a subject that is not one of the stream's."""
+    """Return the error for a subject that the stream does not capture."""
     return SinkRejected(
         f"{where} does not take subject {subject!r}, only {', '.join(stream.subjects)}; add it: "
         f"nats stream edit {stream.name} --subjects=..."

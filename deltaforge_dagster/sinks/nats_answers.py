@@ -1,8 +1,9 @@
-r"""What a NATS server says to blocks of messages: its answers counted and sorted by a kernel.
+r"""Parses a NATS server's answers to blocks of messages, with a kernel.
 
-Each message of a block for a stream is answered once, in any order, on a subject that ends in the message's number.
-`Answers` looks through everything that arrives, as it arrives, cut anywhere, and remembers which
-numbers were stored, which the stream had already, and the first one that was refused, with the reason.
+A stream answers each message of a block once, in any order, on a subject that ends in the message's
+number. `Answers` parses everything that arrives, wherever the received bytes are cut. It remembers
+which messages were stored, which the stream already had, and the first one that was refused, with the
+reason.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0917, PLR1714 - kernels are flat loops over bytes, see `sources.kernel`
@@ -16,21 +17,21 @@ import numpy as np
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
 
-# What a server sends (docs.nats.io, "Client Protocol"), again with `;` for `\r\n`:
+# What a server sends (docs.nats.io, "Client Protocol"); `;` stands for `\r\n`:
 #
-#   MSG <reply>.#n <sid> #size;<payload>;                   the answer of a stream to message n:
+#   MSG <reply>.#n <sid> #size;<payload>;                   a stream's answer to message n:
 #       {"stream":"S", "seq":17}                             stored as 17; also with "domain"
-#       {"stream":"S", "seq":9,"duplicate": true}            the stream had it already, as 9
+#       {"stream":"S", "seq":9,"duplicate": true}            the stream already had it, as 9
 #       {"error":{"code":400,...},"stream":"S","seq":0}      refused
 #   HMSG <reply>.#n <sid> #header #all;NATS/1.0 503;...      nobody listens to the message's subject
 #   PING;   PONG;   +OK;   INFO {...};   -ERR '<text>';
 #
 #   MSG <reply>.r <sid> #size;<payload>;                    the answer to a request
 #
-# What `_scan` remembers between two pieces: where it stands, how many PINGs and PONGs it saw, the index of
-# the first message without an answer, the lowest number that was refused with the bounds of the
-# reason, the bounds of an -ERR line and of the answer to a request (it stops behind either), whether
-# something came that is none of these, and the highest sequence.
+# State that `_scan` keeps between calls: its offset in the buffer; the numbers of PINGs and PONGs; the
+# index of the first message without an answer; the lowest refused number and the bounds of the reason;
+# the bounds of an -ERR line and of the answer to a request (it stops after either); whether anything
+# else has arrived; and the highest sequence.
 _AT, _PINGS, _PONGS, _FIRST, _REFUSED, _TEXT, _TEXT_END = range(7)
 _ERR, _ERR_END, _REPLY, _REPLY_END, _BROKEN, _SEQUENCE = range(7, 13)
 _NOBODY = 1 << 62
@@ -40,7 +41,7 @@ STORED, DUPLICATE, _REFUSAL = 1, 2, 3
 
 @kernel
 def _number(buffer: Bytes, start: int, stop: int) -> int:
-    """Return a decimal number, -1 for anything else."""
+    """Parse a decimal number; return -1 for anything else."""
     number: int = 0 if 0 < stop - start < 19 else -1
     for place in range(start, stop):
         if number < 0 or buffer[place] < 48 or buffer[place] > 57:
@@ -58,7 +59,7 @@ def _word_end(buffer: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _sequence(buffer: Bytes, start: int, stop: int) -> int:
-    """Return the number behind `"seq":` (with or without a blank), -1 when there is none."""
+    """Return the number after `"seq":` (with or without a blank), or -1 if there is none."""
     for at in range(start, stop - 6):
         if (
             buffer[at] == 34
@@ -80,7 +81,7 @@ def _sequence(buffer: Bytes, start: int, stop: int) -> int:
 
 @kernel
 def _is_duplicate(buffer: Bytes, start: int, stop: int) -> bool:
-    """Say whether an answer that stands between these bounds has `"dup`."""
+    """Return whether the answer between these bounds contains `"dup`."""
     for at in range(start, stop - 4):
         if (
             buffer[at] == 34
@@ -96,14 +97,14 @@ def _is_duplicate(buffer: Bytes, start: int, stop: int) -> bool:
 def _take(
     buffer: Bytes, start: int, stop: int, number: int, base: int, answers: Bytes, state: Longs
 ) -> None:
-    """Take in the answer to the message `number` that stands between these bounds."""
+    """Record the answer to message `number`, which is between these bounds."""
     index = number - base
     if index < 0 or index >= len(answers) or answers[index] != 0:
-        return  # to what is forgotten: sent before an error
+        return  # the answer to a message that was sent before an error and is no longer tracked
     answers[index] = STORED
     while state[_FIRST] < len(answers) and answers[state[_FIRST]] != 0:
         state[_FIRST] += 1
-    # {"e.. is an error, {"s.. a success, NATS/1.0.. a status
+    # {"e... is an error, {"s... a success, NATS/1.0... a status.
     refused = stop - start < 3 or buffer[start] != 123 or buffer[start + 2] == 101
     sequence = -1 if refused else _sequence(buffer, start, stop)
     if sequence < 0:
@@ -118,10 +119,10 @@ def _take(
 
 @kernel
 def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state: Longs) -> None:
-    """Go through what is whole between `state[_AT]` and `end`.
+    """Parse everything complete between `state[_AT]` and `end`.
 
-    `prefix` is the length of a reply's subject before its number, `base` the number of the first
-    message that `answers` knows.
+    `prefix` is the length of a reply subject before its number, `base` the number of the message to
+    which the first element of `answers` belongs.
     """
     at = state[_AT]
     while state[_BROKEN] == 0 and state[_ERR_END] == 0 and state[_REPLY_END] == 0:
@@ -166,22 +167,22 @@ def _scan(buffer: Bytes, end: int, prefix: int, base: int, answers: Bytes, state
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The first message that was refused, by its number, and what the server said: JSON or a status."""
+    """Number of the first message that was refused, and the server's answer: JSON or a status."""
 
     number: int
     text: str
 
 
 class Answers:
-    """Reads what the server sends: receive into `space()` and tell `received(n)`.
+    """Parses what the server sends: receive into `space()`, then call `received(n)`.
 
     Args:
-        prefix: Length of a reply's subject before its number.
+        prefix: Length of a reply subject before its number.
 
     Attributes:
-        refusal: Of the messages sent since `forget_refusal`; None as long as there is none.
-        error: What an `-ERR` line says, after which nothing more is read; None for none.
-        reply: The answer to a request; None for none. Nothing more is read until it is taken.
+        refusal: The first refusal since `forget_refusal`, or None.
+        error: Text of an `-ERR` line, after which nothing more is parsed, or None.
+        reply: The answer to a request, or None. Nothing more is parsed until `take_reply` is called.
     """
 
     def __init__(self, prefix: int) -> None:
@@ -198,53 +199,53 @@ class Answers:
 
     @property
     def next_number(self) -> int:
-        """The number of the next message that is sent."""
+        """Number of the next message to be sent."""
         return self._base + len(self._answers)
 
     @property
     def first_missing(self) -> int:
-        """The number of the first message that was not answered: all before it were."""
+        """Number of the first message without an answer; all messages before it were answered."""
         return self._base + int(self._state[_FIRST])
 
     @property
     def sequence(self) -> int:
-        """The highest sequence that a message got in its stream; 0 for none yet."""
+        """The highest stream sequence that a message was stored with; 0 if none was stored yet."""
         return int(self._state[_SEQUENCE])
 
     @property
     def pongs(self) -> int:
-        """How many PONGs have come."""
+        """Number of PONGs received."""
         return int(self._state[_PONGS])
 
     def expect(self, messages: int) -> None:
-        """Expect answers to so many more messages."""
+        """Expect answers to this many more messages."""
         self._answers = np.concatenate([self._answers, np.zeros(messages, np.uint8)])
 
     def outcomes(self, number: int, messages: int) -> Bytes:
-        """Return what became of messages that were answered: `STORED`, `DUPLICATE` or neither."""
+        """Return the outcomes of the messages: `STORED`, `DUPLICATE`, or another value."""
         first = number - self._base
         return self._answers[first : first + messages]
 
     def forget(self, number: int) -> None:
-        """Forget what became of the messages before that number; all of them were answered."""
+        """Discard the outcomes of the messages before `number`, all of which were answered."""
         passed = number - self._base
         self._answers = self._answers[passed:]
         self._state[_FIRST] -= passed
         self._base = number
 
     def forget_refusal(self) -> None:
-        """Begin anew: what is sent from now on may be refused for another reason."""
+        """Discard the refusal, so that the next one is recorded."""
         self._state[_REFUSED] = _NOBODY
         self.refusal = None
 
     def take_pings(self) -> int:
-        """Return how many PINGs came since this was asked last; each wants a PONG."""
+        """Return the number of PINGs since the last call; each must be answered with a PONG."""
         pings = int(self._state[_PINGS])
         self._state[_PINGS] = 0
         return pings
 
     def take_reply(self) -> bytes | None:
-        """Return the answer to a request once it is there."""
+        """Return and clear the answer to a request, or return None; continue parsing after it."""
         reply, self.reply = self.reply, None
         if reply is not None:
             self._state[_REPLY_END] = 0
@@ -252,16 +253,16 @@ class Answers:
         return reply
 
     def space(self) -> memoryview:
-        """Return where to receive next: at least 64 KiB."""
+        """Return the free part of the buffer, at least 64 KiB."""
         if len(self._buffer) - self._end < 1 << 16:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         return self._buffer.data[self._end :]
 
     def received(self, size: int) -> None:
-        """Take in `size` more bytes.
+        """Parse `size` more bytes.
 
         Raises:
-            SinkUnavailable: The bytes are no answers; the connection is of no use.
+            SinkUnavailable: The bytes do not follow the protocol; the connection is unusable.
         """
         self._end += size
         self._look()

@@ -1,17 +1,17 @@
-r"""One message as a command of NATS' wire protocol, `HPUB`: the kernels.
+r"""Kernels that write messages as `HPUB` commands of NATS' wire protocol.
 
-`measure` says how many messages fit and what room they take, `emit` writes them, both from the buffers
-of Arrow columns where they lie; `check` finds a message that no server takes (docs.nats.io, "Client
-Protocol", section HPUB). Which messages go together is decided in `nats_pack`.
+`measure` returns how many messages fit into a block and their size, `emit` writes them, and `check`
+finds a message that no server accepts (docs.nats.io, "Client Protocol", section HPUB). All of them read
+the buffers of Arrow columns in place. `nats_pack` decides which messages form a block.
 
-The bytes of one message; `\r\n` is drawn as `;`, <..> is the row's own text, #.. a decimal number::
+The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal number::
 
     HPUB <destination> [<reply>.#n ]#header #all;      sizes of the headers, and of headers and value
     NATS/1.0;
     Nats-Msg-Id: <idempotency key><suffix>;
     Nats-Expected-Last-Msg-Id: <idempotency key of the row before><suffix>;      if it is chained
-    df-key: <key>;                                     only where the key is not null
-    <headers>                                          whole lines, only where they are not null
+    df-key: <key>;                                     only if the key is not null
+    <headers>                                          whole lines, only if they are not null
     <marks>                                            whole lines, the same in all rows
     df-position: <position>;                           see `nats_pack.Keeping`
     <first>                                            whole lines, only in the block's first row
@@ -29,16 +29,17 @@ from deltaforge_dagster.sinks.text_columns import TextColumns, digits_of, is_nul
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel, read_only
 
 MAX_SUBJECT = 2_000
-"""Bytes of a subject. Servers end connections whose command lines are beyond 4,096 (`max_control_line`)."""
+"""Maximum length of a subject. Servers close connections with command lines of more than 4,096 bytes
+(`max_control_line`)."""
 
 OVERHEAD = 256
-"""Bytes of a message beside its texts, at most: the names of its headers and their numbers."""
+"""Upper limit of a message's bytes beside its texts: header names and numbers."""
 
 NAMES = ("destination", "idempotency_key", "value", "key", "headers", "event_id")
-"""Columns of a message that stand in its command, and their places in `TextColumns`."""
+"""Columns of a message that its command contains, in their order in `TextColumns`."""
 
 NO_PROBLEM, SUBJECT, TOO_LARGE, LINE_BREAK = range(4)
-"""What `check` finds."""
+"""Results of `check`."""
 
 _DESTINATION, _ID, _VALUE, _KEY, _HEADERS, _EVENT_ID = range(6)
 
@@ -52,10 +53,10 @@ _MINUS_ONE = read_only(b"-1")
 
 
 class Shared(NamedTuple):
-    """What the messages of a block share.
+    """Texts shared by all messages of a block.
 
-    `reply` is what answers go to, with a number behind it; empty for messages that nobody
-    answers, and that are not chained. `suffix` ends every message id and its line; `marks` are whole
+    `reply` is the prefix, before a number, of the subjects for answers; it is empty for messages that
+    are neither answered nor chained. `suffix` ends every message id and its line; `marks` are whole
     header lines.
     """
 
@@ -65,10 +66,10 @@ class Shared(NamedTuple):
 
 
 class Special(NamedTuple):
-    """What single rows of a block have: `first` are header lines of its first row.
+    """Texts of single rows of a block: `first` are additional header lines of its first row.
 
-    `ordinals` are those of all rows; messages of one change have the same one. With `keeping` 1 the
-    rows `anchor` and `last` have whole positions, the others short ones.
+    `ordinals` are the ordinals of all rows; messages of one change have the same one. If `keeping` is
+    1, the rows `anchor` and `last` have whole positions, the others short ones; if it is 0, none has.
     """
 
     ordinals: Longs
@@ -89,14 +90,14 @@ def _size(columns: TextColumns, column: int, row: int) -> int:
 
 @kernel
 def _more_follow(special: Special, row: int) -> bool:
-    """Say whether the next row is a message of the same change."""
+    """Return whether the next row is a message of the same change."""
     ordinals = special.ordinals
     return row + 1 < len(ordinals) and ordinals[row + 1] == ordinals[row]
 
 
 @kernel
 def _position_size(columns: TextColumns, special: Special, start: int, row: int) -> int:
-    """Return the bytes of a row's own position, 0 where it has none."""
+    """Return the size of a row's `df-position`, 0 if it has none or `first` contains it."""
     if special.keeping == 0:
         return 0
     if row == special.anchor:
@@ -150,7 +151,7 @@ def measure(
     number: int,
     max_bytes: int,
 ) -> tuple[int, int]:
-    """Return where a block from row `start` ends, `most` at most, and the bytes of its commands."""
+    """Return the end of a block from row `start`, at most `most`, and the size of its commands."""
     stop = start
     total = 0
     while stop < most:
@@ -164,7 +165,7 @@ def measure(
 
 @kernel
 def check(columns: TextColumns, own: int, limit: int) -> tuple[int, int]:
-    """Return the first row that cannot be sent, and why; `NO_PROBLEM` when all can."""
+    """Return the first row that cannot be sent, and why; `NO_PROBLEM` if all can be sent."""
     subjects = columns.offsets[_DESTINATION]
     text = columns.data[_DESTINATION]
     keys = columns.data[_KEY]
@@ -241,7 +242,7 @@ def emit(
     number: int,
     out: Bytes,
 ) -> None:
-    """Write the commands of the rows `start` to `stop`."""
+    """Write the commands of the rows `start` to `stop` (exclusive)."""
     at = 0
     for row in range(start, stop):
         header = _header_size(columns, shared, special, start, row)

@@ -1,11 +1,11 @@
-"""Where NATS servers are, and who we are there.
+"""Addresses of NATS servers, and the credentials for them.
 
-The addresses are a list with commas: `nats://host:port`, `tls://host:port` where TLS must be used, or
-`host:port`; the port is 4222 unless it says otherwise. A user and a password, or a token, may stand before the host.
+Addresses are separated by commas: `nats://host:port`, `tls://host:port` to require TLS, or `host:port`;
+the default port is 4222. A user and a password, or a token, may precede the host.
 
 A credentials file (docs.nats.io, "NKeys and JWT", written by `nsc`) holds a user's JWT and the seed
-of its key, an Ed25519 key in base32 with a checksum. The server sends a nonce, and the signature of that
-is what proves the user: the seed never leaves the process.
+of an Ed25519 key in base32 with a checksum. The server sends a nonce, and the user proves its identity
+by signing it: the seed never leaves the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USER_SEED = 18 << 3, 20 << 3
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server: where it is, whether TLS must be used, and what its URL says of the user."""
+    """One server: host and port, whether TLS is required, and the credentials in its URL."""
 
     host: str
     port: int
@@ -39,19 +39,19 @@ class Address:
     password: str | None = None
 
     def __str__(self) -> str:
-        """Return how to call the server in messages: no user, no password."""
+        """Return the server's name for messages, without user and password."""
         return f"nats at {self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are: the first of these that is given, else what a server's URL says.
+    """Credentials: the first one of these that is set, or else those in the server's URL.
 
     Attributes:
         credentials_file: Path of a file with a JWT and a seed.
-        username: User, with `password`.
-        password: See `username`.
-        token: Token.
+        username: User name; used together with `password`.
+        password: Password; used together with `username`.
+        token: Authentication token.
     """
 
     credentials_file: str | None = None
@@ -60,7 +60,7 @@ class Login:
     token: str | None = None
 
     def fields(self, address: Address, nonce: str) -> dict[str, str]:
-        """Return the fields of CONNECT that log in (docs.nats.io, "Client Protocol").
+        """Return the fields of CONNECT with the credentials (docs.nats.io, "Client Protocol").
 
         Raises:
             SettingsError: The credentials file cannot be read, or holds something else.
@@ -77,15 +77,15 @@ class Login:
 
 
 def addresses(sink_id: str, urls: str) -> list[Address]:
-    """Return the servers of a list of URLs.
+    """Parse a comma-separated list of server URLs.
 
     Raises:
-        SpecError: It is none.
+        SpecError: The list is invalid.
     """
     try:
         found = [_address(url.strip()) for url in urls.split(",")]
     except ValueError:
-        # Not chained: the foreign message can repeat a password.
+        # Not chained: the original message can repeat a password.
         raise SpecError(
             f"sink {sink_id}: url is not a list of NATS addresses: expected nats://host:port or "
             "tls://host:port, several with commas, and user and password percent-encoded"
@@ -125,7 +125,10 @@ def _signed(path: Path, nonce: str) -> dict[str, str]:
 
 
 def _private_key(seed: str) -> Ed25519PrivateKey | None:
-    """Return the key of a user's seed: two prefix bytes, 32 of the key, a CRC-16 (XMODEM)."""
+    """Return the key in a user's seed, or None if it is not one.
+
+    A seed consists of two prefix bytes, 32 bytes of the key, and a CRC-16 (XMODEM).
+    """
     try:
         raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
     except binascii.Error:

@@ -1,7 +1,7 @@
-"""What a NATS server's refusals mean.
+"""Translates the errors of NATS servers.
 
 JetStream answers with an error code (nats-server, `errors.json`), the server itself with an `-ERR`
-line (docs.nats.io, "Client Protocol"). Either decides whether waiting helps.
+line (docs.nats.io, "Client Protocol"). Either one decides whether it helps to wait and retry.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from deltaforge_dagster.errors import (
 )
 
 WRONG_SEQUENCE = frozenset([10071, 10164])
-"""The stream, or the subject, does not end where the message says it must."""
+"""The last sequence of the stream or the subject is not the one that the message expects."""
 WRONG_MESSAGE = 10070
-"""The stream's last message is not the one that the message names."""
+"""The stream's last message is not the one that the message expects."""
 NOBODY_LISTENS = 503
-"""A status, not a code of JetStream: nobody listens to the subject."""
+"""A status, not a JetStream code: nobody listens to the subject."""
 TOO_LARGE = 10054
 NOT_THIS_STREAM = 10060
 NO_STREAM = 10059
@@ -53,30 +53,30 @@ _PERMISSION = re.compile(r"(?i)permissions violation for (publish|subscription) 
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """What JetStream says: its code, 0 for none, and its text."""
+    """An error of JetStream: its code, 0 if there is none, and its text."""
 
     code: int
     text: str
 
     @property
     def passes(self) -> bool:
-        """Whether the same may succeed later."""
+        """Whether the error is transient, so that the same request may succeed later."""
         return self.code in _FOR_NOW or (self.code == _STORE_FAILED and not self.too_large)
 
     @property
     def too_large(self) -> bool:
-        """Whether a message is larger than its stream takes."""
+        """Whether a message is larger than its stream accepts."""
         return self.code == TOO_LARGE or (self.code == _STORE_FAILED and "too large" in self.text)
 
     @property
     def sequence(self) -> int | None:
-        """The sequence that an error of `WRONG_SEQUENCE` names; None when there is none."""
+        """The actual sequence that an error of `WRONG_SEQUENCE` names, or None."""
         number = self.text.rpartition(" ")[2]
         return int(number) if self.code in WRONG_SEQUENCE and number.isdecimal() else None
 
 
 def api_error(text: str) -> ApiError:
-    """Return what an answer says that is no success: JSON with an error, or a status."""
+    """Parse an answer other than a success: JSON with an error, or a status."""
     if text.startswith("NATS/"):
         status = text.partition("\r")[0].split(" ")
         code = int(status[1]) if len(status) > 1 and status[1].isdecimal() else 0
@@ -89,7 +89,7 @@ def api_error(text: str) -> ApiError:
 
 
 def refusal(where: str, error: ApiError) -> DeltaforgeError:
-    """Return our error for what JetStream refuses for its own reasons, not the message's."""
+    """Return the `DeltaforgeError` for a refusal that is not due to the message itself."""
     if error.passes:
         return SinkUnavailable(f"{where}: the server refused for now: {error.text}")
     if error.code in NOT_ENABLED:
@@ -101,7 +101,7 @@ def refusal(where: str, error: ApiError) -> DeltaforgeError:
 
 
 def server_error(where: str, line: str) -> DeltaforgeError:
-    """Return our error for an `-ERR` line."""
+    """Return the `DeltaforgeError` for an `-ERR` line."""
     match = _QUOTED.search(line)
     text = (match[1] if match else line)[:200]
     lower = text.lower()

@@ -1,7 +1,7 @@
-"""One connection to a NATS server: made and logged in, then used for blocks and rare requests.
+"""One connection to a NATS server, used for blocks of messages and for occasional requests.
 
-Blocks (`nats_pack`) leave as they are; what the server says is read by `nats_answers`. All answers come
-on one subscription, to subjects that begin with the link's own random inbox.
+Blocks (`nats_pack`) are sent as they are; `nats_answers` parses what the server sends. All answers
+arrive on one subscription, on subjects that begin with the link's own random inbox.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from deltaforge_dagster.sinks.nats_errors import server_error
 from deltaforge_dagster.sinks.nats_pack import Block
 
 _PIECE = 1 << 18
-"""Bytes handed to the socket at once: small enough that the timeout is about progress."""
+"""Bytes handed to the socket at once: small enough that the timeout measures progress."""
 
 _MAX_INFO = 1 << 20
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Link:
-    """A connection, made by `connect`.
+    """A connection, opened by `connect`.
 
     Args:
-        sink_id: Names the sink in messages.
-        address: The server.
-        name: What the connection is called on the server.
+        sink_id: Name of the sink in messages.
+        address: Address of the server.
+        name: Name of the connection on the server.
         connect_timeout: Seconds for connecting and logging in.
-        send_timeout: Seconds in which the server may neither take nor send a byte.
+        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
 
     Attributes:
-        where: How to call sink and server in messages.
-        inbox: What the subjects of answers begin with; their numbers follow after a dot.
-        answers: What was answered.
-        info: What the server says of itself (docs.nats.io, "Client Protocol", section INFO).
-        usable: Connected, and nothing has failed.
-        sending: Something was sent whose answer is missing.
+        where: Names of sink and server, prefix of messages.
+        inbox: Prefix of the subjects for answers; a dot and the message's number follow.
+        answers: Parser of everything that the server sends.
+        info: The server's INFO (docs.nats.io, "Client Protocol", section INFO).
+        usable: Whether the link is connected and nothing has failed.
+        sending: Whether something was sent that has not been answered.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Link:
 
     @property
     def max_payload(self) -> int:
-        """Bytes that headers and value of a message may have at most."""
+        """Maximum size of a message's headers and payload together."""
         return int(self.info.get("max_payload", 1 << 20))
 
     def connect(self, login: Login) -> None:
         """Connect and log in.
 
         Raises:
-            SinkUnavailable: Not reachable, or not in time.
-            AuthFailed: Credentials, or one of the certificates, refused.
-            SettingsError: The credentials file is none.
-            SinkRejected: The server lacks TLS or headers.
+            SinkUnavailable: The server cannot be reached, or does not answer in time.
+            AuthFailed: Credentials or a certificate refused.
+            SettingsError: The credentials file cannot be read or is invalid.
+            SinkRejected: The server does not support TLS or headers, or is not a NATS server.
         """
         deadline = time.monotonic() + self._connect_timeout
         place = (self._address.host, self._address.port)
@@ -113,13 +113,13 @@ class Link:
                 sent += next_socket().send(view[sent : sent + _PIECE])
 
     def send_block(self, block: Block, deadline: float, *, answered: bool) -> None:
-        """Send a block, whose messages are `answered` or not."""
+        """Send a block; `answered` says whether its messages will be answered."""
         if answered:
             self.answers.expect(block.rows)
         self.transmit(block.data, deadline)
 
     def await_answers(self, number: int, deadline: float) -> None:
-        """Wait until all messages before that number have been answered."""
+        """Wait until all messages before `number` have been answered."""
         self._receive_until(lambda: self.answers.first_missing >= number, deadline)
         self.sending = self.answers.first_missing < self.answers.next_number
 
@@ -131,10 +131,10 @@ class Link:
         self.sending = False
 
     def request(self, subject: str, question: object, seconds: float) -> dict[str, Any]:
-        """Ask JetStream something, while no message waits for its answer.
+        """Send a request, such as one of JetStream's API, while no message awaits its answer.
 
         Returns:
-            The JSON object that is the answer; `{"error": ...}` when nobody listens.
+            The JSON object in the answer; `{"error": ...}` if nobody listens to the subject.
         """
         deadline = time.monotonic() + seconds
         body = b"" if question is None else orjson.dumps(question)
@@ -152,7 +152,7 @@ class Link:
         return answer
 
     def look(self) -> None:
-        """Take in what came while nobody waited: a PING, or that the server ended the connection."""
+        """Process what has arrived meanwhile: a PING, or the server's closing of the connection."""
         if self._sock is None:
             return
         with self._socket(time.monotonic() + self._send_timeout):
@@ -164,14 +164,14 @@ class Link:
                 pass
 
     def interrupt(self) -> None:
-        """Make calls fail that wait for the server in another thread."""
+        """Make calls in another thread fail that are waiting for the server."""
         with contextlib.suppress(OSError):
             if (sock := self._sock) is not None:
-                # Not the TLS socket's own method, which takes its state away from the other thread.
+                # Not the TLS socket's own method: it would discard the other thread's state.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection; what has not left yet never will."""
+        """Close the connection; what has not left yet never will."""
         self.usable = False
         with contextlib.suppress(OSError):
             if (sock := self._sock) is not None:
@@ -180,7 +180,7 @@ class Link:
                 sock.close()
 
     def _read_info(self) -> Mapping[str, Any]:
-        """Read the server's first line, byte by byte: what follows it may be TLS."""
+        """Read the server's first line, byte by byte, because TLS may follow it."""
         assert self._sock is not None
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -202,7 +202,7 @@ class Link:
         return info
 
     def _secure(self) -> None:
-        """Change to TLS where the server or the address wants it."""
+        """Switch to TLS if the server or the address requires it."""
         assert self._sock is not None
         offered = self.info.get("tls_required") or self.info.get("tls_available")
         if not (self.info.get("tls_required") or self._address.tls):
@@ -255,7 +255,7 @@ class Link:
 
     @contextlib.contextmanager
     def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
-        """Give a function that returns the socket with its next timeout; translate failures."""
+        """Yield a function that returns the socket with its next timeout; translate failures."""
         sock = self._sock
         if sock is None:
             raise SinkUnavailable(f"{self.where}: not connected")
@@ -277,7 +277,7 @@ class Link:
             raise
 
     def _last_words(self) -> str | None:
-        """Return the error that the server gave before it closed the connection, if it did."""
+        """Return the error that the server sent before it closed the connection, or None."""
         with contextlib.suppress(OSError, SinkUnavailable):
             assert self._sock is not None
             self._sock.settimeout(0)

@@ -1,12 +1,13 @@
-r"""A batch as blocks of commands for a NATS server: which messages go together, and what each is to say.
+r"""Packs a batch into blocks of commands for a NATS server: decides their bounds and their headers.
 
-A Python call per message costs several times what the server needs for it, so a `Packer` has kernels
-write whole blocks (`nats_commands` draws the bytes), as kernels read what comes back (`nats_answers`).
+A Python call per message would cost several times what the server needs for it, so a `Packer` lets
+kernels write whole blocks (`nats_commands` shows the bytes); kernels also parse the answers
+(`nats_answers`).
 
-Messages for a stream are *chained*: each one names the one before it and is stored only directly
-behind it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one refuses all that were sent after
-it, and what is stored is a beginning without gaps, however many are on their way. What a chain's first message
-must find in the stream is said by the sender, in the headers that it gives for the first row.
+Messages for a stream are *chained*: each one names the message before it and is stored only directly
+behind it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent
+after it, and the stored messages are a prefix without gaps, however many are on their way. The sender
+states the condition for a chain's first message in the headers that it passes for the first row.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from deltaforge_dagster.sinks.text_columns import text_columns
 from deltaforge_dagster.sources.kernel import Bytes, read_only
 
 MAX_BLOCK_ROWS = 2_000
-"""Messages sent before one looks at the guard; two blocks at most are on their way. The server keeps
-what it has read and not stored in a queue of 10,000 (`max_buffered_msgs`), of all who send to a stream, and
-refuses what does not fit."""
+"""Messages sent between two calls of the guard; at most two blocks are on their way. The server queues
+up to 10,000 messages (`max_buffered_msgs`) that are read but not yet stored, of all publishers to a
+stream, and refuses more."""
 
 MAX_BLOCK_BYTES = 1 << 20
-"""Bytes of one block, unless a single change is larger."""
+"""Bytes of one block, unless the messages of a single change are larger."""
 
 _EMPTY = read_only(b"")
 _NO_LIMIT = 1 << 62
@@ -59,22 +60,23 @@ _PROBLEMS: dict[int, Literal["subject", "too large", "line break"]] = {
 _HEADER_NAME = re.compile(r"[!-9;-~]+")  # visible ASCII without the colon
 _HEADER_VALUE = re.compile(r"[^\r\n\0]*")
 _RESERVED = ("nats-", "df-key", "df-position", "df-replay")
-"""How names of headers begin that the server or this sink gives a meaning to."""
+"""Prefixes of header names that have a meaning to the server or this sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How messages say what position the sink has with them, in the header `df-position`.
+    """How messages state the sink's position after them, in the header `df-position`.
 
-    The last message of the block's first change, and the last one of a segment, have the whole
-    position. A message behind them says `<n> <ordinal> <event id>`: that of the message `n` places
-    before it, with this ordinal and this event. One that more messages of its change follow says `-1`: the same
-    as the message before it; a block's first one says where that is, `before`.
+    The last message of the block's first change and the last message of a segment carry the whole
+    position. Another message that is the last of its change says `<n> <ordinal> <event id>`: the
+    position of the message `n` places before it, with this ordinal and event id. A message that is not
+    the last of its change says `-1`: the same position as the message before it. The block's first
+    message says `before` instead.
 
     Attributes:
-        text: Returns the whole position of a sink that has everything up to a row.
-        last: The row that is the last one of its segment, None when the batch does not have it.
-        before: `-1`, or `-@<sequence in the stream>` where the message before is not the sink's.
+        text: Returns the whole position of a sink that has received everything up to a row.
+        last: The row that is the last one of its segment; None if the batch does not contain it.
+        before: `-1`, or `-@<sequence in the stream>` if another message may be in front of the block.
     """
 
     text: Callable[[int], str]
@@ -86,8 +88,8 @@ class Keeping:
 class Block:
     """Packed commands of the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` stays valid until the third block after it is packed. Answers have the numbers from
-    `number` on.
+    `data` stays valid until the third block after this one is packed. The answers to the messages are
+    numbered from `number`.
     """
 
     start: int
@@ -103,7 +105,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A message that no server takes: its row, and why."""
+    """A message that no server accepts: its row and the reason."""
 
     row: int
     kind: Literal["subject", "too large", "line break"]
@@ -114,12 +116,12 @@ class Packer:
 
     Args:
         messages: Rows to send; may be a slice.
-        suffix: Ends the id of every message.
-        reply: Prefix of the subjects that answers go to; None for messages that nobody answers, and
-            that are not chained.
+        suffix: Suffix of every message id.
+        reply: Prefix of the subjects for answers; None for messages that are neither answered nor
+            chained.
 
     Raises:
-        SinkRejected: A message lacks what every message must have.
+        SinkRejected: A column that must not have nulls contains one.
         Undeliverable: A message has headers that cannot be sent.
     """
 
@@ -137,7 +139,7 @@ class Packer:
         return f"{self._messages.column('idempotency_key')[row].as_py()}{self._suffix}"
 
     def problem(self, limit: int) -> Problem | None:
-        """Return the first message that no server takes whose limit are `limit` bytes a message."""
+        """Return the first message that a server with a limit of `limit` bytes does not accept."""
         own = OVERHEAD + 2 * len(self._suffix_line)
         row, kind = check(self._columns, own, limit)
         return Problem(row, _PROBLEMS[kind]) if kind != NO_PROBLEM else None
@@ -154,20 +156,20 @@ class Packer:
         max_rows: int = MAX_BLOCK_ROWS,
         max_bytes: int = MAX_BLOCK_BYTES,
     ) -> Block:
-        """Pack messages from `start` on, none from `stop` on.
+        """Pack one block of messages from row `start`, ending at row `stop` at the latest.
 
-        No block ends between messages of one change. One whose messages alone are beyond a limit
-        makes a block of its own.
+        No block ends between the messages of one change. A change whose messages alone exceed a limit
+        becomes a block of its own.
 
         Args:
             start: First row.
-            stop: Where the rows end that may be sent.
-            number: Of the first answer.
-            first: Headers of the first row.
-            marks: Headers of every row.
-            keeping: The positions to keep; None for none.
-            max_rows: Messages at most.
-            max_bytes: Bytes at most.
+            stop: End of the rows that may be sent.
+            number: Number of the first answer.
+            first: Additional headers of the first row.
+            marks: Additional headers of every row.
+            keeping: How the messages state positions; None if they do not.
+            max_rows: Maximum number of messages.
+            max_bytes: Maximum number of bytes.
         """
         shared = Shared(self._reply, self._suffix_line, _lines(marks))
         special = self._special(start, stop, first, keeping)
@@ -218,7 +220,7 @@ def _column(messages: pa.RecordBatch, name: str) -> pa.Array[Any]:
 
 
 def _rendered(messages: pa.RecordBatch, column: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the headers as lines, ready to be copied; only few events have any."""
+    """Convert JSON headers to header lines, ready to be copied; only few events have any."""
     if column.null_count == len(column):
         return column
     lines: dict[str, str] = {}

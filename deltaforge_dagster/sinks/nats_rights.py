@@ -1,6 +1,6 @@
-"""To which subjects a NATS user may publish, as far as the server tells without a message.
+"""Reads the subjects to which a NATS user may publish, without publishing anything.
 
-Newer servers answer `$SYS.REQ.USER.INFO` (nats-server, `events.go`), to users that may ask.
+Newer servers answer `$SYS.REQ.USER.INFO` (nats-server, `events.go`) if the user may publish to it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ USER_INFO = "$SYS.REQ.USER.INFO"
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a user may publish.
+    """The subjects to which a user may publish.
 
     Attributes:
-        allow: Patterns of subjects, none for any subject.
-        deny: Patterns of those that are left out.
+        allow: Patterns of allowed subjects; empty if all are allowed.
+        deny: Patterns of denied subjects, which override `allow`.
     """
 
     allow: Sequence[str]
     deny: Sequence[str]
 
     def of(self, pattern: str) -> Literal["all", "some", "none"]:
-        """Return to how many of the subjects that fit `pattern` the user may publish."""
+        """Return whether the user may publish to all, some or none of the subjects of `pattern`."""
         allowed = not self.allow or any(meet(one, pattern) for one in self.allow)
         if not allowed or any(fits(one, pattern) for one in self.deny):
             return "none"
@@ -38,7 +38,7 @@ class Rights:
 
 
 def rights(link: Link, seconds: float) -> Rights | None:
-    """Return what the user may publish; None when the server does not tell.
+    """Return the subjects to which the user may publish, or None if the server does not tell.
 
     Raises:
         SinkUnavailable: The server does not answer.

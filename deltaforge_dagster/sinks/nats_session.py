@@ -1,7 +1,7 @@
-"""One connection's delivery: blocks on their way, chains, and what breaks them.
+"""Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-The rules are those of `nats`. How far a batch has come outlives the session (`nats_task`); what can be
-sent at all is looked at before (`nats_allowed`).
+`nats` describes the rules. The progress of a batch outlives the session (`nats_task`); `nats_allowed`
+checks beforehand which messages can be sent at all.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from deltaforge_dagster.sinks.nats_stream import Held, Reader, Stream, fits, is_
 from deltaforge_dagster.sinks.nats_task import Task, Terms
 
 _ON_THE_WAY = 2
-"""Blocks that are sent and not yet acknowledged, at most."""
+"""Maximum number of blocks that are sent and not yet acknowledged."""
 
 _STRICT_BEGINNINGS = 3
-"""Times that a chain's first message must find the stream as it is known; where others publish all the
-time it never would."""
+"""Number of attempts, without progress, in which a chain's first message requires the stream's last
+sequence to be the known one; if others publish all the time, that would never succeed."""
 
 _SHRINK = 4
 _KNOWN_SUBJECTS = 100_000
@@ -48,12 +48,12 @@ class Session:
     """A connection on which a sink sends.
 
     Args:
-        link: Connected.
-        terms: What holds for all sessions of the sink.
+        link: The connection, already connected.
+        terms: Settings shared by all sessions of the sink.
 
     Attributes:
         link: The connection.
-        held: What the stream holds of the sink; read by `read_held`.
+        held: What the stream holds of the sink; read by `read_held`, updated by `deliver`.
     """
 
     def __init__(self, link: Link, terms: Terms) -> None:
@@ -61,18 +61,18 @@ class Session:
         self.held = Held(0, 0)
         self._terms = terms
         self._stream: Stream | None = None
-        self._known: set[str] = set()  # subjects that are the stream's
-        # Id of the last message that was sent, and stored if all are.
+        self._known: set[str] = set()  # subjects that the stream captures
+        # Id of the last message sent, which is the stream's last one if all messages were stored.
         self._chain: str | None = None
-        self._expected: int | None = None  # the stream's last sequence, before the first chain
-        self._alone = False  # the next block goes alone, and the one after it waits for its answer
+        self._expected: int | None = None  # the stream's last sequence, as far as known
+        self._alone = False  # the block is a single message, whose answer the next block awaits
         self._most = MAX_BLOCK_ROWS
 
     def begin(self) -> None:
-        """Look at the stream.
+        """Read the stream's configuration and check it; do nothing without a stream.
 
         Raises:
-            SinkRejected: There is none, or it does not fit the sink.
+            SinkRejected: The stream does not exist or is unsuitable for the sink.
             SinkUnavailable: The server does not answer.
         """
         if self._terms.stream is None:
@@ -82,7 +82,7 @@ class Session:
         check_stream(self.link, stream, self._terms)
 
     def read_held(self) -> None:
-        """Read what the stream holds of the sink.
+        """Read what the stream holds of the sink into `held`.
 
         Raises:
             SinkUnavailable: The server does not answer.
@@ -91,12 +91,12 @@ class Session:
         self._break_chain()
 
     def deliver(self, task: Task, guard: SendGuard) -> None:
-        """Send what is left of a task.
+        """Send the remaining messages of a task.
 
         Raises:
-            SinkUnavailable: Connection lost, timeout, or refused for now; `task` says how far it came.
-            Undeliverable: One message cannot be sent; what is before its change has arrived.
-            SinkRejected: The stream or the server refuses for a lasting reason.
+            SinkUnavailable: Connection lost, timeout, or refused for now; `task` holds the progress.
+            Undeliverable: One message cannot be sent; all messages before its change have arrived.
+            SinkRejected: The stream or the server refuses for a permanent reason.
             PositionMoved: The stream does not hold what this sender left there.
         """
         packer = self._packer(task)
@@ -178,7 +178,7 @@ class Session:
                 self._go_on_after(api_error(refusal.text), task)
 
     def _row_to_store_again(self, task: Task, block: Block, known: tuple[int, int]) -> int | None:
-        """Return the first row of a block that the stream dropped, and should not have; see `Pass`."""
+        """Return the block's first row that the stream wrongly dropped as a duplicate; see `Pass`."""
         outcomes = self.link.answers.outcomes(block.number, block.rows)
         stored = np.flatnonzero(outcomes == STORED)
         first = int(stored[0]) if len(stored) else block.rows
@@ -195,12 +195,12 @@ class Session:
         return found
 
     def _break_chain(self) -> None:
-        """Begin a new chain with what is sent next."""
+        """Let the next message begin a new chain."""
         self._chain = None
         self._expected = self.link.answers.sequence or self._expected
 
     def _ask(self, guard: SendGuard) -> None:
-        """Ask the guard; when it refuses, still hear what became of what is on its way."""
+        """Call the guard; if it refuses, wait for the answers to the messages that are on their way."""
         try:
             guard()
         except BaseException:
@@ -213,7 +213,7 @@ class Session:
             raise
 
     def _stored(self, task: Task, row: int) -> None:
-        """Take note that everything before that row has been stored."""
+        """Record that everything before this row has been stored."""
         if row == task.row:
             return
         task.row = row
@@ -233,8 +233,8 @@ class Session:
                 first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._terms.pattern
         elif self._expected is not None and strictly:
             first["Nats-Expected-Last-Sequence"] = str(self._expected)
-        # A first message that can be refused goes alone: others behind it could be dropped as
-        # duplicates, and one after these still find its place.
+        # A first message with a condition is sent alone. If it were refused, messages behind it could be
+        # dropped as duplicates, and the message after those would still fit into the chain.
         self._alone = self._chain is None and len(first) > 0
         keeping = self._keeping(task, before)
         redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
@@ -265,7 +265,7 @@ class Session:
         return marks
 
     def _go_on_after(self, error: ApiError, task: Task) -> None:
-        """Prepare to begin a chain at `task.row`, which was refused; raise where that is no use."""
+        """Prepare a new chain that begins at the refused `task.row`; raise if that cannot help."""
         assert self._stream is not None
         where = f"{self.link.where}: stream {self._stream.name!r}"
         if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
@@ -301,7 +301,7 @@ class Session:
         raise refusal(where, error)
 
     def _check_subjects(self, task: Task, stop: int) -> None:
-        """Refuse a subject that is not the stream's, before anything is sent."""
+        """Check, before anything is sent, that the stream captures all subjects."""
         assert self._stream is not None
         messages = task.batch.messages.slice(task.row, stop - task.row)
         subjects = cast("set[str]", set(messages.column("destination").unique().to_pylist()))
@@ -323,7 +323,7 @@ class Session:
         self._known = subjects if len(self._known) > _KNOWN_SUBJECTS else self._known | fresh
 
     def _skip_partial(self, packer: Packer, task: Task) -> None:
-        """Pass over messages of the first change that arrived before its others did not."""
+        """Skip messages of the first change that have arrived already, if only some of them have."""
         partial = self.held.partial
         if partial is None or task.batch.origin is None or task.row > 0:
             return

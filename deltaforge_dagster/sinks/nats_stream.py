@@ -1,11 +1,12 @@
-"""What a sink must know of its JetStream stream: which subjects it takes, and what it holds of the sink.
+"""Reads a sink's JetStream stream: the subjects it captures, and the sink's position in it.
 
-A stream is asked through JetStream's API (docs.nats.io, "NATS API Reference": `STREAM.INFO`,
+The stream is queried through JetStream's API (docs.nats.io, "NATS API Reference": `STREAM.INFO`,
 `STREAM.MSG.GET`).
 
-A sink that delivers exactly once finds its own position in the last message on its subjects: in the header
-`df-position`, as `nats_pack.Keeping` describes it. Messages that move no position, of a replay, stand
-among the others; theirs is `@<sequence>`, that of the last message before them that does, 0 for none.
+A sink that delivers exactly once finds its own position in the last message on its subjects, in the
+header `df-position`, which `nats_pack.Keeping` describes. Messages of a replay move no position, but are
+among the others; their `df-position` is `@<sequence>`, the sequence of the last message before them that
+moves the position, or 0 if there is none.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Stream:
     """A stream as the server described it.
 
     Attributes:
-        name: Its name.
-        subjects: Patterns of the subjects that it takes.
-        max_message: Bytes of headers and value that it takes, None for no limit of its own.
-        last_sequence: Of the last message that it ever got.
-        config: The rest of its configuration.
+        name: Name of the stream.
+        subjects: Patterns of the subjects that it captures.
+        max_message: Maximum size of headers and payload; None if the stream has no limit of its own.
+        last_sequence: Sequence of the last message that it ever stored.
+        config: The stream's whole configuration.
     """
 
     name: str
@@ -47,11 +48,11 @@ class Stream:
 
     @classmethod
     def read(cls, link: Link, name: str, seconds: float) -> Stream:
-        """Ask the server.
+        """Read the description of a stream from the server.
 
         Raises:
-            SinkRejected: There is no such stream, or no JetStream.
-            SinkUnavailable: The server does not answer, or not now.
+            SinkRejected: There is no such stream, or JetStream is not enabled.
+            SinkUnavailable: The server does not answer, or refuses for now.
         """
         answer = link.request(f"$JS.API.STREAM.INFO.{name}", None, seconds)
         if (error := _error(answer)) is not None:
@@ -77,26 +78,26 @@ class Stream:
         )
 
     def takes(self, pattern: str) -> bool:
-        """Whether every subject that fits `pattern` is one of the stream's."""
+        """Return whether the stream captures every subject that matches `pattern`."""
         return any(_includes(one.split("."), pattern.split(".")) for one in self.subjects)
 
     def takes_some(self, pattern: str) -> bool:
-        """Whether some subject that fits `pattern` is one of the stream's."""
+        """Return whether the stream captures some subject that matches `pattern`."""
         return any(meet(one, pattern) for one in self.subjects)
 
 
 def fits(pattern: str, subject: str) -> bool:
-    """Say whether a subject fits a pattern."""
+    """Return whether a subject matches a pattern, or every subject of another pattern does."""
     return _includes(pattern.split("."), subject.split("."))
 
 
 def meet(one: str, other: str) -> bool:
-    """Say whether some subject fits both patterns."""
+    """Return whether some subject matches both patterns."""
     return _meet(one.split("."), other.split("."))
 
 
 def is_wild(pattern: str) -> bool:
-    """Say whether a pattern may fit more than one subject."""
+    """Return whether a pattern has a wildcard, so that it can match more than one subject."""
     return not {"*", ">"}.isdisjoint(pattern.split("."))
 
 
@@ -125,11 +126,12 @@ class Held:
     """What a stream holds of a sink.
 
     Attributes:
-        sequence: Of the last message on the sink's subjects, 0 for none.
-        live: Of the last one that moves the position, 0 for none.
-        position: What that one says, None when it says nothing, or what it refers to is gone.
-        partial: Id of that one when more messages of its change must follow.
-        problem: Why there is no telling what is held; None when there is.
+        sequence: Sequence of the last message on the sink's subjects, 0 if there is none.
+        live: Sequence of the last of these messages that moves the position, 0 if there is none.
+        position: Position stated by that message; None if it states none or refers to a message
+            that is gone.
+        partial: Id of that message if other messages of its change are still missing, else None.
+        problem: Why the position cannot be determined, or None.
     """
 
     sequence: int
@@ -155,14 +157,15 @@ class _Message:
 
 
 class Reader:
-    """Finds out what a stream holds of a sink.
+    """Reads what a stream holds of a sink.
 
     Args:
-        link: Where to ask.
+        link: Connection for the requests.
         stream: Name of the stream.
-        pattern: The sink's subjects.
-        suffix: Ends the ids of the sink's messages, or stands before `|` there.
-        seconds: For one question.
+        pattern: Pattern of the sink's subjects.
+        suffix: The part of the sink's message ids after the idempotency key; another part may
+            follow, after `|`.
+        seconds: Timeout of one request.
     """
 
     def __init__(self, link: Link, stream: str, pattern: str, suffix: str, seconds: float) -> None:
@@ -173,10 +176,10 @@ class Reader:
         self._seconds = seconds
 
     def held(self) -> Held:
-        """Return what the stream holds.
+        """Return what the stream holds of the sink.
 
         Raises:
-            SinkUnavailable: The server does not answer, or not now.
+            SinkUnavailable: The server does not answer, or refuses for now.
         """
         last = self._get({"last_by_subj": self._pattern})
         if last is None:
@@ -200,7 +203,7 @@ class Reader:
         return Held(last.sequence, live.sequence, position, partial)
 
     def _position(self, message: _Message) -> tuple[SinkPosition | None, str | None]:
-        """Return what a message says, and its id when more of its change must follow."""
+        """Return the position that a message states, and its id if its change is incomplete."""
         text = message.position
         if text.startswith("{"):
             return self._parsed(message, text), None
@@ -212,7 +215,7 @@ class Reader:
         places, _, rest = text.partition(" ")
         ordinal, _, event_id = rest.partition(" ")
         if not places.isdecimal() or not ordinal.isdecimal():
-            return None, None  # sent at least once
+            return None, None  # sent without a position, at least once
         anchor = self._at(message.sequence - int(places))
         if anchor is None:
             return None, None
@@ -256,5 +259,5 @@ def _error(answer: Mapping[str, Any]) -> ApiError | None:
 
 
 def _pointed(text: str) -> int | None:
-    """Return the sequence of `@<sequence>`, None for anything else."""
+    """Return the sequence in `@<sequence>`, or None for any other text."""
     return int(text[1:]) if text.startswith("@") and text[1:].isdecimal() else None

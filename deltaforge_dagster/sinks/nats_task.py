@@ -1,4 +1,4 @@
-"""A batch on its way to NATS, and how far a sink has come with it: what outlives a connection."""
+"""A batch on its way to NATS and the progress of its delivery, which outlive a connection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from deltaforge_dagster.sinks.base import SinkBatch
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a sink's sessions have in common.
+    """Settings shared by all sessions of a sink.
 
     Attributes:
-        suffix: Ends the ids of the sink's messages.
-        pattern: Every subject the sink sends to fits it.
-        stream: The stream that takes them; None for core NATS.
+        suffix: Suffix of the sink's message ids.
+        pattern: Matches every subject to which the sink sends.
+        stream: The stream that captures these subjects; None for core NATS.
         exactly_once: Whether the sink keeps its position.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
     """
@@ -29,20 +29,20 @@ class Terms:
 
 @dataclass(slots=True)
 class Pass:
-    """How far a sink has sent, to know which messages a stream may rightly have already.
+    """How far a sink has sent, to decide which messages a stream may drop as duplicates.
 
-    A stream drops a message that it has already, which is right when the sink did not hear of it the
-    first time. It is wrong when the message stands before others that were stored since then: after a
-    reset or a restored source position the log is sent anew, and dropping its newest part, which
-    the stream remembers, would leave older values behind newer ones. Such a message is stored again,
-    under another id.
+    A stream drops a message whose id it already has. That is right if the sink missed the
+    acknowledgement of the first attempt. It is wrong if other messages were stored after that
+    message: after a reset or a restored source position the log is sent again, and if the stream
+    dropped its newest part as duplicates, older values would remain behind newer ones. Such a message
+    is stored again under another id.
 
     Attributes:
         sent: Segment and ordinal of the last message that was sent.
-        acknowledged: The same of the last one acknowledged.
-        fresh: Nothing was stored yet, so that what a run before this one has sent may be there.
-        anew: It has begun anew with what is sent next.
-        again: Ends the ids of messages that are stored again; empty as long as none was.
+        acknowledged: Segment and ordinal of the last message that was acknowledged.
+        fresh: Whether nothing was stored yet, so that messages of an earlier run may be duplicates.
+        anew: Whether the pass starts over, so that the next message must begin a new chain.
+        again: Suffix for the ids of messages that are stored again; empty until one is.
     """
 
     sent: tuple[int, int] = (-1, -1)
@@ -52,7 +52,7 @@ class Pass:
     again: str = ""
 
     def begin(self, batch: SinkBatch) -> None:
-        """Take note that a batch is to be sent; one from before the last one begins anew."""
+        """Register the next batch; if it was acknowledged before, the pass starts over."""
         ordinal = cast("int", batch.messages.column("ordinal")[0].as_py())
         if (batch.segment, ordinal) <= self.acknowledged:
             self.sent = self.acknowledged = (batch.segment, ordinal - 1)
@@ -66,9 +66,9 @@ class Task:
 
     Attributes:
         batch: The batch.
-        passing: The pass it belongs to.
-        row: The first one that is not known to have arrived.
-        uncertain: Messages from there on may have arrived.
+        passing: The pass to which it belongs.
+        row: The first row that is not known to have arrived.
+        uncertain: Whether messages from that row may have arrived.
     """
 
     batch: SinkBatch

@@ -1,24 +1,25 @@
-"""Redis Streams: each message becomes one entry of the stream its row names.
+"""The Redis sink: each message becomes one entry of its destination stream.
 
-An entry has the fields `event_id`, `idempotency_key`, `df-event` (the envelope), `df-key` (the
-message key, else the event id), `df-headers` where there are any, and `df-replay` in a replay.
-Streams are never trimmed. Delivery is at least once: consumers may drop an `idempotency_key` that
-they have seen. Or it is exactly once: each block also sets a key of the server to the sink's
-position, and does nothing at all when the key is no longer what this sender left there (redis.io,
-"Transactions", section "Optimistic locking using check-and-set"). The key lies in the database of
-the URI.
+An entry has the fields `event_id`, `idempotency_key`, `df-event` (the envelope; the name is
+configurable), `df-key` (the message key, or else the event id), `df-headers` if there are any, and
+`df-replay` in a replay. Streams are never trimmed.
 
-Messages leave in blocks (`resp`): transactions of at most 5,000 entries, the next one sent only
-after the server has acknowledged the one before, and packed while the server works on that. So
-after any error the server holds whole blocks from the batch's start, and nothing after a gap.
+Delivery is at least once; consumers can drop an `idempotency_key` that they have seen. Or it is exactly
+once: each block also sets a key of the server to the sink's position, and has no effect if the key has
+changed since this sender last read or set it (redis.io, "Transactions", section "Optimistic locking
+using check-and-set"). The key is in the database that the URI selects.
 
-A block sent again must not be overtaken by its first try: bytes of a broken connection can still
-lie unread in a paused server. So the socket is reset instead of closed, and the next connection
-ends the old one on the server (`CLIENT KILL ID`) before it sends anything. Where a position is
-kept, the next connection reads it then, and knows whether that block arrived.
+Messages are sent in blocks (`resp`), transactions of at most 5,000 entries. A block is packed while the
+server works on the one before, and sent only after that one is acknowledged. So after any error the
+server holds whole blocks from the start of the batch, without gaps.
 
-In a Redis Cluster the messages of a batch go to one slot after the other, each in this way: what
-holds for a batch holds for the streams of a slot (`redis_cluster`).
+A repeated block must not be followed by its first attempt: bytes of a broken connection may still be
+unread in a paused server. So the socket is reset instead of closed, and the next connection ends the
+old one on the server (`CLIENT KILL ID`) before it sends anything. If the sink keeps a position, the
+next connection then reads it and thus knows whether the block arrived.
+
+In a Redis Cluster the messages of a batch are sent to one slot after the other, each in this way: the
+guarantees for a batch apply to the streams of each slot (`redis_cluster`).
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from deltaforge_dagster.sinks.use import Use
 
 _CONNECT_WAITS = (0.1, 0.2, 0.4, 0.8)
 _BLOCK_WAITS = (0.1, 0.2)
-"""Seconds between attempts; there is one attempt more than waits."""
+"""Seconds between attempts; there is one more attempt than waits."""
 
 _MOST_REDIRECTIONS = 16
-"""Of one block, one after the other without a wait."""
+"""Redirections of one block that are followed without a wait."""
 
 
 @dataclass(slots=True)
 class _Delivery:
-    """A block of a batch on its way to the node of a slot, and the block behind it."""
+    """The delivery of one block to the node of a slot, and the next block of the batch."""
 
     block: resp.Block
     blocks: Iterator[resp.Block]
@@ -70,11 +71,11 @@ class _Delivery:
 
     @property
     def ordinal(self) -> int:
-        """The first one; the only one of a block with a message that is too large for others."""
+        """The block's first ordinal; a message that is too large for others is alone in its block."""
         return cast("int", self.batch.messages.column("ordinal")[self.block.start].as_py())
 
     def next_block(self) -> resp.Block | None:
-        """Return the next block of the batch, packed at the first call; None behind the last."""
+        """Return the next block of the batch, packed at the first call, or None after the last."""
         if not self._packed:
             self._next = next(self.blocks, None)
             self._packed = True
@@ -85,21 +86,22 @@ class RedisSink:
     """Sends to streams of one Redis server, standalone or found through Sentinel, or of a cluster.
 
     Args:
-        sink_id: Names the sink in messages.
+        sink_id: Name of the sink in messages.
         uri: See `redis_endpoint.Endpoint`.
-        connect_timeout: Seconds for one try to connect.
-        send_timeout: Seconds in which the server may neither take nor send a byte.
+        connect_timeout: Seconds for one attempt to connect.
+        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
         batch_timeout: Seconds for one block, from its first byte to its acknowledgement.
-        position_key: Key that holds the sink's position, for delivery exactly once.
-        position_seconds: How long it is kept after the last block; None for ever.
-        hash_tag: One that all streams have (`redis_cluster.common_tag`); on a cluster it is added
-            to the position key, which then lies where they do.
-        event_field: Name of the field with the message.
-        name: Of its connections on the server, one live sender's at a time: a new one ends
-            those that an earlier run has left.
+        position_key: Key that holds the sink's position, for exactly-once delivery.
+        position_seconds: Time after which the key expires, counted from the last block; None to
+            keep it forever.
+        hash_tag: Hash tag shared by all streams (`redis_cluster.common_tag`); on a cluster it is
+            appended to the position key, which is then in the same slot.
+        event_field: Name of the field with the envelope.
+        name: Name of the sink's connections on the server. Only one live sender uses it at a time:
+            a new one ends the connections that an earlier run has left.
 
     Raises:
-        SpecError: The URI is none.
+        SpecError: The URI is invalid.
     """
 
     def __init__(
@@ -125,13 +127,13 @@ class RedisSink:
         self._hash_tag = hash_tag
         self._event_field = event_field
         self._name = name
-        self._held: bytes | None = None  # what the key held when we read or set it last
+        self._held: bytes | None = None  # the key's value when this sink last read or set it
         self._use = Use(sink_id, self._drop)
         self._server = self._node(None)
         self._cluster: Cluster | None = None
 
     commits = False
-    """Each block is a transaction, whatever batch it is part of."""
+    """False: each block is a transaction anyway, so larger batches save no commits."""
 
     @property
     def exactly_once(self) -> bool:
@@ -139,16 +141,16 @@ class RedisSink:
         return self._position_key is not None
 
     def open(self) -> None:
-        """Connect, and read the position where one is kept; tried five times.
+        """Connect, and read the position if the sink keeps one; make up to five attempts.
 
         May be called again after `close`.
 
         Raises:
-            SinkUnavailable: Not reachable, still loading, or a replica.
+            SinkUnavailable: The server cannot be reached, is still loading, or is a replica.
             AuthFailed: User or password refused.
             PermissionMissing: The user may not use transactions.
-            SinkRejected: The server has no such database; or it is a cluster, exactly once is
-                asked for, and the streams are not in one slot.
+            SinkRejected: The server has no such database; or it is a cluster, delivery is exactly
+                once, and the streams do not share a slot.
         """
         with self._use.held():
             self._use.closed.clear()
@@ -164,13 +166,13 @@ class RedisSink:
                     self._wait_or_raise(wait, error)
 
     def rehearse(self, streams: Iterable[str]) -> None:
-        """See whether the server would take entries of these streams now, and write none.
+        """Check, without writing, that the server would accept entries for these streams.
 
         Call it after `open`.
 
         Raises:
-            PermissionMissing: The user may not write one of them, or the sink's position.
-            SinkUnavailable: Not reachable, out of memory, read-only.
+            PermissionMissing: The user may not write one of the streams, or the sink's position.
+            SinkUnavailable: The server cannot be reached, is out of memory or read-only.
         """
         with self._use.held():
             writes = [(one, ["XADD", one, "*", self._event_field, ""]) for one in streams]
@@ -186,7 +188,7 @@ class RedisSink:
                     link.rehearse(commands)
 
     def position(self) -> SinkPosition | None:
-        """Return the position that `open` found, or that was stored since; None when there is none.
+        """Return the position that `open` read or `send` stored since, or None if there is none.
 
         Raises:
             SinkRejected: The key holds something else.
@@ -204,18 +206,19 @@ class RedisSink:
     def send(self, batch: SinkBatch, guard: SendGuard) -> int:
         """Append the batch's messages to their streams and return the last ordinal.
 
-        A block that did not arrive for a reason that may pass is tried three times in all.
+        A block that fails for a transient reason is attempted three times in all.
 
         Raises:
             SinkUnavailable: Connection lost, timeout, out of memory, read-only, loading, closed.
-            AuthFailed: The server wants other credentials by now.
-            PermissionMissing: The user may not run a command, or not write a stream.
+            AuthFailed: The server no longer accepts the credentials.
+            PermissionMissing: The user may not run a command or write a stream.
             SinkRejected: A stream's name belongs to a key of another type, or the server refuses
-                a message for another lasting reason.
-            Undeliverable: A message is larger than the server takes; or, exactly once on a cluster,
-                for a stream in another slot. What comes before its change has arrived.
-            PositionMoved: The position key is not what this sender left there; what was sent
-                since then has not arrived.
+                a message for another permanent reason.
+            Undeliverable: A message is larger than the server accepts; or delivery is exactly once
+                on a cluster, and the message's stream is in another slot than the position. All
+                messages before its change have arrived.
+            PositionMoved: The position key has changed since this sender last read or set it; the
+                block sent since then has not arrived.
         """
         with self._use.held():
             if self._cluster is None:
@@ -225,7 +228,7 @@ class RedisSink:
             return cast("int", batch.messages.column("ordinal")[-1].as_py())
 
     def close(self) -> None:
-        """End the connections, also under a thread that is sending: its `send` then fails."""
+        """Close the connections; a `send` that is running in another thread fails."""
         self._use.end(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -244,7 +247,7 @@ class RedisSink:
         return [self._server] if self._cluster is None else self._cluster.nodes
 
     def _as_cluster(self) -> Cluster:
-        """Return the cluster that the server is a node of; the same one as long as the sink lives."""
+        """Return the cluster to which the server belongs; it is created once in the sink's lifetime."""
         if self._position_key is not None and self._hash_tag is None:
             raise SinkRejected(
                 f"sink {self._sink_id}: exactly_once needs all streams in one slot of a Redis "
@@ -267,7 +270,7 @@ class RedisSink:
         return self._cluster.node_of(slot)
 
     def _send_to_slots(self, batch: SinkBatch, guard: SendGuard) -> None:
-        """Send to one slot after the other; what stands before an undeliverable change arrives."""
+        """Send to one slot after the other; all messages before an undeliverable change are sent."""
         parts = by_slot(batch)
         failure = self._elsewhere(parts) if batch.origin is not None else None
         for slot, part in parts:
@@ -284,7 +287,7 @@ class RedisSink:
             raise failure
 
     def _elsewhere(self, parts: list[tuple[int, SinkBatch]]) -> Undeliverable | None:
-        """Return why the first message cannot be sent that is not for the position's slot."""
+        """Return the error for the first message outside the position's slot, or None."""
         if (key := self._key()) is None:
             return None
         firsts = [
@@ -318,7 +321,7 @@ class RedisSink:
             block = self._deliver(_Delivery(block, blocks, batch, slot), guard)
 
     def _deliver(self, delivery: _Delivery, guard: SendGuard) -> resp.Block | None:
-        """Deliver one block, and return the next one, packed while the server worked."""
+        """Deliver one block and return the next one, which is packed while the server works."""
         waits = iter(_BLOCK_WAITS)
         while True:
             try:
@@ -336,12 +339,12 @@ class RedisSink:
         keeping = block.position is not None
         node = self._node_of(delivery.slot)
         link = node.connected(self._key() if keeping else None)
-        arrived = delivery.sent and link.held == block.position  # its acknowledgement had not
+        arrived = delivery.sent and link.held == block.position  # only the acknowledgement was lost
         if not (keeping and arrived):
             if keeping and link.held != self._held:
                 raise self._moved()
             self._take_over(node, delivery.batch, guard)
-            guard()  # as late as can be: connecting may have taken long
+            guard()  # as late as possible: connecting may have taken long
             deadline = time.monotonic() + self._batch_timeout
             delivery.sent = True
             link.transmit(block, deadline)
@@ -355,23 +358,23 @@ class RedisSink:
             self._held = block.position
 
     def _goes_elsewhere(self, delivery: _Delivery, error: SinkUnavailable) -> bool:
-        """Learn from the error where a slot is; say whether the next attempt can be made at once."""
+        """Learn from the error where a slot is; return whether to try again without a wait."""
         if self._cluster is None:
             return False
         if not isinstance(error, Redirected):
             self._cluster.forget()
             return False
         delivery.redirections += 1
-        # WATCH does not follow a slot that is on its way.
+        # WATCH does not follow a slot that is being migrated.
         if error.asking and delivery.block.position is not None:
             return False
         self._cluster.follow(error)
         return delivery.redirections <= _MOST_REDIRECTIONS
 
     def _take_over(self, node: Node, batch: SinkBatch, guard: SendGuard) -> None:
-        """Before the first live block of a connection, end those of earlier runs; replays do not."""
+        """End the connections of earlier runs before a connection's first live block."""
         if self._name is not None and batch.replay is None and not node.alone:
-            guard()  # a run that was overtaken must not end its successor's connection
+            guard()  # a run that has lost its lease must not end its successor's connection
             node.end_others(self._name)
 
     def _moved(self) -> PositionMoved:

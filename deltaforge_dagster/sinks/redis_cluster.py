@@ -1,9 +1,10 @@
-"""Redis Cluster: which node takes which stream (redis.io, "Redis cluster specification").
+"""Redis Cluster: finds the node for each stream (redis.io, "Redis cluster specification").
 
-A key lies in one of 16,384 slots, and every slot on one node. A transaction has one slot. So messages
-of several streams go to each slot by themselves, in order within it; and a sink that delivers
-exactly once needs its position in the slot of all of its streams. Part of a key in braces is its
-*hash tag*, which alone decides the slot: `{shop}.orders` and `{shop}.customers` share one.
+A key belongs to one of 16,384 slots, and each slot to one node. A transaction is limited to one slot. So
+the messages for the streams of each slot are sent separately, in order within the slot, and a sink that
+delivers exactly once needs its position and all its streams in the same slot. The part of a key
+in braces is its *hash tag*, which alone decides the slot: `{shop}.orders` and `{shop}.customers` share
+one.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ _SLOTS = 16_384
 
 
 def _hashed(key: str) -> str:
-    """Return the part of a key that decides its slot: its hash tag, else all of it."""
+    """Return the part of a key that decides its slot: its hash tag, or else the whole key."""
     _, brace, rest = key.partition("{")
     tag, closed, _ = rest.partition("}")
     return tag if brace and closed and tag else key
 
 
 def slot_of(key: str) -> int:
-    """Return the slot of a key: CRC16 in its XMODEM form, which Python's library has."""
+    """Return the slot of a key: the CRC16 (XMODEM variant) of its hashed part, modulo 16,384."""
     return binascii.crc_hqx(_hashed(key).encode(), 0) % _SLOTS
 
 
 def common_tag(stream: Template) -> str | None:
-    """Return a hash tag whose slot all streams of a template have, None when they share none."""
+    """Return a hash tag of the slot that all streams of a template share, or None if they need not."""
     first = stream.parts[0]
     if not isinstance(first, str):
         return None
     tag = _hashed(first)
     if stream.variables and tag == first:
-        return None  # a variable is part of what decides
+        return None  # a variable is part of the hashed text
     return None if "}" in tag else tag
 
 
 def by_slot(batch: SinkBatch) -> list[tuple[int, SinkBatch]]:
-    """Return the messages of each slot, in order."""
+    """Split a batch by slot; the messages of each slot stay in order."""
     streams = batch.messages.column("destination").dictionary_encode()
     names = cast("list[str]", streams.dictionary.to_pylist())
     slots = np.array([slot_of(name) for name in names])
@@ -66,12 +67,12 @@ def by_slot(batch: SinkBatch) -> list[tuple[int, SinkBatch]]:
 
 
 class Cluster:
-    """Knows which node has which slot: asked from the cluster, and corrected by its redirections.
+    """Maps slots to nodes: the map is read from the cluster and corrected by its redirections.
 
     Args:
-        sink_id: Names the sink in messages.
+        sink_id: Name of the sink in messages.
         seed: Node that the sink's URI names.
-        make_node: Makes another one.
+        make_node: Returns a `Node` for an address.
     """
 
     def __init__(self, sink_id: str, seed: Node, make_node: Callable[[Address], Node]) -> None:
@@ -84,14 +85,14 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        """Every node that is known."""
+        """All known nodes."""
         return [*self._nodes.values(), self._seed]
 
     def node_of(self, slot: int) -> Node:
-        """Return the node of a slot, as far as is known.
+        """Return the node of a slot, according to the latest information.
 
         Raises:
-            SinkUnavailable: No node can be asked, or none has the slot.
+            SinkUnavailable: No node answers, or none has the slot.
         """
         if not self._slots:
             self._ask()
@@ -103,14 +104,14 @@ class Cluster:
         return node
 
     def follow(self, redirected: Redirected) -> None:
-        """Let the next block go where a node said."""
+        """Apply a redirection to the next block (ASK) or to the map (MOVED)."""
         if redirected.asking:
             self._asked = redirected.address
         else:
             self._slots[redirected.slot] = redirected.address
 
     def forget(self) -> None:
-        """Ask the cluster again, before the next block, which node has which slot."""
+        """Discard the map, so that it is read from the cluster again before the next block."""
         self._slots.clear()
         self._asked = None
 
@@ -120,7 +121,7 @@ class Cluster:
         return self._nodes[address]
 
     def _ask(self) -> None:
-        """Ask the first node that answers; those with a connection before the others."""
+        """Read the map from the first node that answers; nodes with a connection are tried first."""
         for node in sorted(self.nodes, key=lambda node: node.link is None):
             try:
                 link = node.connected()

@@ -1,4 +1,4 @@
-"""Where a Redis server, or the servers of a cluster, are."""
+"""Parses Redis URIs, and makes connections to the servers that they name."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Address = tuple[str, int]
 class Endpoint:
     """Makes connections to the server that a URI names.
 
-    The URI is one of redis-py's `from_url` (`redis://`, `rediss://` with TLS, `unix://`, and their
-    options), or one that names several hosts, `host[:port][,host[:port]...]`:
+    The URI has a form that redis-py's `from_url` accepts (`redis://`, `rediss://` with TLS, `unix://`,
+    and their options), or names several hosts, `host[:port][,host[:port]...]`:
 
     - `redis+sentinel://[user:password@]hosts/service[/database]`: Sentinels, which are asked for the
-      master of `service` each time; user and password are the server's;
-    - `redis+cluster://[user:password@]hosts`: nodes of a Redis Cluster, of which any may be down. One
-      node alone can be given as `redis://`, too.
+      master of `service` for each connection; user and password are those of the master;
+    - `redis+cluster://[user:password@]hosts`: nodes of a Redis Cluster, some of which may be down. A
+      single node can also be given as `redis://`.
 
     `rediss+` instead of `redis+` means TLS to the servers.
 
@@ -55,11 +55,11 @@ class Endpoint:
                 uri = self._several(match, limits)
             options = parse_url(uri)
             self._class = options.pop("connection_class", redis.Connection)
-            # RESP2 is what `resp` speaks.
+            # `resp` implements RESP2.
             self._options = {**options, **limits, "protocol": 2}
             self._class(**self._options)
         except (ValueError, TypeError, redis.RedisError):
-            # Not chained: the foreign message can repeat a password with a "/" or "@" in it.
+            # Not chained: the original message can repeat a password that contains "/" or "@".
             raise SpecError(
                 f"sink {sink_id}: uri is not a Redis URI: expected redis://, rediss://, unix://, "
                 "redis+sentinel:// or redis+cluster://, known options, and user and password "
@@ -67,7 +67,7 @@ class Endpoint:
             ) from None
 
     def _several(self, match: re.Match[str], limits: dict[str, object]) -> str:
-        """Take in the hosts of a URI and return one of a single server."""
+        """Store how to choose among the hosts of a URI, and return an equivalent single-server URI."""
         kind, path, user = match["kind"], match["path"] or "", match["user"]
         addresses = [_address(host, _PORTS[kind]) for host in match["hosts"].split(",")]
         database = ""
@@ -88,8 +88,8 @@ class Endpoint:
         """Return a connection that is not connected yet.
 
         Args:
-            address: Another server of the same cluster; None for what the URI names, of several
-                nodes the next one each time.
+            address: Another server of the same cluster; None for the server that the URI names (each
+                time the next one if it names several nodes).
 
         Raises:
             redis.ConnectionError: No Sentinel answers, or none knows a master.

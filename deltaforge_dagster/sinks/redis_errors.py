@@ -1,8 +1,8 @@
-"""What a Redis server's refusals mean.
+"""Translates the errors of Redis servers.
 
-Error lines begin with a code (redis.io, "Redis serialization protocol specification", "Simple
-errors"); the code decides whether waiting helps. Their text can repeat arguments, so only the part
-before those goes into messages.
+An error line begins with a code (redis.io, "Redis serialization protocol specification", "Simple
+errors"), which decides whether it helps to wait and retry. Its text can repeat the command's arguments,
+so messages include only the part before them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FOR_NOW = frozenset(
         "UNBLOCKED",
     ]
 )
-"""Codes of a server that may take the same commands later."""
+"""Codes of transient errors: the server may accept the same commands later."""
 
 _FOR_NOW_CLASSES = (
     redis.ConnectionError,
@@ -47,24 +47,24 @@ _FOR_NOW_CLASSES = (
     exceptions.ReadOnlyError,
     exceptions.TryAgainError,
 )
-"""The same as redis-py has them, whose text lacks the code."""
+"""The same errors as redis-py's classes, whose text lacks the code."""
 
 _TOO_LARGE = ("invalid bulk length", "Elements are too large")
-"""The first for a string above `proto-max-bulk-len` (512 MB), before the server hangs up; the second
-for an entry above 1 GB."""
+"""Errors for a string above `proto-max-bulk-len` (512 MB), after which the server hangs up, and for an
+entry above 1 GB."""
 
 
 class TooLarge(SinkRejected):
-    """A message is larger than the server ever takes."""
+    """A message is larger than the server accepts."""
 
 
 class Redirected(SinkUnavailable):
     """Another node of the cluster has the slot of a stream.
 
     Attributes:
-        slot: Its number.
-        address: Of that node.
-        asking: Only for this time, while the slot moves there.
+        slot: Number of the slot.
+        address: Address of that node.
+        asking: Whether only the next block must go there, because the slot is still being migrated.
     """
 
     def __init__(self, message: str, slot: int, address: Address, *, asking: bool) -> None:
@@ -75,13 +75,13 @@ class Redirected(SinkUnavailable):
 
 
 def address(connection: redis.Connection) -> str:
-    """Return how to call the server in messages: no user, no password."""
+    """Return the server's name for messages, without user and password."""
     path = getattr(connection, "path", None)
     return f"redis at {path or f'{connection.host}:{connection.port}'}"
 
 
 def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeError:
-    """Return our error for one that redis-py raised while it spoke to `where`."""
+    """Return the `DeltaforgeError` for an error that redis-py raised in a conversation with `where`."""
     text = f"{where}: {_harmless(str(error))}"
     if isinstance(error, redis.AuthenticationError | exceptions.AuthorizationError):
         return _auth_failed(sink_id, text)
@@ -98,12 +98,12 @@ def translated(sink_id: str, where: str, error: redis.RedisError) -> DeltaforgeE
 
 
 def refusal(sink_id: str, line: str, stream: str | None) -> DeltaforgeError:
-    """Return our error for an error line of the server.
+    """Return the `DeltaforgeError` for an error line of the server.
 
     Args:
-        sink_id: Names the sink in the message.
-        line: The line without its `-`.
-        stream: Name of the stream that the refused command writes, when it is known.
+        sink_id: Name of the sink in the message.
+        line: The line without its leading `-`.
+        stream: Name of the stream that the refused command writes, or None if unknown.
     """
     code, text = line.partition(" ")[0], _harmless(line)
     where = f"sink {sink_id}: " + (f"stream {stream!r}: " if stream is not None else "")

@@ -1,8 +1,8 @@
-"""One connection to a Redis server, for blocks: made by redis-py, then used without it.
+"""One connection to a Redis server for blocks: redis-py sets it up, then its socket is used directly.
 
-A block (`resp`) is too large to be packed and its answer to be parsed by redis-py, so their bytes go
-through the connection's own socket. The link also watches the key of a sink's position, knows how
-its server calls it, and can end other connections there.
+Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes bypass it.
+The link also watches the key of a sink's position, knows its own client id on the server, and can end
+other connections there.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from deltaforge_dagster.sinks.resp import Block
 from deltaforge_dagster.sinks.resp_replies import Replies, Verdict
 
 _PIECE = 1 << 18
-"""Bytes handed to the socket at once: small enough that the timeout is about progress."""
+"""Bytes handed to the socket at once: small enough that the timeout measures progress."""
 
 _NOT_TEXT = b"(not a text)"
-"""Stands for a position key that is no string: it is nobody's position, but it can be replaced."""
+"""Stands for a position key that is not a string: it is not a position, but can be replaced by one."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Identity(NamedTuple):
-    """A connection as its server knows it; ids start again when the server does."""
+    """A connection as its server identifies it; client ids start again when the server restarts."""
 
     server: str = ""
     client_id: int = 0
 
 
 class Link:
-    """One connection: redis-py makes and authenticates it, then blocks go through its socket.
+    """One connection: redis-py connects and authenticates, then blocks are sent through its socket.
 
     Attributes:
-        address: How to call the server in messages.
-        identity: Known once connected; the server's part is empty when it may not be asked.
-        in_cluster: The server is a node of a Redis Cluster; known once connected.
-        clean: Connected, and nothing sent that was not answered.
-        sending: Connected, and a block was sent that was not answered.
-        held: What the watched key holds, None for nothing.
-        alone: Nobody else sends under its name.
+        address: Name of the server in messages.
+        identity: Known once connected; its server part is empty if the user may not run INFO.
+        in_cluster: Whether the server is a node of a Redis Cluster; known once connected.
+        clean: Whether the link is connected and everything sent has been answered.
+        sending: Whether a block has been sent, at least in part, and not answered.
+        held: Value of the watched key, None if it does not exist.
+        alone: Whether the other connections of the same name have been ended.
     """
 
     def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
@@ -68,48 +68,49 @@ class Link:
         self._replies = Replies()
 
     def connect(self) -> None:
-        """Connect and refuse a server that cannot take blocks.
+        """Connect, and check that the server can take blocks.
 
         Raises:
-            redis.RedisError: As redis-py has it.
+            SinkUnavailable: The server is a replica.
+            redis.RedisError: As raised by redis-py.
         """
         self._connection.connect()
-        answer = self._ask("HELLO", 2)  # names and values in turn
+        answer = self._ask("HELLO", 2)  # alternating names and values
         hello = dict(zip(answer[::2], answer[1::2], strict=True))
         self.in_cluster = hello[b"mode"] == b"cluster"
         if hello[b"role"] != b"master" and not self.in_cluster:
             raise SinkUnavailable(
                 f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
             )
-        # While nothing is at stake: after a refused MULTI the commands behind it run one by one.
+        # Try MULTI before any block: if it were refused in one, the block's commands would run singly.
         self._ask("MULTI")
         self._ask("EXEC")
         self.identity = Identity(self._server_process(), hello[b"id"])
         self.clean = True
 
     def slots(self) -> list[tuple[range, Address]]:
-        """Return which master of the cluster has which slots (`CLUSTER SLOTS`).
+        """Return the slot ranges and their masters in the cluster (`CLUSTER SLOTS`).
 
         Raises:
-            redis.RedisError: As redis-py has it.
+            redis.RedisError: As raised by redis-py.
         """
         found = []
         for first, last, (host, port, *_), *_ in self._ask("CLUSTER", "SLOTS"):
-            # A node that does not know its own name means the one that was asked.
+            # An empty host means the node that was asked.
             name = host.decode() if host else self._connection.host
             found.append((range(first, last + 1), (name, port)))
         return found
 
     def ask(self) -> None:
-        """Let the next block be taken for a slot that is on its way to this node.
+        """Make the node accept the next block for a slot that is being migrated to it (`ASKING`).
 
         Raises:
-            redis.RedisError: As redis-py has it.
+            redis.RedisError: As raised by redis-py.
         """
         self._ask("ASKING")
 
     def kill(self, client_id: int) -> bool:
-        """End another connection on the server; false when we are not permitted to."""
+        """End another connection on the server; return False if the server refuses."""
         try:
             self._ask("CLIENT", "KILL", "ID", client_id)
         except redis.ResponseError:
@@ -117,10 +118,10 @@ class Link:
         return True
 
     def end_others(self, name: str) -> None:
-        """Take `name`, and end the connections that have it: what they sent in part is dropped.
+        """Give this connection `name` and end the others that have it, dropping their partial blocks.
 
-        A run that was stopped amid a block, and overtaken, would otherwise send the rest when it
-        goes on. Where we are not permitted to, only the guard keeps it from sending more.
+        Otherwise a run that was suspended within a block and has lost its lease would send the rest
+        when it resumes. Without the permission to end connections, only the guard prevents that.
         """
         self.alone = True
         with contextlib.suppress(redis.ResponseError):
@@ -131,12 +132,12 @@ class Link:
             self._ask("CLIENT", "SETNAME", name)
 
     def watch(self, key: str | None) -> None:
-        """Let the next block do nothing if `key` has changed by then, and read it into `held`.
+        """Watch `key`, so that the next block has no effect if it changes, and read it into `held`.
 
-        Does nothing when the key is watched already; None lets the block be executed regardless.
+        Does nothing if the key is already watched. With None, the next block is always executed.
 
         Raises:
-            redis.RedisError: As redis-py has it.
+            redis.RedisError: As raised by redis-py.
         """
         if key == self._watched:
             return
@@ -163,7 +164,7 @@ class Link:
                 sent += next_socket().send(block.data[sent : sent + _PIECE])
 
     def receive(self, deadline: float) -> Verdict:
-        """Wait for the answer to the block that was sent."""
+        """Wait for the reply to the block that was sent."""
         with self._socket(deadline) as next_socket:
             verdict = None
             while verdict is None:
@@ -176,14 +177,14 @@ class Link:
         return verdict
 
     def rehearse(self, commands: Iterable[tuple[str, Sequence[str]]]) -> None:
-        """Have the server look at commands, each with its key, that are never executed.
+        """Let the server check commands, given with their keys, without executing them.
 
-        It looks whether the user may run them when they join a transaction. Only the connection's
-        end takes them back, so it is of no use afterwards.
+        The server checks permissions when it queues a command in a transaction. The transaction ends
+        only with the connection, which cannot be used for anything else afterwards.
 
         Raises:
-            PermissionMissing: The user may not run one of them.
-            redis.RedisError: As redis-py has it.
+            PermissionMissing: The user may not run one of the commands.
+            redis.RedisError: As raised by redis-py.
         """
         self.clean = False
         self._ask("MULTI")
@@ -194,13 +195,13 @@ class Link:
                 raise refusal(self._sink_id, f"NOPERM {error}", key) from error
 
     def interrupt(self) -> None:
-        """Make calls fail that wait for the server in another thread."""
+        """Make calls in another thread fail that are waiting for the server."""
         with contextlib.suppress(OSError):
-            # Not the TLS socket's own method, which takes its state away from the other thread.
+            # Not the TLS socket's own method: it would discard the other thread's state.
             socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection; what of a block has not left yet never will."""
+        """Close the connection; the part of a block that has not left yet never will."""
         with contextlib.suppress(OSError):
             sock = self._raw()
             if self.sending:
@@ -213,7 +214,7 @@ class Link:
         return self._connection.read_response()
 
     def _server_process(self) -> str:
-        """Return the random id of the server's process, empty when we may not ask."""
+        """Return the random id of the server's process, or "" if the user may not run INFO."""
         try:
             info: bytes = self._ask("INFO", "server")
         except redis.ResponseError:
@@ -221,7 +222,7 @@ class Link:
         return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
 
     def _raw(self) -> socket.socket:
-        # redis-py has no public way to the socket of a connection.
+        # redis-py has no public access to the socket of a connection.
         sock: socket.socket | None = self._connection._sock  # noqa: SLF001
         if sock is None:
             raise ConnectionResetError("not connected")
@@ -229,7 +230,7 @@ class Link:
 
     @contextlib.contextmanager
     def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
-        """Give a function that returns the socket with its next timeout; translate failures."""
+        """Yield a function that returns the socket with its next timeout; translate failures."""
         sock = self._raw()
 
         where = f"sink {self._sink_id}: {self.address}"
@@ -245,7 +246,7 @@ class Link:
             raise SinkUnavailable(f"{where}: {error}") from error
 
     def _last_words(self) -> str | None:
-        """Return the error that the server gave before it closed the connection, if it did."""
+        """Return the error that the server sent before it closed the connection, or None."""
         with contextlib.suppress(OSError, SinkUnavailable):
             sock = self._raw()
             sock.settimeout(0)

@@ -1,4 +1,4 @@
-"""One Redis server and the connection to it, made when it is needed and given up after an error."""
+"""One Redis server and the connection to it, made on demand and dropped after an error."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Node:
     """One server.
 
     Args:
-        sink_id: Names the sink in messages.
-        connect: Makes a connection that is not connected yet.
-        send_timeout: Seconds in which the server may neither take nor send a byte.
-        use: Of the sink that the node belongs to.
+        sink_id: Name of the sink in messages.
+        connect: Returns a connection that is not connected yet.
+        send_timeout: Seconds after which a server that neither takes nor sends a byte is given up.
+        use: The `Use` of the sink to which the node belongs.
 
     Attributes:
-        link: The connection; None when there is none.
-        asking: The next block is for a slot that is on its way to this node of a cluster.
+        link: The connection, or None.
+        asking: Whether the next block is for a slot that is being migrated to this cluster node.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Node:
         self._old: list[Identity] = []
 
     def connected(self, watched: str | None = None) -> Link:
-        """Return a link that is ready for a block, made when there is none.
+        """Return a link that is ready for a block; connect if there is none.
 
         Args:
-            watched: Key that the block depends on; None for none.
+            watched: Key that must not change until the block is executed; None for none.
         """
         self._use.raise_when_closed()
         if self.link is not None and not self.link.clean:
@@ -65,12 +65,12 @@ class Node:
             if self.asking:
                 link.ask()
                 self.asking = False
-        self._use.raise_when_closed()  # `close` may have come before there was a socket to end
+        self._use.raise_when_closed()  # `close` may have been called before there was a socket to end
         return link
 
     @contextlib.contextmanager
     def giving_up(self, where: str) -> Iterator[None]:
-        """Translate what redis-py raises, and give the connection up after any error."""
+        """Translate errors of redis-py, and drop the connection after any error."""
         try:
             yield
         except redis.RedisError as error:
@@ -82,22 +82,22 @@ class Node:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else sends under the connection's name."""
+        """Whether the other connections of the same name have been ended."""
         return self.link is not None and self.link.alone
 
     def end_others(self, name: str) -> None:
-        """Take `name` for the connection, and end the others that have it."""
+        """Give the connection `name` and end the others that have it."""
         assert self.link is not None
         with self.giving_up(self.link.address):
             self.link.end_others(name)
 
     def interrupt(self) -> None:
-        """Make calls fail that wait for the server in another thread."""
+        """Make calls in another thread fail that are waiting for the server."""
         if (link := self.link) is not None:
             link.interrupt()
 
     def drop(self) -> None:
-        """End the connection. The next one ends it on the server, if that may still read from it."""
+        """Close the connection; the next one also ends it on the server if a block is unanswered."""
         link, self.link = self.link, None
         if link is not None:
             if link.sending:
@@ -105,11 +105,11 @@ class Node:
             link.close()
 
     def _end_old_connections(self, link: Link) -> None:
-        """Make sure that nothing sent on a broken connection runs after what comes next."""
+        """Make sure that nothing sent on a broken connection runs after the blocks that follow."""
         for old in self._old:
             known = old.server and link.identity.server
             if known and old.server != link.identity.server:
-                continue  # that server process is gone, with everything it had not read
+                continue  # that server process is gone, with everything that it had not read
             if not (known and link.kill(old.client_id)):
-                self._use.closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what it has
+                self._use.closed.wait(_DRAIN_SECONDS)  # not permitted: let it read what has arrived
         self._old.clear()

@@ -1,20 +1,20 @@
-r"""Redis' wire protocol for whole batches: messages into XADD commands.
+r"""Redis' wire protocol for whole batches: packs messages into XADD commands.
 
-A Python call per field costs more than the server needs for a message, so this is a Numba kernel
-over plain bytes, as is the way back (`resp_replies`): `pack_blocks` reads the buffers of Arrow
-columns where they lie and writes finished commands.
+A Python call per field would cost more than the server needs for a message. So `pack_blocks` is built on
+Numba kernels, which read the buffers of Arrow columns in place and write finished commands.
+`resp_replies` parses the replies in the same way.
 
-RESP2 (redis.io, "Redis serialization protocol specification") on purpose: nothing here needs the
-types of RESP3, and every server and proxy speaks it.
+It uses RESP2 (redis.io, "Redis serialization protocol specification") on purpose: the types of RESP3
+are not needed, and every server and proxy supports RESP2.
 
 A *block* is one transaction: `MULTI`, some XADDs, `EXEC`. The server queues the commands and runs
-all of them at EXEC; when it refuses one while queueing (out of memory, read-only, no permission),
-EXEC runs none. That is what lets a sender go on after an error without a gap.
+all of them at EXEC; if it refuses one while queueing (out of memory, read-only, no permission), EXEC
+runs none. That is why a sender can continue after an error without leaving a gap.
 
-A block that *keeps a position* also sets a key to it, in the same transaction, and ends with `WATCH`
-and `GET` of that key. So while the next block is packed and sent the server already watches, and
-its EXEC does nothing (`*-1`) when anybody else has moved the position meanwhile; what GET answers
-shows whether somebody did so between EXEC and WATCH. All that costs no round trip.
+A block that *keeps a position* also sets a key to it in the same transaction, and ends with `WATCH`
+and `GET` of that key. So the server already watches the key while the next block is packed and sent,
+and that block's EXEC has no effect (`*-1`) if anyone else has moved the position meanwhile. The reply
+to GET shows whether that happened between EXEC and WATCH. None of this costs a round trip.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from deltaforge_dagster.sinks.text_columns import (
 from deltaforge_dagster.sources.kernel import Bytes, copy, kernel, read_only
 
 MAX_BLOCK_ROWS = 5_000
-"""Commands of one transaction; the server serves nobody else while it runs them (some 10 ms)."""
+"""XADDs of one transaction; the server serves no other client while it runs them (about 10 ms)."""
 
 MAX_BLOCK_BYTES = 1 << 18
-"""Bytes of one block, unless a single message is larger.
+"""Bytes of commands in one block, unless the messages of a single change are larger.
 
-The server keeps the queued commands until EXEC, and what it keeps leaves its processor's cache and
-its allocator's own. Messages of 560 bytes cost it 3.8 to 4.2 µs of processor time each in blocks of
-1 MiB, 2.6 in blocks of 256 KiB and no less in smaller ones, which feel a network's round trip more.
+The server keeps the queued commands until EXEC; large blocks no longer fit into the processor's and
+the allocator's caches. A message of 560 bytes costs the server 3.8 to 4.2 µs of processor time in
+blocks of 1 MiB and 2.6 µs in blocks of 256 KiB. Smaller blocks are not cheaper, and suffer more from
+network round trips.
 """
 
 
@@ -64,9 +65,9 @@ _MULTI = _command("MULTI")
 _EXEC = _command("EXEC")
 
 EventField = Literal["df-event", "event"]
-"""Name of the field that holds the message; `event` also stands before all others."""
+"""Name of the field that holds the envelope; a field named `event` is the first one of the entry."""
 
-# The parts of a command that are the same for every message.
+# Parts of a command that are the same for every message.
 _BEFORE_KEY = _bytes(_bulk("df-key"))
 _BEFORE_HEADERS = _bytes(_bulk("df-headers"))
 _XADD = _bytes("\r\n" + _bulk("XADD"))
@@ -79,11 +80,11 @@ _DESTINATION, _EVENT_ID, _IDEMPOTENCY_KEY, _VALUE, _KEY, _HEADERS = range(6)
 
 
 class _Layout(NamedTuple):
-    """The first three fields of an entry: what stands before each value, and the value's column."""
+    """The first three fields of an entry: the bytes before each value, and the value's column."""
 
     before: tuple[Bytes, Bytes, Bytes]
     columns: tuple[int, int, int]
-    fixed: int  # bytes that every command has
+    fixed: int  # number of bytes that all commands have in common
 
 
 def _layout(*fields: tuple[str, int]) -> _Layout:
@@ -103,9 +104,9 @@ _LAYOUTS: dict[EventField, _Layout] = {
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What blocks do that keep a position: set `key` to what `text` returns for their last row.
+    """How blocks keep a position: they set `key` to the text that `text` returns for their last row.
 
-    The server forgets it after `seconds`; None for never.
+    The key expires after `seconds`, or never if that is None.
     """
 
     key: str
@@ -115,10 +116,10 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One packed transaction of the messages `start` to `stop` (exclusive) of a batch.
+    """One packed transaction with the messages `start` to `stop` (exclusive) of a batch.
 
-    `data` is MULTI, the XADDs and EXEC, and what keeps the position. It stays valid until the next
-    but one block is packed. `position` is the text that the key is set to, None if none is.
+    `data` holds all commands of the block and stays valid until the second block after this one is
+    packed. `position` is the value to which the position's key is set, or None.
     """
 
     start: int
@@ -143,19 +144,19 @@ def pack_blocks(
 ) -> Iterator[Block]:
     """Pack messages (columns of `sinks.base.MESSAGES`) lazily, one block per step, in order.
 
+    No block ends between the messages of one change. A change whose messages alone exceed a limit
+    becomes a block of its own.
+
     Args:
         messages: Rows to send; may be a slice.
         replay: Run id that every message of a replay carries in the field `df-replay`.
-        keeping: The position to keep with each block; None for none.
+        keeping: How each block keeps a position; None if none does.
         event_field: See `EventField`.
-        max_rows: Messages per block at most.
-        max_bytes: Bytes of commands per block at most.
-
-    No block ends between messages of one change. One whose messages alone are beyond a limit makes
-    a block of its own.
+        max_rows: Maximum number of messages per block.
+        max_bytes: Maximum size of the XADDs of a block.
 
     Raises:
-        SinkRejected: A message lacks what every message must have.
+        SinkRejected: A column other than key and headers contains a null.
     """
     columns = text_columns({name: messages.column(name) for name in _NAMES})
     layout = _LAYOUTS[event_field]
@@ -183,25 +184,25 @@ def pack_blocks(
 
 
 def _keep(keeping: Keeping, position: str) -> bytes:
-    """Return how a block ends that keeps a position."""
+    """Return the final commands of a block that keeps a position."""
     key, seconds = keeping.key, keeping.seconds
     expiry = () if seconds is None else ("EX", str(seconds))
     kept = _command("SET", key, position, *expiry)
     return kept + _EXEC + _command("WATCH", key) + _command("GET", key)
 
 
-# One message on the wire; `\r\n` is drawn as `;`, <..> is the row's own text, #.. a decimal length:
+# One message on the wire; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal length:
 #
 #   *#n; $4;XADD; $#;<destination>; $1;*;
 #   $8;event_id;          $#;<event_id>;
 #   $15;idempotency_key;  $#;<idempotency_key>;
 #   $8;df-event;          $#;<value>;
-#   $6;df-key;            $#;<key, or event_id where it is null>;
-#   $10;df-headers;       $#;<headers>;             only where headers are not null
+#   $6;df-key;            $#;<key, or event_id if it is null>;
+#   $10;df-headers;       $#;<headers>;             only if headers are not null
 #   $9;df-replay;         $#;<run id>;              only in a replay: `tail`, the same in all rows
 #
-# n counts the strings: 11, and 2 more for each of the last two lines. No MAXLEN: nothing is trimmed.
-# Where the message's field is called `event` it is the first one: the lines before it are two, then.
+# n is the number of strings: 11, plus 2 for each of the last two lines. There is no MAXLEN, so nothing
+# is trimmed. If the envelope's field is named `event`, its line comes before the one of event_id.
 
 
 @kernel
@@ -213,7 +214,7 @@ def _bulk_size(length: int) -> int:
 def _measure(  # noqa: PLR0917 - a kernel takes what it needs
     columns: TextColumns, layout: _Layout, tail: int, start: int, most: int, max_bytes: int
 ) -> tuple[int, int]:
-    """Return where a block from row `start` ends, `most` at most, and the bytes of its XADDs."""
+    """Return the end of a block from row `start`, at most `most`, and the size of its XADDs."""
     stop = start
     total = 0
     while stop < most:
@@ -255,7 +256,7 @@ def _put_cell(out: Bytes, at: int, columns: TextColumns, column: int, row: int) 
 def _emit(  # noqa: PLR0917 - a kernel takes what it needs
     columns: TextColumns, layout: _Layout, tail: Bytes, start: int, stop: int, out: Bytes
 ) -> None:
-    """Write the commands of the rows `start` to `stop`."""
+    """Write the XADDs of the rows `start` to `stop` (exclusive)."""
     first, second, third = layout.before
     at = 0
     for row in range(start, stop):

@@ -1,4 +1,4 @@
-"""What a Redis server says to one block (`resp`), into a verdict: a Numba kernel over plain bytes."""
+"""Parses a Redis server's reply to one block (`resp`) into a verdict, with a Numba kernel."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel
 
-# The server's answer to a block of n commands (XADDs, and SET), again with `;` for `\r\n`:
+# The server's reply to a block of n commands (XADDs and SET); `;` stands for `\r\n`, as in `resp`:
 #
 #   +OK; (+QUEUED;) x n       one status line per command, or an error line -CODE text;
 #   *n; ($#;<id>; | +OK;) x n EXEC ran: an entry id per XADD, OK for SET, or an error line instead
-#   -EXECABORT text;          or: EXEC ran nothing, a command was refused while queueing
-#   *-1;                      or: EXEC ran nothing, the watched key had changed
-#   +OK; $#;<position>;       only of a block that keeps a position: WATCH, and GET ($-1; for none)
+#   -EXECABORT text;          or: EXEC ran nothing because a command was refused while queueing
+#   *-1;                      or: EXEC ran nothing because the watched key had changed
+#   +OK; $#;<position>;       only if the block keeps a position: WATCH, and GET ($-1; if no value)
 #
-# What `_scan` remembers between two pieces of it: where it stands, how many replies are behind it
-# (MULTI and the commands, then EXEC, then its items, then WATCH and GET; all items at once when
-# there are none), the bounds of the first error line and which reply that was, how the block
-# ended, whether EXEC ran nothing, and the bounds of the newest bulk string.
+# State that `_scan` keeps between calls: its offset in the buffer; the number of replies it has read
+# (MULTI and the commands, then EXEC, then its items, then WATCH and GET; if EXEC ran nothing, its items
+# count as read); the bounds of the first error line and the number of its reply; the outcome; whether
+# EXEC ran nothing; and the bounds of the newest bulk string.
 _AT, _REPLY, _ERROR, _ERROR_END, _ERROR_REPLY, _OUTCOME, _ABORTED, _TEXT, _TEXT_END = range(9)
 _WAITING, _ANSWERED, _BROKEN = range(3)
 
@@ -29,7 +29,7 @@ _WAITING, _ANSWERED, _BROKEN = range(3)
 def _scan(  # noqa: C901, PLR0912 - one machine, one loop
     buffer: Bytes, end: int, commands: int, replies: int, state: Longs
 ) -> None:
-    """Go through the whole replies between `state[_AT]` and `end`, of `replies` in all."""
+    """Read the complete replies between `state[_AT]` and `end`, until `replies` have been read."""
     at, reply = state[_AT], state[_REPLY]
     while state[_OUTCOME] == _WAITING:
         stop = at
@@ -77,7 +77,7 @@ def _scan(  # noqa: C901, PLR0912 - one machine, one loop
 
 @kernel
 def _number(buffer: Bytes, start: int, stop: int) -> int:
-    """Return a short decimal number, -1 for anything else."""
+    """Parse a decimal number of up to nine digits; return -1 for anything else."""
     number = 0 if 0 < stop - start < 10 else -1
     for place in range(start, stop):
         if number < 0 or buffer[place] < 48 or buffer[place] > 57:
@@ -91,12 +91,12 @@ class Verdict:
     """What the server did with a block.
 
     Attributes:
-        executed: EXEC ran the commands; without `error` every one of them succeeded. False without
-            `error`: the watched key had changed.
-        error: The first error line without its `-`, None when there was none.
-        row: Which command of the block the error answers, from 0: an XADD, or after all of them
-            the SET; None when it answers something else.
-        held: What the position's key holds after a block that keeps one; None for nothing.
+        executed: Whether EXEC ran the commands; if there is no `error`, all of them succeeded. False
+            without an `error` means that the watched key had changed.
+        error: The first error line without its `-`, or None.
+        row: Index of the command to which the error belongs: an XADD, or the SET, which comes after
+            all of them; None if the error belongs to another reply.
+        held: Value of the position's key after a block that keeps a position; None if there is none.
     """
 
     executed: bool
@@ -106,9 +106,9 @@ class Verdict:
 
 
 class Replies:
-    """Reads the answer to one block as it arrives, cut anywhere.
+    """Parses the reply to one block incrementally, wherever the received bytes are cut.
 
-    Call `expect`, then receive into `space()` and tell `received(n)` until that gives a verdict.
+    Call `expect`, then receive into `space()` and call `received(n)` until it returns a verdict.
     """
 
     def __init__(self) -> None:
@@ -119,23 +119,23 @@ class Replies:
         self._end = 0
 
     def expect(self, rows: int, *, keeping: bool = False) -> None:
-        """Start anew, for a block of `rows` XADDs that keeps a position or does not."""
+        """Reset the state for a block of `rows` XADDs; `keeping` says whether it keeps a position."""
         self._state[:] = 0
         self._commands = rows + keeping
         self._replies = 2 * self._commands + 2 + 2 * keeping
         self._end = 0
 
     def space(self) -> memoryview:
-        """Return where to receive next: at least 64 KiB."""
+        """Return the free part of the buffer, at least 64 KiB."""
         if len(self._buffer) - self._end < 1 << 16:
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         return self._buffer.data[self._end :]
 
     def received(self, size: int) -> Verdict | None:
-        """Take in `size` more bytes; None until the answer is whole.
+        """Parse `size` more bytes; return the verdict once the reply is complete, until then None.
 
         Raises:
-            SinkUnavailable: The bytes are no answer to a block; the connection is of no use.
+            SinkUnavailable: The bytes are not a reply to the block; the connection is unusable.
         """
         self._end += size
         _scan(self._buffer, self._end, self._commands, self._replies, self._state)
@@ -147,7 +147,7 @@ class Replies:
         return self.so_far()
 
     def so_far(self) -> Verdict:
-        """Return the verdict on what has arrived: an error sent before a connection broke."""
+        """Return the verdict on the bytes so far, such as an error sent before the connection broke."""
         answered = self._state[_OUTCOME] == _ANSWERED
         executed = bool(answered and not self._state[_ABORTED])
         held = None

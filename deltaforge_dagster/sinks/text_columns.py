@@ -1,4 +1,4 @@
-"""Columns of messages as kernels read them, and what every packing kernel does with numbers and nulls.
+"""Text columns of messages as kernels read them, and helpers shared by the packing kernels.
 
 The layout is Arrow's ("Arrow Columnar Format", "Variable-size Binary Layout"): the text of row r is
 `data[offsets[r]:offsets[r + 1]]`, and it is null when bit r, counted from `first_bit`, of `valid` is 0; an
@@ -23,7 +23,7 @@ _EMPTY = read_only(b"")
 
 
 class _TextColumn(NamedTuple):
-    """The buffers of one column; see the module."""
+    """The Arrow buffers of one column; the module's docstring describes the layout."""
 
     offsets: _Offsets
     data: Bytes
@@ -32,9 +32,9 @@ class _TextColumn(NamedTuple):
 
 
 class TextColumns(NamedTuple):
-    """The buffers of a message's columns, each at a place of its own.
+    """The Arrow buffers of several message columns, one tuple element per column.
 
-    Only key and headers may be null: `valid` and `first_bit` are these two's.
+    Only key and headers may be null: `valid` and `first_bit` hold the values of these two columns.
     """
 
     offsets: tuple[_Offsets, ...]
@@ -44,10 +44,10 @@ class TextColumns(NamedTuple):
 
 
 def text_columns(columns: Mapping[str, pa.Array[Any]]) -> TextColumns:
-    """Return the buffers of columns of messages, `key` and `headers` among them, in their order.
+    """Return the buffers of message columns in the given order; `key` and `headers` must be included.
 
     Raises:
-        SinkRejected: A text is null in a column where none may be.
+        SinkRejected: A text is null in a column that must not have nulls.
     """
     nullable = ("key", "headers")
     found = {n: _text_column(n, one, nullable=n in nullable) for n, one in columns.items()}
@@ -77,13 +77,13 @@ def _view(buffer: pa.Buffer | None) -> Bytes:
 
 @kernel
 def is_null(valid: Bytes, bit: int) -> bool:
-    """Say whether a row is null."""
+    """Return whether the row of this bit of the validity bitmap is null."""
     return len(valid) > 0 and (valid[bit >> 3] >> (bit & 7)) & 1 == 0
 
 
 @kernel
 def digits_of(number: int) -> int:
-    """Return how many decimal digits a number has that is not negative."""
+    """Return the number of decimal digits of a non-negative number."""
     digits = 1
     while number >= 10:
         number //= 10
@@ -93,7 +93,7 @@ def digits_of(number: int) -> int:
 
 @kernel
 def put_number(out: Bytes, at: int, number: int) -> int:
-    """Write a number in decimal, and return the place after it."""
+    """Write a non-negative number in decimal at index `at` and return the index after it."""
     digits = digits_of(number)
     for place in range(at + digits - 1, at - 1, -1):
         out[place] = 48 + number % 10

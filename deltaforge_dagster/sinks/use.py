@@ -1,4 +1,4 @@
-"""One thread at a time uses a sink; any other thread may end it meanwhile."""
+"""Exclusive use of a sink by one thread, which any other thread can end by closing the sink."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from deltaforge_dagster.errors import SinkUnavailable
 
 _SECONDS = 1.0
-"""How long `end` waits for the thread that uses the sink."""
+"""How long `end` waits for the thread that is using the sink."""
 
 
 class Use:
-    """The use of one sink's connections, closed at first.
+    """Guards the use of one sink's connections. A new one is closed.
 
     Args:
-        sink_id: Names the sink in messages.
-        drop: Gives the connections up; called by one thread at a time, whenever the sink is closed.
+        sink_id: Name of the sink in messages.
+        drop: Releases the connections; called by one thread at a time, whenever the sink is closed.
 
     Attributes:
-        closed: Set while the sink is closed; what waits on it wakes when that happens.
+        closed: Set while the sink is closed; threads that wait on it wake up on a close.
     """
 
     def __init__(self, sink_id: str, drop: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class Use:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Use the sink; whoever is last to leave a closed one gives its connections up."""
+        """Use the sink exclusively; if it was closed meanwhile, release its connections on exit."""
         with self._lock:
             try:
                 yield
@@ -41,10 +41,12 @@ class Use:
                     self._drop()
 
     def end(self, interrupt: Callable[[], None]) -> None:
-        """Close the sink. The thread that uses it, if it does not leave soon, gives up what it holds.
+        """Close the sink.
+
+        If the thread that is using it does not leave soon, that thread releases the connections.
 
         Args:
-            interrupt: Wakes a thread that waits for the server.
+            interrupt: Wakes up a thread that is waiting for the server.
         """
         self.closed.set()
         interrupt()
@@ -55,6 +57,6 @@ class Use:
                 self._lock.release()
 
     def raise_when_closed(self) -> None:
-        """Raise `SinkUnavailable` in a sink that somebody has closed."""
+        """Raise `SinkUnavailable` if the sink is closed."""
         if self.closed.is_set():
             raise SinkUnavailable(f"sink {self._sink_id}: closed")

@@ -1,4 +1,4 @@
-"""What a run writes of its sinks: how far each has acknowledged, and what became of it."""
+"""Writes of a run that concern its sinks: checkpoints, failures, notices and detachment."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from deltaforge_dagster.state.tables import checkpoints
 from deltaforge_dagster.state.writing import Writing
 
 _ERROR_LENGTH = 2000
-"""Characters kept of a sink's last error."""
+"""Maximum length of a sink's last error."""
 
 NOTHING = (0, -1)
-"""What a sink's own position names before anything was sent under a lineage."""
+"""Stands for the row in a sink's own position before anything was sent under an incarnation."""
 
 
 class CheckpointWrites(Writing):
-    """The part of a `FencedWriter` that deliverers write with."""
+    """The part of a `FencedWriter` that deliverers use."""
 
     def advance(
         self,
@@ -37,19 +37,19 @@ class CheckpointWrites(Writing):
         sent: tuple[int, int] | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Move a sink's checkpoint to what it has acknowledged, and forget its failures.
+        """Advance a sink's checkpoint to what it has acknowledged, and clear its failures.
 
         Args:
             sink: The sink's id.
             segment: Everything up to (`segment`, `ordinal`) has arrived, without a gap.
             ordinal: See `segment`.
-            complete: No row of `segment` is missing.
-            source_position: End of the last complete segment; None leaves the stored one.
-            exactly_once: The sink has stored its position under the checkpoint's lineage. Else
-                the lineage ends: what the sink keeps as its position is outdated from now on.
-            sent: With `exactly_once`: the row that this position names, `NOTHING` if nothing was
-                sent under the lineage yet; None if it is the checkpoint's own.
-            tally: What is counted with it, unless the checkpoint was there already.
+            complete: Whether all rows of `segment` have arrived.
+            source_position: End of the last complete segment; None keeps the stored one.
+            exactly_once: Whether the sink has stored its own position under the checkpoint's
+                incarnation. If not, the incarnation ends, and the position in the sink is outdated.
+            sent: With `exactly_once`, the row that the sink's position names: `NOTHING` if nothing
+                was sent under the incarnation yet, None if it is the checkpoint's row.
+            tally: Metrics to count with it, unless the checkpoint was already there.
 
         Raises:
             NotAllowed: The checkpoint would go backwards or beyond the journal, or there is no
@@ -83,12 +83,12 @@ class CheckpointWrites(Writing):
         if source_position is not None:
             moved["source_position"] = source_position
         self._update_checkpoint(sink, moved)
-        # Written again because the answer to the first time got lost: counted then.
+        # If the checkpoint has not moved, this repeats a write whose answer was lost, which has counted.
         if (segment, ordinal, complete) != (row["segment"], row["ordinal"], row["complete"]):
             metrics.count(self._connection, self._lease.pipeline, tally)
 
     def set_lineage(self, sink: str, lineage: str) -> None:
-        """Begin a lineage, under which the sink's own position will count; no other one does."""
+        """Begin a new incarnation of the checkpoint; a position of another one no longer counts."""
         self._checkpoint(sink)
         self._update_checkpoint(
             sink,
@@ -96,7 +96,7 @@ class CheckpointWrites(Writing):
         )
 
     def set_sent(self, sink: str, sent: tuple[int, int]) -> None:
-        """Note which row the sink's own position will name, before it is stored there."""
+        """Record the row that the sink's own position will name, before the sink stores it."""
         self._update_checkpoint(sink, _sent(sent))
 
     def resume_at(
@@ -108,19 +108,19 @@ class CheckpointWrites(Writing):
         *,
         notice: str | None,
     ) -> None:
-        """Let a sink go on after a place that its own position tells, wherever that is.
+        """Set a sink's checkpoint to the place that its own position names, forwards or backwards.
 
-        A pending skip is done with that, and the checkpoint overrules other positions.
+        This ends a pending skip, and the checkpoint overrules other positions.
 
         Args:
             sink: The sink's id.
             segment: Everything up to (`segment`, `ordinal`) has arrived.
             ordinal: See `segment`.
-            complete: No row of `segment` is missing.
-            notice: What people should hear of; None leaves what is there.
+            complete: Whether all rows of `segment` have arrived.
+            notice: Message for users; None keeps the stored one.
 
         Raises:
-            NotAllowed: What follows is not in the journal, or there is no such sink.
+            NotAllowed: The following segment is not in the journal, or there is no such sink.
         """
         self._checkpoint(sink)
         pipeline = known_pipeline(self._connection, self._lease.pipeline)
@@ -143,19 +143,20 @@ class CheckpointWrites(Writing):
         )
 
     def set_notice(self, sink: str, notice: str | None) -> None:
-        """Remember what people should hear of a sink; None once it is over."""
+        """Store a message for users about a sink, or clear it with None."""
         self._update_checkpoint(sink, {"notice": notice})
 
     def sink_failed(
         self, sink: str, error_text: str, next_attempt_at: float, tally: Tally | None = None
     ) -> None:
-        """Count a failure of a sink and when to try again, seconds by the database's clock.
+        """Record a failure of a sink and when to try again.
 
         Args:
             sink: The sink's id.
-            error_text: A message of the error tree; kept to 2,000 characters.
-            next_attempt_at: The sensor starts no run for this sink before.
-            tally: What is counted with it.
+            error_text: The error's message, truncated to 2,000 characters.
+            next_attempt_at: Time before which the sensor starts no run for this sink, in seconds by
+                the database's clock.
+            tally: Metrics to count with it.
         """
         row = self._checkpoint(sink)
         self._update_checkpoint(
@@ -169,11 +170,11 @@ class CheckpointWrites(Writing):
         metrics.count(self._connection, self._lease.pipeline, tally)
 
     def detach_sink(self, sink: str, why: str) -> None:
-        """Detach a sink at its checkpoint: from now on nothing is kept for it or sent to it.
+        """Detach a sink at its checkpoint: from now on, nothing is kept for it or sent to it.
 
         Args:
             sink: The sink's id.
-            why: Kept as its last error; what to do about it is said wherever it is shown.
+            why: Stored as its last error, without a remedy, which is added where it is shown.
         """
         self._checkpoint(sink)
         self._update_checkpoint(sink, {"state": "detached", "last_error": why[:_ERROR_LENGTH]})

@@ -1,13 +1,13 @@
-"""Copies of a state store in one file, and stores that are made of them again.
+"""Backs up a state store to a file, and restores it.
 
-A copy is a SQLite file with the tables of its release, whatever the store is kept in, so that it can be
-restored into SQLite and PostgreSQL alike, by its own release or a later one. It is read in one transaction
-and shows one moment, while runs go on. What it cannot hold is the journal.
+A copy is a SQLite file with the tables of its release, whichever database the store uses, so it can be
+restored into SQLite or PostgreSQL by the same or a later release. It is read in one transaction and is
+thus consistent, while runs continue. It does not contain the journal.
 
-A restored store knows nothing of what came after the copy, so nobody of that time may go on with it: its
-leases are free, and their epochs are so far ahead that a run which still lives somewhere can write
-nothing, and that no file's name is used again. Capture goes on at the copy's position or stops, when the
-source has forgotten it; sinks go on as `pipeline.resume` says.
+A restored store knows nothing of what happened after the copy was made, so no run of that time may
+continue with it: its leases are free, and their epochs are so far ahead that a run that is still active
+somewhere cannot write, and that no file name is reused. Capture resumes at the copy's position, or stops
+if the source has discarded that part of its log; `pipeline.resume` describes how sinks resume.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import checkpoints, leases, metadata, pipelines
 
 EPOCHS_AHEAD = 1_000_000
-"""How far the epochs of a restored store are ahead: more than runs can have begun since the copy."""
+"""Added to the epochs of a restored store: more than the number of runs since the copy was made."""
 
 _ROWS_AT_ONCE = 5000
 
 
 def back_up(store: StateStore, file: Path) -> int:
-    """Write a copy of a store; return how many rows it has.
+    """Write a copy of a store and return its number of rows.
 
-    The file is there, durable and readable by its owner only, or not at all.
+    Either the complete file exists afterwards, durable and readable by its owner only, or none.
 
     Raises:
-        NotAllowed: There is such a file already.
-        StoreUnavailable: The store cannot be read, or the copy not be written.
+        NotAllowed: The file already exists, or its directory does not.
+        StoreUnavailable: The store cannot be read, or the copy cannot be written.
     """
     if file.exists():
-        raise NotAllowed(f"{file} is there already; a copy replaces nothing")
+        raise NotAllowed(f"{file} already exists; a copy does not replace a file")
     if not file.absolute().parent.is_dir():
-        raise NotAllowed(f"{file.absolute().parent} is no directory")
+        raise NotAllowed(f"{file.absolute().parent} is not a directory")
     draft = file.absolute().with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
         rows = _write(store, draft)
@@ -78,18 +78,18 @@ def back_up(store: StateStore, file: Path) -> int:
 
 
 def restore(file: Path, store: StateStore, *, force: bool) -> dict[str, int]:
-    """Make a store what a copy says; return how many rows each table got.
-
-    Everything happens in one transaction, or nothing.
+    """Restore a store from a copy, in one transaction, and return the number of rows of each table.
 
     Args:
-        file: The copy; it is only read.
+        file: The copy; it is not modified.
         store: The store, empty unless `force` is given.
-        force: Replace what the store holds.
+        force: Replace the store's content.
 
     Raises:
-        NotAllowed: There is no such file, the store is not empty, or a run works on a pipeline of it.
-        SettingsError: The file is no copy of a state store, or of a newer release.
+        NotAllowed: There is no such file, the store is not empty, or a run holds the lease of one of
+            its pipelines.
+        SettingsError: The file is not a copy of a state store, is damaged, or was made by a newer
+            release.
     """
     _check(file)
     with tempfile.TemporaryDirectory(prefix="deltaforge-restore-") as folder:
@@ -121,12 +121,12 @@ def _write(store: StateStore, draft: Path) -> int:
     finally:
         copy.close()
     with closing(sqlite3.connect(draft)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")  # one file, which nothing writes beside
+        connection.execute("PRAGMA journal_mode = DELETE")  # a single file, without a -wal file
     return rows
 
 
 def _check(file: Path) -> None:
-    """Prove that a file is a copy, or a store itself, before anything is done with it."""
+    """Check that a file is an undamaged copy, or the file of a store."""
     if not file.is_file():
         raise NotAllowed(f"there is no file {file}")
     try:
@@ -134,20 +134,20 @@ def _check(file: Path) -> None:
             found = {name for (name,) in copy.execute("SELECT name FROM sqlite_master")}
             damage = copy.execute("PRAGMA quick_check").fetchone()
     except sqlite3.DatabaseError as error:
-        raise SettingsError(f"{file} is no copy of a state store: {error}") from error
+        raise SettingsError(f"{file} is not a copy of a state store: {error}") from error
     if not {pipelines.name, leases.name, VERSION_TABLE} <= found:
-        raise SettingsError(f"{file} is no copy of a state store: it has other tables")
+        raise SettingsError(f"{file} is not a copy of a state store: it has other tables")
     if damage != ("ok",):
         raise SettingsError(f"{file} is damaged: {damage[0]}")
 
 
 def _empty(target: Connection, where: str, *, force: bool) -> Mapping[str, int]:
-    """Take everything out of a store; return the epochs that its pipelines had reached."""
+    """Delete all rows of a store; return the epochs that its pipelines had reached."""
     held = target.execute(select(leases).with_for_update()).mappings().all()
     filled = [table for table in metadata.sorted_tables if _any(target, table)]
     if filled and not force:
         names = ", ".join(str(row["pipeline"]) for row in held) or "no pipelines, but other rows"
-        raise NotAllowed(f"{where} is not empty (it has: {names}); --force replaces all of it")
+        raise NotAllowed(f"{where} is not empty (it has: {names}); --force replaces its content")
     now = target.execute(select(clock())).scalar_one()
     for row in held:
         if row["run_id"] is not None and row["expires_at"] > now:
@@ -164,7 +164,7 @@ def _any(connection: Connection, table: Table) -> bool:
 
 
 def _copy(table: Table, source: Connection, target: Connection) -> int:
-    """Copy a table's rows, and the last number that it has given; return how many there are."""
+    """Copy a table's rows and the last value of its serial column; return the number of rows."""
     rows = source.execute(
         select(*(_read(column).label(_bound(column)) for column in table.columns))
         .order_by(*table.primary_key)
@@ -184,12 +184,12 @@ def _copy(table: Table, source: Connection, target: Connection) -> int:
 
 
 def _read(column: Column[Any]) -> ColumnElement[Any]:
-    """Return what to read of a column: JSON as the text it is, so that nothing parses it."""
+    """Return the expression that reads a column: JSON is read as text, so that it is not parsed."""
     return cast(column, Text) if isinstance(column.type, JSON) else column
 
 
 def _written(column: Column[Any], dialect: str) -> ColumnElement[Any]:
-    """Return what is written into a column; JSON is bound as text."""
+    """Return the expression that writes a column: JSON is bound as text."""
     if not isinstance(column.type, JSON):
         return bindparam(_bound(column), type_=column.type)
     text_of = bindparam(_bound(column), type_=Text())
@@ -201,7 +201,7 @@ def _bound(column: Column[Any]) -> str:
 
 
 def _last_number(connection: Connection, serial: Column[Any]) -> int:
-    """Return the last number that a column has given, whether its row is still there or not."""
+    """Return the last value that a serial column has assigned, even if its row was deleted."""
     if connection.dialect.name == "postgresql":
         query = text(
             "SELECT pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, :column) AS regclass))"
@@ -231,7 +231,7 @@ def _set_last_number(connection: Connection, serial: Column[Any], last: int) -> 
 
 
 def _make_safe(target: Connection, epochs: Mapping[str, int]) -> None:
-    """Free the leases, far ahead of every epoch that was; let everything be tried at once."""
+    """Free the leases, with epochs beyond all that were used, and end all back-offs."""
     for name, epoch in epochs.items():
         target.execute(
             update(leases)

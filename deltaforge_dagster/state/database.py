@@ -1,17 +1,17 @@
-"""One database under the state store: connections, transactions, clock, and errors of the one tree.
+"""The state store's database: connections, transactions, clock, and translated errors.
 
 ========== ===========================================================================
 SQLite     one file, WAL, `synchronous=FULL`: a commit is on disk when it returns. Writes
-           start with `BEGIN IMMEDIATE`, so what a transaction read is still true when
+           start with `BEGIN IMMEDIATE`, so what a transaction has read is still true when
            it writes (SQLite manual, "Transactions" and "Write-Ahead Logging")
 PostgreSQL psycopg; a dead connection is replaced at the next call. The server ends a
-           transaction that its client left idle, so a stalled process cannot keep a
-           lock for ever
-memory     SQLite in memory: one connection for the threads of one process
+           transaction that its client leaves idle, so a stalled process cannot keep a
+           lock forever
+memory     SQLite in memory: one connection for all threads of one process
 ========== ===========================================================================
 
-Threads of one process take turns (`turns`) where SQLite lets in one at a time: for writes, in
-memory for reads too.
+Threads of one process take turns (`turns`) where SQLite admits only one at a time: for writes, and in
+memory also for reads.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from deltaforge_dagster.state.turns import Turns
 _Turn = Callable[[], AbstractContextManager[None]]
 
 _BUSY_SECONDS = 10
-"""How long a call waits for another writer; well below a lease."""
+"""How long a call waits for another writer; well below the duration of a lease."""
 
 _POSTGRES_OPTIONS = {
     "application_name": "deltaforge",
@@ -74,15 +74,15 @@ _POSTGRES_SESSION = (
     f"SET lock_timeout = '{_BUSY_SECONDS}s'; "
     "SET statement_timeout = '60s'; "
     "SET idle_in_transaction_session_timeout = '15s'; "
-    # A source forgets what we have committed: a server that acknowledges commits before they are
-    # on disk would lose them in a crash. Stronger settings than `on` stay.
+    # A source discards what is committed here. A server that acknowledges commits before they are on
+    # disk could lose them in a crash. Settings stronger than `on` are kept.
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
 )
 
 
 class clock(FunctionElement[float]):  # noqa: N801, it reads as the SQL function it stands for
-    """The database's own time, seconds since 1970; its value when evaluated, not at `BEGIN`."""
+    """The database's current time in seconds since 1970, when it is evaluated, not at `BEGIN`."""
 
     type = Double()
     inherit_cache = True
@@ -99,7 +99,7 @@ def _postgresql_clock(_element: clock, _compiler: SQLCompiler, **_: Any) -> str:
 
 
 def upsert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """Return an `INSERT` that takes `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Return an `INSERT` that supports `on_conflict_do_nothing` and `on_conflict_do_update`."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
@@ -109,7 +109,7 @@ class Database:
     """The engine of one state store. Thread-safe; belongs to the process that opened it.
 
     Attributes:
-        where: What messages call the database: its file or URL, without a password.
+        where: Name of the database in messages: its file or URL, without a password.
     """
 
     def __init__(self, url: str) -> None:
@@ -119,8 +119,8 @@ class Database:
             url: `memory`, `sqlite:///path` or `postgresql://...`.
 
         Raises:
-            SettingsError: The URL is of no such form.
-            StoreUnavailable: The directory of the SQLite file cannot be made.
+            SettingsError: The URL has none of these forms.
+            StoreUnavailable: The SQLite file or its directory cannot be created.
         """
         self._password: str | None = None
         self._readers: _Turn = nullcontext
@@ -148,7 +148,7 @@ class Database:
         """Yield a connection for reading only.
 
         Raises:
-            StoreLost: The file that was opened is not there any more. Also `write` raises it.
+            StoreLost: The file that was opened no longer exists. `write` raises it as well.
         """
         with self._translated(self._readers), self._engine.connect() as connection:
             yield connection
@@ -158,8 +158,8 @@ class Database:
         """Yield a connection in a transaction: committed at the end, rolled back on any error.
 
         After `StoreUnavailable` the transaction may or may not have been committed (the answer
-        to a COMMIT can get lost), so what runs inside is best written to be repeatable. Do not
-        open a second transaction of the same database inside the block.
+        to a COMMIT can get lost), so the block should be safe to repeat. Do not open a second
+        transaction of the same database inside the block.
         """
         with self._translated(self._writers), self._engine.connect() as connection:
             connection.execution_options(immediate=True)
@@ -167,12 +167,12 @@ class Database:
                 yield connection
 
     def now(self) -> float:
-        """Return the database's time, seconds since 1970."""
+        """Return the database's time in seconds since 1970."""
         with self.read() as connection:
             return float(connection.execute(select(clock())).scalar_one())
 
     def close(self) -> None:
-        """Close every connection that is not in use; a memory database is gone afterwards."""
+        """Close all connections that are not in use; a memory database is lost."""
         self._engine.dispose()
 
     @contextmanager
@@ -196,8 +196,8 @@ class Database:
 
 
 def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], str]:
-    """Return which error of the tree a foreign one is, and what its message adds."""
-    # SQLSTATEs: PostgreSQL manual, appendix A. The server refuses a connection without one.
+    """Return the error class for a database error, and the remedy to append to its message."""
+    # SQLSTATEs: PostgreSQL manual, appendix A. Errors of refused connections carry none.
     if getattr(error.orig, "sqlstate", None) == "42501":
         return (
             PermissionMissing,
@@ -213,9 +213,10 @@ def _diagnosis(error: DBAPIError, reason: str) -> tuple[type[DeltaforgeError], s
 
 _FOREIGN_TABLES = "; the tables are not as this release made them"
 
-_FULL = "; free space there: until then nothing goes on, and then everything does by itself"
+_FULL = "; free space there: work is suspended until then, and continues by itself afterwards"
 
-# Python 3.11 has no finer codes for SQLite, libpq none before a connection stands: words decide.
+# Matched by words: SQLite's error codes are too coarse in Python 3.11, and libpq has none before a
+# connection is established.
 _DIAGNOSES: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
     ("password authentication failed", AuthFailed, "; check DELTAFORGE_STATE_URL"),
     ("no password supplied", AuthFailed, "; check DELTAFORGE_STATE_URL"),
@@ -232,7 +233,7 @@ _DIAGNOSES: tuple[tuple[str, type[DeltaforgeError], str], ...] = (
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url.replace("postgres://", "postgresql://", 1))
-    except (ArgumentError, ValueError):  # ValueError: the port is no number
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
         parsed = None
     if parsed is not None and parsed.get_backend_name() == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
@@ -240,7 +241,7 @@ def _parse(url: str) -> URL:
         if parsed.database and parsed.database != ":memory:":
             return parsed
         raise SettingsError("the state URL names no SQLite file; write `memory` for one in memory")
-    # The text itself may hold a password, so it is not repeated.
+    # The URL may contain a password, so the message does not repeat it.
     raise SettingsError(
         "the state URL is none of `memory`, `sqlite:///path` and `postgresql://user:password@host/db`"
     )
@@ -252,15 +253,15 @@ def _reason(error: BaseException) -> str:
 
 
 class _File:
-    """The file of a SQLite store, made if need be, and known by more than its name.
+    """The file of a SQLite store, created if missing, and identified by device and inode.
 
-    SQLite goes on with a file that somebody has removed: what is written then is gone with the last
-    process that has it open. Meanwhile new connections would make a new, empty one.
+    SQLite continues to use a file that has been removed: later writes are lost when the last process
+    closes it. Meanwhile, new connections would create a new, empty file.
     """
 
     def __init__(self, path: Path) -> None:
-        # Later tables hold row values (dead letters): only the owner reads them. SQLite gives its
-        # -wal and -shm files the mode of the main file.
+        # Some tables hold row values (dead letters), so only the owner may read the file. SQLite gives
+        # its -wal and -shm files the mode of the main file.
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +280,7 @@ class _File:
             found = self._look()
         except FileNotFoundError:
             found = None
-        except OSError:  # what it is, SQLite will say
+        except OSError:  # SQLite will report the problem
             return
         if found != self._identity:
             raise StoreLost(
@@ -299,10 +300,10 @@ def _begin(connection: Connection) -> None:
 
 
 def _configure_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves (`_begin`)
+    connection.isolation_level = None  # `_begin` sends BEGIN
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
     connection.execute("PRAGMA synchronous = FULL")
-    # Two processes that switch a new file to WAL at once do not wait for each other by themselves.
+    # busy_timeout does not apply when two processes switch a new file to WAL at the same time.
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:

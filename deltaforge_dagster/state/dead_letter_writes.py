@@ -1,4 +1,4 @@
-"""What a run writes of its dead letters."""
+"""Writes of a run that concern its dead letters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class DeadLetterWrites(Writing):
         max_entries: int,
         overflow: dead_letters.Overflow,
     ) -> int:
-        """Put letters, whose file is durable, into the queue, in order; one that is there stays.
+        """Add letters to the queue, in order; their file must be durable. Existing entries are kept.
 
         Returns:
-            How many of them are done with, from the first on: fewer than all only when the policy
-            is `block` and the next one finds no room.
+            The number of letters, from the first on, that are settled: fewer than all only if the
+            policy is `block` and there is no room for the next one.
         """
         return dead_letters.add(
             self._connection,
@@ -36,7 +36,7 @@ class DeadLetterWrites(Writing):
         )
 
     def begin_redrive(self, attempt: str, seqs: Mapping[int, int]) -> None:
-        """Give entries, by their place in an attempt to deliver them, tokens before any is sent."""
+        """Assign tokens to entries, by their place in a redrive attempt, before any is sent."""
         dead_letters.begin_attempt(self._connection, self._lease.pipeline, attempt, seqs)
 
     def redriven(self, seqs: Collection[int]) -> None:
@@ -46,19 +46,19 @@ class DeadLetterWrites(Writing):
         )
 
     def redriven_up_to(self, token: str) -> int:
-        """Remove what a sink says has arrived of an attempt; return how many entries that are."""
+        """Remove the entries of an attempt up to the token stored in the sink; return how many."""
         return dead_letters.arrived(self._connection, self._lease.pipeline, token)
 
     def redrive_failed(self, seq: int, kind: str, message: str) -> None:
-        """Note that an entry was refused again, and why; it waits for a person then."""
+        """Record that an entry was refused again, and why; it is `dead` again and waits for a user."""
         dead_letters.failed(self._connection, self._lease.pipeline, seq, kind, message)
 
     def expire_dead_letters(self, older_than: float) -> int:
-        """Drop and count the dead entries older than so many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return how many there were."""
         return dead_letters.expire(self._connection, self._lease.pipeline, older_than)
 
     def meets_anew(self, sink: str, segment: int, ordinal: int, *, complete: bool) -> None:
-        """Drop what is noted of changes behind a checkpoint, which the sink will be given."""
+        """Delete the records of undelivered changes behind a checkpoint, which will be sent again."""
         undelivered.forget_behind(
             self._connection, self._lease.pipeline, sink, segment, ordinal, complete=complete
         )

@@ -1,19 +1,20 @@
-"""Dead letters: changes that a sink can never be given as they are, kept until somebody acts.
+"""Dead letters: changes that can never be delivered to a sink as they are, kept until a user acts.
 
 An entry is in one of three states:
 
 =============  ====================================================================================
-`dead`         the change was refused for good; a person decides (`redrive`, `ack`)
-`redrive`      somebody has asked to deliver it again: the sink's deliverer will
-`waiting`      nothing is wrong with it, but an earlier change of its key is in the queue
+`dead`         the change was refused permanently; a user decides (`redrive`, `ack`)
+`redrive`      a user has requested a new delivery, which the sink's deliverer will make
+`waiting`      the change is deliverable, but an earlier change of its key is in the queue
 =============  ====================================================================================
 
-An entry goes when it was delivered, acknowledged, or dropped by the queue's limits. There is one entry
-for a sink and an event, however often the event is refused, so writing an entry again does nothing.
-All entries of a pipeline share one queue and its limits; what the limits have cost is counted, in the
-namespace `journal` of the key-value store. What left without being delivered is noted (`undelivered`).
+An entry is removed when it is delivered, acknowledged, or dropped by the queue's limits. There is at
+most one entry per sink and event, however often the event is refused, so adding an entry again does
+nothing. All entries of a pipeline share one queue and its limits; entries lost to the limits are counted
+in the namespace `journal` of the key-value store. Changes that leave the queue undelivered are recorded
+(`undelivered`).
 
-What is written by a run is fenced, like its checkpoints; what people do takes the lock of the lease.
+A run's writes are fenced, like its checkpoints; users' actions lock the lease row.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ T = TypeVar("T")
 _NAMESPACE = "journal"
 _ERROR_LENGTH = 2000
 _AT_ONCE = 500
-"""Values in one condition: every database takes that many."""
+"""Number of values in one condition that every database supports."""
 
 
 def add(
@@ -63,12 +64,12 @@ def add(
     max_entries: int,
     overflow: Overflow,
 ) -> int:
-    """Put letters into the queue, in order; those that are there already stay as they are.
+    """Add letters to the queue, in order; existing entries are kept unchanged.
 
     Returns:
-        How many of `letters`, from the first on, are done with. With `block` the first one after them
-        found no room; with the other policies all are done with, and what they cost is counted. Nothing
-        is wrong with a letter that waits for others: it is never rejected.
+        The number of `letters`, from the first on, that are settled. With `block`, there was no room for
+        the next one; with the other policies all letters are settled, and evicted or rejected ones are
+        counted. A letter that only waits for others is never rejected.
     """
     known = _known(connection, pipeline, sink, [one.event_id for one in letters])
     room = max_entries - _entries(connection, pipeline)
@@ -89,7 +90,7 @@ def add(
                 known.add(letter.event_id)
                 room -= 1
         done += 1
-    # Below zero also where the limit was lowered, which costs nothing by itself.
+    # `room` is also negative if the limit was lowered, which by itself evicts nothing.
     evicted = _evict(connection, pipeline, -room) if room < 0 and overflow == "drop_oldest" else 0
     undelivered.note(connection, pipeline, "rejected", rejected)
     _count(connection, pipeline, evicted=evicted, rejected=len(rejected))
@@ -107,7 +108,7 @@ def read(
     after: int = 0,
     limit: int | None = None,
 ) -> list[DeadLetterRow]:
-    """Return entries, the oldest first: those that fulfil every condition given."""
+    """Return the entries that match all given conditions, oldest first."""
     where = [dead_letters.c.pipeline == pipeline, dead_letters.c.seq > after]
     if sink is not None:
         where.append(dead_letters.c.sink == sink)
@@ -130,7 +131,7 @@ def read(
 
 
 def entry_json(pipeline: str, row: DeadLetterRow) -> bytes:
-    """Return an entry as programs read it, a JSON object in DeltaForge's words."""
+    """Return an entry in the format for programs: a JSON object with DeltaForge's field names."""
     return orjson.dumps(
         {
             "seq": row.seq,
@@ -166,7 +167,7 @@ def places(connection: Connection, pipeline: str, sink: str) -> list[DeadLetterR
 
 
 def depth(connection: Connection, pipeline: str) -> DeadLetterDepth:
-    """Return how full a pipeline's queue is."""
+    """Return the size and counters of a pipeline's queue."""
     dead = case((dead_letters.c.state == "dead", 1), else_=0)
     query = select(func.count(), func.sum(dead), func.min(dead_letters.c.created_at)).where(
         dead_letters.c.pipeline == pipeline
@@ -184,7 +185,7 @@ def depth(connection: Connection, pipeline: str) -> DeadLetterDepth:
 
 
 def state_of(connection: Connection, pipeline: str, sink: str) -> tuple[int, int, int]:
-    """Return what changes whenever a sink's entries do: how many, how many are dead, the last one."""
+    """Return values that change whenever a sink's entries do: count, dead ones, and last `seq`."""
     dead = case((dead_letters.c.state == "dead", 1), else_=0)
     query = select(func.count(), func.sum(dead), func.max(dead_letters.c.seq)).where(
         dead_letters.c.pipeline == pipeline, dead_letters.c.sink == sink
@@ -194,13 +195,13 @@ def state_of(connection: Connection, pipeline: str, sink: str) -> tuple[int, int
 
 
 def files(connection: Connection, pipeline: str) -> set[str]:
-    """Return the files of the journal that entries need."""
+    """Return the files of the journal that entries refer to."""
     query = select(dead_letters.c.path).where(dead_letters.c.pipeline == pipeline).distinct()
     return set(connection.execute(query).scalars())
 
 
 def redrive(connection: Connection, pipeline: str, *which: ColumnElement[bool]) -> int:
-    """Ask for a new delivery of dead entries; return how many there are."""
+    """Request a new delivery of dead entries; return how many there are."""
     return connection.execute(
         update(dead_letters)
         .where(dead_letters.c.pipeline == pipeline, dead_letters.c.state == "dead", *which)
@@ -218,7 +219,7 @@ def delivered(connection: Connection, pipeline: str, *which: ColumnElement[bool]
 def give_up(
     connection: Connection, pipeline: str, fate: undelivered.Fate, *which: ColumnElement[bool]
 ) -> int:
-    """Remove entries that are never delivered, and note that; return how many there were."""
+    """Remove entries that will never be delivered and record their fate; return how many."""
     place = (dead_letters.c.sink, dead_letters.c.segment, dead_letters.c.ordinal)
     gone = connection.execute(
         delete(dead_letters).where(dead_letters.c.pipeline == pipeline, *which).returning(*place)
@@ -231,7 +232,7 @@ def give_up(
 def these(
     *, sink: str | None = None, seqs: Collection[int] | None = None, up_to: int | None = None
 ) -> ColumnElement[bool]:
-    """Return the condition that an entry is one of these; without a choice, of all."""
+    """Return the SQL condition that selects these entries; without arguments, all entries."""
     chosen = [dead_letters.c.seq > 0]
     if sink is not None:
         chosen.append(dead_letters.c.sink == sink)
@@ -243,14 +244,14 @@ def these(
 
 
 def token(attempt: str, place: int) -> str:
-    """Return the token of an entry: the attempt, and its place in it; they sort by that."""
+    """Return the token of an entry, which sorts by its place in the attempt."""
     return f"{attempt}:{place:06d}"
 
 
 def begin_attempt(
     connection: Connection, pipeline: str, attempt: str, seqs: Mapping[int, int]
 ) -> None:
-    """Give entries, by their place in an attempt, their tokens."""
+    """Assign tokens to entries, by their place in an attempt."""
     for place, seq in seqs.items():
         connection.execute(
             update(dead_letters)
@@ -260,13 +261,13 @@ def begin_attempt(
 
 
 def arrived(connection: Connection, pipeline: str, last: str) -> int:
-    """Remove the entries of an attempt up to the one whose token a sink holds."""
+    """Remove the entries of an attempt up to the token that a sink holds; return how many."""
     first = token(last.rpartition(":")[0], 0)
     return delivered(connection, pipeline, dead_letters.c.token.between(first, last))
 
 
 def failed(connection: Connection, pipeline: str, seq: int, kind: str, message: str) -> None:
-    """Note that an entry was refused again."""
+    """Record that an entry was refused again."""
     connection.execute(
         update(dead_letters)
         .where(dead_letters.c.pipeline == pipeline, dead_letters.c.seq == seq)
@@ -280,7 +281,7 @@ def failed(connection: Connection, pipeline: str, seq: int, kind: str, message: 
 
 
 def expire(connection: Connection, pipeline: str, older_than: float) -> int:
-    """Drop the dead entries older than so many seconds, and count them."""
+    """Drop the dead entries older than this many seconds; count them and return their number."""
     gone = give_up(
         connection,
         pipeline,
@@ -306,7 +307,7 @@ def _insert(connection: Connection, pipeline: str, sink: str, letter: NewDeadLet
 
 
 def _evict(connection: Connection, pipeline: str, count: int) -> int:
-    """Drop the oldest entries; those that wait for others only when there are no others."""
+    """Drop the oldest entries; `waiting` ones only if there are no others."""
     waits = case((dead_letters.c.state == "waiting", 1), else_=0)
     oldest = (
         select(dead_letters.c.seq)

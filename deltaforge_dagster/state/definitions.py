@@ -1,11 +1,12 @@
-"""What tables look like and from which position on, where the source's log does not say it itself.
+"""Table definitions by position, for sources whose log does not contain them.
 
-A source that needs more than its log keeps its notes here, one text per table, in words of its own.
-One namespace per pipeline: `definitions/{pipeline}`, the table's name as key; a value is the JSON
-array `[[position, text], ...]` in the log's order, the text null from where the table was gone.
-Notes are written ahead of the changes that they are for. So a run that begins again before some
-of them takes what held at its position; only what nobody can begin at any more, no run and
-no second look at a range of the journal, is left out.
+A source stores one text per table, in a format of its own. The namespace of a pipeline is
+`definitions/{pipeline}` and the key is the table's name. The value is the JSON array
+`[[position, text], ...]` in the order of the log; a null text marks where the table was dropped.
+
+Definitions are stored before the changes to which they apply. A run that starts at an earlier position
+therefore uses the definitions that applied there. A definition is deleted once neither a run nor a
+repeated read of the journal can start at a position to which it applies.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _Notes = list[tuple[str, str | None]]
 def define(
     connection: Connection, pipeline: str, definitions: Mapping[str, str | None], position: str
 ) -> None:
-    """Note what tables look like from `position` (JSON text) on; None where a table is gone.
+    """Store the definitions of tables from `position` (JSON text) on; None for a dropped table.
 
-    Earlier notes of the same table for this position or later ones are replaced: the log is being
-    read again from before it.
+    Existing definitions of the same tables at this position or later are replaced, because the log is
+    being read again from an earlier position.
     """
     at: Position = parse_position(position)
     row = known_pipeline(connection, pipeline)
@@ -43,7 +44,7 @@ def define(
 
 
 def defined(connection: Connection, pipeline: str, position: Position) -> dict[str, str]:
-    """Return what tables looked like at `position`, as far as it was noted."""
+    """Return the stored definitions that apply at `position`, by table."""
     query = select(kv.c.key, kv.c.val).where(kv.c.ns == _namespace(pipeline))
     found = {}
     for table, value in connection.execute(query):
@@ -54,12 +55,12 @@ def defined(connection: Connection, pipeline: str, position: Position) -> dict[s
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Drop every note: the pipeline begins elsewhere, and nobody knows what became of tables."""
+    """Delete all definitions, because the pipeline starts elsewhere and they may no longer apply."""
     connection.execute(delete(kv).where(kv.c.ns == _namespace(pipeline)))
 
 
 def _oldest(connection: Connection, row: PipelineRow) -> str | None:
-    """Return the first position that anybody may read the log from again."""
+    """Return the first position from which the log may be read again."""
     first = (
         select(segments.c.start_position)
         .where(segments.c.pipeline == row.name)

@@ -1,9 +1,9 @@
-"""Which server a source was read from, and what was found when that changed.
+"""Records from which server a source is read, and the comparison made when that server changed.
 
 Namespace `failover/{pipeline}`: the value `identity:{source id}` is the server's identity,
-`{source id}/reconciliation` the newest record of a change, and the log `{source id}/history` has
-all of them. A record is the JSON object `{id, source_id, previous_identity, new_identity,
-table_results: [{db, table, deltas}], reconciled_at}`. Record and new identity commit together.
+`{source id}/reconciliation` the newest record of a change, and the log `{source id}/history` holds all
+records. A record is the JSON object `{id, source_id, previous_identity, new_identity,
+table_results: [{db, table, deltas}], reconciled_at}`. It is committed together with the new identity.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _IDENTITY = "identity:"
 
 
 def namespace(pipeline: str) -> str:
-    """Return the namespace of a pipeline's servers."""
+    """Return the namespace of a pipeline."""
     return f"failover/{pipeline}"
 
 
 def server(connection: Connection, pipeline: str, source_id: str) -> str | None:
-    """Return the identity of the server that the source was read from last, None before that."""
+    """Return the identity of the server from which the source was last read, or None."""
     found = get_value(connection, namespace(pipeline), _identity_key(source_id))
     return None if found is None else found.decode()
 
 
 def set_server(connection: Connection, pipeline: str, source_id: str, identity: str) -> None:
-    """Remember the server that the source is read from."""
+    """Store the identity of the server from which the source is read."""
     put_value(connection, namespace(pipeline), _identity_key(source_id), identity.encode())
 
 
 def forget_server(connection: Connection, pipeline: str) -> None:
-    """Take any server for the right one when the source is read next."""
+    """Forget the servers, so that the source may be read from any server next."""
     connection.execute(
         delete(kv).where(kv.c.ns == namespace(pipeline), kv.c.key.startswith(_IDENTITY))
     )
@@ -54,16 +54,16 @@ def reconciled(
     position: str,
     deltas: Mapping[tuple[str, str], Sequence[str]],
 ) -> None:
-    """Record that the source is another server now, and remember that server.
+    """Record that the source is now another server, and store that server's identity.
 
     Args:
-        connection: The caller's transaction, which holds the pipeline's lease.
+        connection: The caller's transaction, which has locked the pipeline's lease.
         pipeline: The pipeline's name.
         source_id: `source.config.id`.
-        previous: Identity of the server before.
-        identity: Identity of the server now.
-        position: Where reading goes on, as JSON text.
-        deltas: What is different, by (db, full table name); tables without a difference, too.
+        previous: Identity of the previous server.
+        identity: Identity of the new server.
+        position: Position at which reading resumes, JSON text.
+        deltas: Differences by (db, full table name), including tables without differences.
     """
     named = f"{source_id}\n{previous}\n{identity}\n{position}"
     record = {

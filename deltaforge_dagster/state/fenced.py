@@ -1,12 +1,12 @@
-"""What a run may write: everything goes through one `FencedWriter`, inside one transaction.
+"""The writes of a run: all of them go through a `FencedWriter`, inside one transaction.
 
-`StateStore.fenced` opens the transaction, locks the lease row and compares the epoch; only then
-does a writer exist. A process that lost its lease, even one that slept through its expiry, gets
-`LeaseLost` and nothing of the block is written.
+`StateStore.fenced` opens the transaction, locks the lease row, compares the epoch, and only then creates
+a writer. A process that has lost its lease, even one that slept through its expiry, gets `LeaseLost`,
+and nothing is written.
 
-After `StoreUnavailable` nobody knows whether the block was committed (the server's answer may be
-what got lost). Running the same block again is safe: a segment, range, close or checkpoint that
-is already there is recognised and not written twice.
+After `StoreUnavailable` it is unknown whether the block was committed (the server's answer may have been
+lost). It is safe to run the same block again: a segment, range, close or checkpoint that already
+exists is recognized and not written twice.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 
 class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWrites):
-    """Writes of one lease holder in one transaction; lives as long as the `fenced` block.
+    """Writes of one lease holder in one transaction; valid inside the `fenced` block only.
 
-    The journal's, the sinks', the dead letters' and the snapshots' have a module each; here are those of the lease and
-    the source.
+    Writes that concern the journal, sinks, dead letters and snapshots are in modules of their own; this
+    class adds those for the lease and the source.
     """
 
     def renew(self, seconds: float) -> float:
-        """Extend the lease to `seconds` from now; return when it expires, by the database's clock.
+        """Extend the lease to `seconds` from now; return its expiry by the database's clock.
 
-        Take the local deadline from a monotonic clock read *before* this call.
+        To compute a local deadline, read the monotonic clock *before* this call.
         """
         self._update_lease({"expires_at": clock() + seconds})
         query = select(leases.c.expires_at).where(leases.c.pipeline == self._lease.pipeline)
@@ -46,11 +46,11 @@ class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWr
         return expires_at
 
     def release(self) -> None:
-        """Give the lease back with this block: another run may take it at once."""
+        """Release the lease at the end of this block; another run may acquire it at once."""
         self._update_lease({"run_id": None, "expires_at": clock()})
 
     def set_session(self, session_id: str | None) -> None:
-        """Remember the Spark session, for this run and the ones after it."""
+        """Store the id of the Spark session for this run and the next ones."""
         self._update_lease({"session_id": session_id})
 
     def register_schema(
@@ -62,7 +62,7 @@ class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWr
         streamed: bool = True,
         pause: bool = False,
     ) -> SchemaStamp:
-        """Return the stamp of a table version: an earlier one's, or a new one (see `schemas`)."""
+        """Return the stamp of a table version, an existing or a new one (see `schemas`)."""
         return schemas.register(
             self._connection,
             self._lease.pipeline,
@@ -74,15 +74,15 @@ class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWr
         )
 
     def define(self, definitions: Mapping[str, str | None], position: str) -> None:
-        """Note what tables look like from `position` on (see `definitions`)."""
+        """Store the definitions of tables from `position` on (see `definitions`)."""
         table_notes.define(self._connection, self._lease.pipeline, definitions, position)
 
     def server(self, source_id: str) -> str | None:
-        """Return the identity of the server that the source was read from last (`failovers`)."""
+        """Return the identity of the server from which the source was last read (`failovers`)."""
         return failovers.server(self._connection, self._lease.pipeline, source_id)
 
     def set_server(self, source_id: str, identity: str) -> None:
-        """Remember the server that the source is read from."""
+        """Store the identity of the server from which the source is read."""
         failovers.set_server(self._connection, self._lease.pipeline, source_id, identity)
 
     def reconciled(
@@ -94,7 +94,7 @@ class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWr
         position: str,
         deltas: Mapping[tuple[str, str], Sequence[str]],
     ) -> None:
-        """Record that the source is another server now (see `failovers`)."""
+        """Record that the source is now another server (see `failovers`)."""
         failovers.reconciled(
             self._connection,
             self._lease.pipeline,
@@ -106,15 +106,15 @@ class FencedWriter(JournalWrites, CheckpointWrites, DeadLetterWrites, SnapshotWr
         )
 
     def note_sensed(self, findings: sensing.Findings) -> None:
-        """Store what sensing found out in some segments (see `sensing`)."""
+        """Store the findings of sensing in some segments (see `sensing`)."""
         sensing.note(self._connection, self._lease.pipeline, findings)
 
     def sensing_failed(self, problem: str) -> None:
-        """Remember why sensing does not go on."""
+        """Store why sensing has stopped."""
         sensing.fail(self._connection, self._lease.pipeline, problem)
 
     def count(self, tally: Tally) -> None:
-        """Count what belongs to no other write (see `metrics`)."""
+        """Add a tally that is not part of another write (see `metrics`)."""
         metrics.count(self._connection, self._lease.pipeline, tally)
 
     def _update_lease(self, values: Mapping[str, Any]) -> None:

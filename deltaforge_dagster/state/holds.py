@@ -1,18 +1,19 @@
-"""Holds: events that are kept back, in order, until somebody releases them.
+"""Holds: events that are kept back, in order, until they are released.
 
-A hold is named by what it is about: its kind (`table`: its events cannot be decoded; `schema`: its
-newest form waits for approval) and its subject (`shop.orders`). It goes through three states:
+A hold is identified by its kind (`table`: its events cannot be decoded; `schema`: the table's newest
+form waits for approval) and its subject (`shop.orders`). It goes through three states:
 
 =============  ====================================================================================
-`held`         events of the subject are kept, in files of the journal's folder (`hold_part`)
-`released`     somebody has fixed what was wrong, or approved; the next run turns the events into
+`held`         events of the subject are kept in files of the journal's folder (`hold_part`)
+`released`     the problem was fixed or the form approved; the next run turns the events into
                segments
-`journaled`    they are in the journal, the last one in `last_segment`; nothing is kept any more
+`journaled`    the events are in the journal, the last one in `last_segment`; the files are not needed
+               any more
 =============  ====================================================================================
 
-While sinks lack that segment the source must not forget the events, so the row stays until every
-attached sink has it. What is written here is written together with the captured position, so that
-an event is kept if, and only if, capture does not read it again.
+Until every attached sink has that segment, the source must not discard the events, so the row is kept.
+Writes to holds share a transaction with the captured position, so that an event is kept if and only if
+capture will not read it again.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from deltaforge_dagster.state.rows import read_rows
 from deltaforge_dagster.state.tables import hold_parts, holds
 
 SCHEMA = "schema"
-"""Kind of the holds of tables whose form waits for approval; what is kept are rows."""
+"""Kind of holds for tables whose form waits for approval; their files contain decoded rows."""
 
 _REASON_LENGTH = 2000
 
 
 def read_holds(connection: Connection, pipeline: str) -> list[HoldRow]:
-    """Return a pipeline's holds, the oldest first."""
+    """Return a pipeline's holds, oldest first."""
     found = read_rows(connection, HoldRow, holds.c.pipeline == pipeline)
     return sorted(found, key=lambda row: (row.since, row.kind, row.subject))
 
@@ -42,7 +43,7 @@ def read_holds(connection: Connection, pipeline: str) -> list[HoldRow]:
 def read_parts(
     connection: Connection, pipeline: str, kind: str | None = None, subject: str | None = None
 ) -> list[HoldPartRow]:
-    """Return the files of a hold, or of every hold, in the order of their events."""
+    """Return the files of one hold, or of all holds, in the order of their events."""
     where = [hold_parts.c.pipeline == pipeline]
     if kind is not None and subject is not None:
         where += [hold_parts.c.kind == kind, hold_parts.c.subject == subject]
@@ -51,7 +52,7 @@ def read_parts(
 
 
 def keep(connection: Connection, pipeline: str, parts: Iterable[HeldPart]) -> None:
-    """Add files whose events are durable to their holds; a file that is there already is known."""
+    """Add durable files of events to their holds; files that were already added are ignored."""
     for part in parts:
         _keep(connection, pipeline, part)
 
@@ -81,14 +82,14 @@ def _keep(connection: Connection, pipeline: str, part: HeldPart) -> None:
 
 
 def begin(connection: Connection, pipeline: str, part: HeldPart) -> None:
-    """Hold a subject from here on, without an event so far; `part` names it, and no file."""
+    """Begin a hold that has no events yet; `part` names the subject and no file."""
     _add(connection, pipeline, part)
 
 
 def _add(connection: Connection, pipeline: str, part: HeldPart) -> None:
-    """Begin the hold of a part, or add its events to it."""
+    """Begin a part's hold, or add the part's events to the existing one."""
     this = _this(pipeline, part.kind, part.subject)
-    # One whose events are in the journal already begins anew; where it began it stays.
+    # A hold that is already `journaled` starts again, but keeps its `since_position`.
     connection.execute(
         update(holds)
         .where(this, holds.c.state == "journaled")
@@ -118,17 +119,17 @@ def _add(connection: Connection, pipeline: str, part: HeldPart) -> None:
 
 
 def release(connection: Connection, pipeline: str, kind: str, subject: str, mend: str) -> HoldRow:
-    """Let the next run put what is held into the journal.
+    """Release a hold, so that the next run writes its events to the journal.
 
     Args:
-        connection: Within a transaction that holds the lease's lock.
+        connection: A transaction that has locked the lease row.
         pipeline: The pipeline.
-        kind: Of the hold.
-        subject: Of the hold.
-        mend: What the source needs to decode the events, JSON text.
+        kind: Kind of the hold.
+        subject: Subject of the hold.
+        mend: Remedy that the source needs to decode the events, JSON text.
 
     Raises:
-        NotAllowed: There is no such hold, or its events are in the journal already.
+        NotAllowed: There is no such hold, or its events are already in the journal.
     """
     released = connection.execute(
         update(holds)
@@ -141,7 +142,7 @@ def release(connection: Connection, pipeline: str, kind: str, subject: str, mend
 
 
 def hold_back(connection: Connection, pipeline: str, kind: str, subject: str, reason: str) -> None:
-    """Take a release back: the events still cannot be decoded, for this reason."""
+    """Revoke a release, because the events still cannot be decoded, for this reason."""
     connection.execute(
         update(holds)
         .where(_this(pipeline, kind, subject), holds.c.state == "released")
@@ -152,7 +153,7 @@ def hold_back(connection: Connection, pipeline: str, kind: str, subject: str, re
 def journaled(
     connection: Connection, pipeline: str, kind: str, subject: str, last_segment: int
 ) -> None:
-    """Note that everything that was held is in the journal, up to `last_segment`."""
+    """Record that all held events are in the journal, the last one in `last_segment`."""
     connection.execute(
         delete(hold_parts).where(
             hold_parts.c.pipeline == pipeline,
@@ -168,7 +169,7 @@ def journaled(
 
 
 def forget(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Drop the holds whose events every attached sink has, up to segment `delivered`."""
+    """Delete holds whose events all attached sinks have, given that they have segment `delivered`."""
     connection.execute(
         delete(holds).where(
             holds.c.pipeline == pipeline,
@@ -179,7 +180,7 @@ def forget(connection: Connection, pipeline: str, delivered: int) -> None:
 
 
 def drop_all(connection: Connection, pipeline: str) -> None:
-    """Drop every hold with what it keeps."""
+    """Delete all holds and the rows of their files."""
     for table in (holds, hold_parts):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 

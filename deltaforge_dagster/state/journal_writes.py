@@ -1,4 +1,4 @@
-"""What a run writes of the journal: ranges, segments, how far is captured, and what is kept back."""
+"""Writes of a run that concern the journal: ranges, segments, the captured position, and holds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from deltaforge_dagster.tables import Contained, contained
 
 
 class JournalWrites(Writing):
-    """The part of a `FencedWriter` that capture writes with."""
+    """The part of a `FencedWriter` that capture and processing use."""
 
     def open_range(self, start_position: str, spec_hash: str, first_segment: int) -> int:
         """Open the next range, which begins with `first_segment`, and return its number.
 
-        Call it in the block that adds that segment: a range exists from its first segment on.
+        Call it in the same block that adds this segment, since a range always has a segment.
 
         Raises:
             NotAllowed: A range is open, or `first_segment` is not the pipeline's next one.
@@ -75,14 +75,16 @@ class JournalWrites(Writing):
         released: HoldRow | None = None,
         tally: Tally | None = None,
     ) -> None:
-        """Add a segment, whose file is durable, to an open range, and move the captured position.
+        """Add a segment, whose file must be durable, to an open range; advance the captured position.
+
+        Adding the same segment again has no effect.
 
         Args:
             segment: The segment.
-            range: The range.
-            held: Files of events before the segment's end that are kept back.
-            released: The hold whose events these are: from now on they are in the journal.
-            tally: What is counted with it.
+            range: Number of the range.
+            held: Files of held events from before the segment's end.
+            released: The hold whose last events this segment contains; it becomes `journaled`.
+            tally: Metrics to count with it.
 
         Raises:
             NotAllowed: The range is not open, or the segment's number is not the next one.
@@ -147,16 +149,16 @@ class JournalWrites(Writing):
                 "next_segment": segment.segment + 1,
             },
         )
-        # What is held again of the same table is behind what was released.
+        # First, because newly held events of the same table come after the released ones.
         if released is not None:
             self.hold_journaled(released, segment.segment)
         self._keep(held)
 
     def close_range(self, range: int, reason: str, content_hash: str) -> None:  # noqa: A002
-        """Close a range, once and for ever.
+        """Close a range for good; closing it again with the same content has no effect.
 
         Raises:
-            NotAllowed: It has no segment, or is already closed (with another content).
+            NotAllowed: The range has no segment, or is already closed with another content hash.
         """
         row = self._range(range)
         if row["state"] == "closed" and row["content_hash"] == content_hash:
@@ -177,9 +179,9 @@ class JournalWrites(Writing):
         )
 
     def set_captured(self, position: str) -> None:
-        """Move the captured position over log that held nothing for the pipeline.
+        """Advance the captured position past a part of the log without changes for the pipeline.
 
-        Never backwards: when a segment has meanwhile been added that ends later, its end stays.
+        It never moves backwards: if a segment was added meanwhile that ends later, its end remains.
         """
         captured = self._pipeline()["captured_position"]
         if captured is not None:
@@ -190,40 +192,40 @@ class JournalWrites(Writing):
         self._update_pipeline({"captured_position": position})
 
     def set_capture_pause(self, why: str | None) -> None:
-        """Remember why capture is paused; None once it is not."""
+        """Store why capture is paused, or None once it continues."""
         self._update_pipeline({"capture_pause": why})
 
     def set_confirmed(self, position: str) -> None:
-        """Remember the committed position, before the source is told that it may forget."""
+        """Store the committed position, before it is confirmed to the source."""
         self._update_pipeline({"confirmed_position": position})
 
     def keep(self, held: Iterable[HeldPart], position: str) -> None:
-        """Keep events back, whose files are durable, and move the captured position past them."""
+        """Add durable files of held events, and advance the captured position past them."""
         self._keep(held)
         self.set_captured(position)
 
     def begin_hold(self, part: HeldPart) -> None:
-        """Hold a subject without an event so far."""
+        """Begin a hold that has no events yet."""
         holds.begin(self._connection, self._lease.pipeline, part)
         self._release_approved([part])
 
     def keep_again(self, hold: HoldRow, held: Iterable[HeldPart]) -> None:
-        """Keep everything of a hold back for another reason, in other files."""
+        """Replace a hold by one for another reason, with the same events in other files."""
         self.hold_journaled(hold, 0)
         self._keep(held)
 
     def hold_back(self, hold: HoldRow, reason: str) -> None:
-        """Take a release back: what is held still cannot be decoded, for this reason."""
+        """Revoke a release, because the held events still cannot be decoded, for this reason."""
         holds.hold_back(self._connection, self._lease.pipeline, hold.kind, hold.subject, reason)
 
     def hold_journaled(self, hold: HoldRow, last_segment: int) -> None:
-        """Note that everything that was held is in the journal, up to a segment."""
+        """Record that all held events are in the journal, the last one in `last_segment`."""
         holds.journaled(
             self._connection, self._lease.pipeline, hold.kind, hold.subject, last_segment
         )
 
     def forget_holds(self, delivered: int) -> None:
-        """Drop the holds whose events every attached sink has, up to a segment."""
+        """Delete holds whose events all attached sinks have, given that they have this segment."""
         holds.forget(self._connection, self._lease.pipeline, delivered)
 
     def _keep(self, held: Iterable[HeldPart]) -> None:
@@ -232,7 +234,7 @@ class JournalWrites(Writing):
         self._release_approved(parts)
 
     def _release_approved(self, held: Iterable[HeldPart]) -> None:
-        """Release what was approved before the first of it was kept."""
+        """Release holds of tables that were approved before their first part was stored."""
         pipeline = self._lease.pipeline
         for table in {part.subject for part in held if part.kind == holds.SCHEMA}:
             if not schemas.is_pending(self._connection, pipeline, table):
@@ -263,7 +265,7 @@ class JournalWrites(Writing):
         return self._connection.execute(query).first() is not None
 
     def leave_as_captured(self, up_to: int) -> None:
-        """Decide that the segments up to a number, as far as it is open, are delivered unprocessed."""
+        """Decide that segments up to a number, if still undecided, are delivered unprocessed."""
         self._connection.execute(
             update(segments)
             .where(
@@ -277,9 +279,9 @@ class JournalWrites(Writing):
     def add_processed(
         self, processed: Iterable[Processed], tallies: Mapping[int, Tally] | None = None
     ) -> None:
-        """Note what processors made of segments; what is noted first of a segment counts, for ever.
+        """Record the processors' output for segments; the first record of a segment is final.
 
-        With it is counted what `tallies` has of a segment.
+        The segment's tally in `tallies` is counted together with it.
         """
         for one in processed:
             noted = self._connection.execute(

@@ -1,8 +1,8 @@
-"""The lease of a pipeline inside a transaction: lock it, see who holds it, take it.
+"""Locks, checks and takes the lease of a pipeline inside a transaction.
 
-The lease row is also the lock of everything else a pipeline owns: whoever changes a pipeline's
-ranges, segments or checkpoints locks that row first, so such transactions follow one another. A
-holder that began before its lease expired therefore commits before anybody else can take it.
+The lease row also serves as the lock of everything else that belongs to the pipeline: transactions that
+change its ranges, segments or checkpoints lock this row first, so they are serialized. A holder whose
+transaction began before its lease expired therefore commits before another run can take the lease.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deltaforge_dagster.state.tables import leases
 
 @dataclass(frozen=True, slots=True)
 class LockedLease:
-    """The lease row of a pipeline, locked until the transaction ends; `now` is after the lock."""
+    """A pipeline's lease row, locked until the transaction ends; `now` was read after locking it."""
 
     epoch: int
     run_id: str | None
@@ -41,7 +41,7 @@ def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
     """
     this = leases.c.pipeline == pipeline
     if connection.dialect.name == "postgresql":
-        # A statement of its own: the clock in a select list may be read before the lock is won.
+        # A separate statement, because a clock in its select list may be read before the row is locked.
         connection.execute(select(leases.c.epoch).where(this).with_for_update())
     row = connection.execute(
         select(leases.c.epoch, leases.c.run_id, leases.c.expires_at, clock()).where(this)
@@ -52,9 +52,9 @@ def lock_lease(connection: Connection, pipeline: str) -> LockedLease:
 
 
 def take_lease(connection: Connection, pipeline: str, run_id: str, seconds: float) -> Lease | None:
-    """Give the lease to `run_id` with the next epoch, or return None while anybody holds it.
+    """Give the lease to `run_id` with the next epoch, or return None while another run holds it.
 
-    A holder that never released it is lost: nobody else is there to count that.
+    If the previous holder never released it, that run is counted here as lost.
     """
     held = lock_lease(connection, pipeline)
     if held.live:
@@ -72,10 +72,10 @@ def take_lease(connection: Connection, pipeline: str, run_id: str, seconds: floa
 
 
 def check_lease(connection: Connection, lease: Lease) -> None:
-    """Lock the lease row and prove that `lease` is still the one that counts.
+    """Lock the lease row and check that `lease` is still valid.
 
     Raises:
-        LeaseLost: It was released, has expired (even if nobody took it), or another run holds it.
+        LeaseLost: It was released, has expired (even if no other run took it), or another run holds it.
     """
     held = lock_lease(connection, lease.pipeline)
     mine = f"pipeline {lease.pipeline!r}: run {lease.run_id} (epoch {lease.epoch})"

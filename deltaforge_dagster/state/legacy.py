@@ -1,15 +1,15 @@
-"""Checkpoints that DeltaForge left: its store read, and its keys in ours.
+"""Imports checkpoints from the storage of DeltaForge, the predecessor.
 
 DeltaForge keeps positions in the namespace `checkpoints` of its storage: `{source id}::sink::{sink id}`
-is how far a sink has acknowledged, `{source id}` alone how far the pipeline has, from a time when sinks
-had no key of their own. A value is a position as JSON text (`positions`). Its storage is
+is the position that a sink has acknowledged. `{source id}` alone is that of the whole pipeline, from a
+time when sinks had no keys of their own. Values are positions as JSON text (`positions`). The storage is
 
-- a SQLite file or a PostgreSQL database, table `df_kv (ns, key, val, updated_at, expires_at)`; older
-  ones `kv (namespace, key, value)`;
-- before that a JSON file, one object that maps keys to positions.
+- a SQLite file or a PostgreSQL database with the table `df_kv (ns, key, val, updated_at, expires_at)`,
+  or, in older versions, `kv (namespace, key, value)`;
+- in even older versions a JSON file with one object that maps keys to positions.
 
-They are copied into our own store under the same namespace and keys (`Kv`). A pipeline's first start
-takes them from there, and they are gone then.
+The checkpoints are copied into this state store under the same namespace and keys (`Kv`). The first
+start of a pipeline uses them and deletes them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _QUERIES = (
 
 
 def sink_key(source_id: str, sink_id: str) -> str:
-    """Return the key of one sink's checkpoint; a pipeline's own is the source's id alone."""
+    """Return the key of one sink's checkpoint; the key of the whole pipeline is the source's id."""
     return f"{source_id}{_SINK}{sink_id}"
 
 
 def of_source(found: dict[str, bytes], source_id: str) -> dict[str, bytes]:
-    """Return the checkpoints of one source, also those of sinks that nobody names any more."""
+    """Return the checkpoints of one source, including those of sinks that no longer exist."""
     return {
         key: value
         for key, value in found.items()
@@ -54,12 +54,12 @@ def of_source(found: dict[str, bytes], source_id: str) -> dict[str, bytes]:
 
 
 def stored(checkpoints: Kv, source_id: str) -> dict[str, bytes]:
-    """Return the checkpoints of one source that our own store has."""
+    """Return the imported checkpoints of one source in this state store."""
     return of_source(checkpoints.items(source_id), source_id)
 
 
 def forget(connection: Connection, source_id: str) -> None:
-    """Drop the checkpoints of one source from our own store."""
+    """Delete the imported checkpoints of one source from this state store."""
     prefix = f"{source_id}{_SINK}"
     connection.execute(
         delete(kv).where(
@@ -70,14 +70,15 @@ def forget(connection: Connection, source_id: str) -> None:
 
 
 def read(storage: str) -> dict[str, bytes]:
-    """Return every checkpoint that a storage of DeltaForge holds; changes nothing there.
+    """Return all checkpoints in a storage of DeltaForge, without changing it.
 
     Args:
         storage: Path of the SQLite or JSON file, or `postgresql://user:password@host/db`.
 
     Raises:
-        SettingsError: There is no such file, it holds no storage of DeltaForge, or the address is not one.
-        StoreUnavailable: It cannot be read now.
+        SettingsError: There is no such file, it is not a storage of DeltaForge, or the address is
+            invalid.
+        StoreUnavailable: The storage cannot be read now.
     """
     if storage.startswith(("postgres://", "postgresql://")):
         return _postgres(storage)

@@ -1,8 +1,8 @@
-"""What is kept of a table beside the log of its versions (`schemas`).
+"""Markers of tables, stored next to the log of their versions (`schemas`).
 
-A value of the KV namespace of the registry, under the table's key: the JSON object
-`{in_force: [[position, sequence], ...], pending: [sequence, ...]}`. `in_force` says from which
-position of the log on rows had which version, `pending` which versions wait for approval.
+A marker is a value in the key-value namespace of the registry, under the table's key: the JSON object
+`{in_force: [[position, sequence], ...], pending: [sequence, ...]}`. `in_force` lists the positions of
+the source's log from which each version applies, `pending` the versions that wait for approval.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from deltaforge_dagster.state.tables import kv
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Which versions of a table were in force where, and which wait for approval."""
+    """Where each version of a table was in force, and which versions wait for approval."""
 
     in_force: tuple[tuple[str, int], ...] = ()
     pending: frozenset[int] = frozenset()
 
     def reached(self, position: str, sequence: int) -> Marker:
-        """Return the marker once rows at a position (JSON text) have a version.
+        """Return the marker with a version in force from a position (JSON text) on.
 
-        What was noted for later positions is dropped: the log is being read again from before
-        them. The same note twice is one, wherever in between a reader died.
+        Entries for later positions are dropped, because the log is being read again from an earlier
+        one. Adding the same entry again, after a run died, has no other effect.
         """
         at: Position = parse_position(position)
         notes = [one for one in self.in_force if not at < _position(one)]
@@ -40,16 +40,16 @@ class Marker:
         return replace(self, in_force=tuple(notes))
 
     def waiting_for(self, sequence: int) -> Marker:
-        """Return the marker with one more version that waits for approval."""
+        """Return the marker with another version that waits for approval."""
         return replace(self, pending=self.pending | {sequence})
 
     def approved(self) -> Marker:
-        """Return the marker with nothing that waits."""
+        """Return the marker with no version waiting."""
         return replace(self, pending=frozenset())
 
 
 def read(connection: Connection, namespace: str, key: str) -> Marker | None:
-    """Return a table's marker, None when there is none."""
+    """Return a table's marker, or None if there is none."""
     value = get_value(connection, namespace, key)
     return None if value is None else _parse(value)
 
@@ -61,7 +61,7 @@ def read_all(connection: Connection, namespace: str) -> dict[str, Marker]:
 
 
 def write(connection: Connection, namespace: str, key: str, marker: Marker) -> None:
-    """Keep a table's marker."""
+    """Store a table's marker."""
     fields = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
     put_value(connection, namespace, key, orjson.dumps(fields))
 

@@ -1,8 +1,8 @@
-"""Every metric by name: what it is called, of what type, which labels it has, and what it says.
+"""Definitions of all metrics: name, type, labels and help text.
 
-A family is `stored` when it is counted while pipelines work, and kept in the state store (`metrics`);
-else it is worked out from the store when somebody asks (`api.metrics`). A name here lacks the prefix
-`deltaforge_`. docs/metrics.md is the same list for people; a test compares them.
+A family is `stored` if it is counted while pipelines run and kept in the state store (`metrics`);
+otherwise it is computed from the store on request (`api.metrics`). Names here lack the prefix
+`deltaforge_`. docs/metrics.md is the same list for users; a test compares them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Family:
     """One metric.
 
     Attributes:
-        name: Without the prefix; a counter's ends with `_total` or not, as people know it.
-        kind: Its type.
-        labels: Names of its labels, in order; `pipeline` first where it has one.
-        help: What it says, one sentence.
+        name: Name without the prefix. Not all counters end with `_total`: established names are kept.
+        kind: Type of the metric.
+        labels: Names of its labels, in order; `pipeline` comes first if present.
+        help: Help text of one sentence.
         stored: Whether it is kept in the state store.
         buckets: Upper bounds of a histogram, without infinity.
     """
@@ -41,7 +41,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-"""Every family by its name."""
+"""All families by name."""
 
 
 def _family(kind: Kind, name: str, labels: str, text: str, **options: object) -> Family:

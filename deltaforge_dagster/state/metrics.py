@@ -1,9 +1,9 @@
-"""Metrics in the state store: counted in the transaction of what they count.
+"""Metrics in the state store, counted in the same transaction as the events that they count.
 
-Pipelines live in many short runs, so a count in a run's memory would be lost or begin at 0 again
-and again. A `Tally` collects what happened since the last write; the transaction that makes it true
-(a segment's row, a checkpoint, a dead letter) adds it to what is stored. A row is one number: of a
-counter, a gauge's last value, or one bucket of a histogram, each bucket by itself.
+A pipeline works in many short runs, so counts in a run's memory would be lost or start at 0 again and
+again. A `Tally` collects what happened since the last write, and the transaction that makes it durable
+(a segment's row, a checkpoint, a dead letter) adds it to the stored numbers. A row is one number: the
+value of a counter, the last value of a gauge, or one bucket of a histogram (not cumulative).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from deltaforge_dagster.state.tables import checkpoints, metrics, segments
 _Series = tuple[str, str]
 
 LE = "le"
-"""The label of a bucket: its upper bound; `+Inf` for the last one."""
+"""Label with the upper bound of a bucket; `+Inf` for the last one."""
 
 RunFailure = Literal["failed", "lost"]
-"""A run that says that it failed; one that said nothing more, and whose lease somebody else took."""
+"""`failed`: the run reported its failure; `lost`: it went silent, and another run took its lease."""
 
 RUN_FAILURE_REASONS: tuple[RunFailure, ...] = get_args(RunFailure)
 
 SUM = "_sum"
-"""What stands behind a histogram's name for the sum of what was observed."""
+"""Suffix of a histogram's name for the sum of the observed values."""
 
 
 class Tally:
-    """What was counted and is not stored yet; used by one thread at a time.
+    """Counts that are not stored yet; used by one thread at a time.
 
-    Labels are those of the family, less `pipeline`, which is known where it is stored.
+    Labels are those of the family except `pipeline`, which is added when the tally is stored.
     """
 
     def __init__(self) -> None:
@@ -55,29 +55,29 @@ class Tally:
         return bool(self._added or self._last)
 
     def add(self, family: Family, amount: float = 1, **labels: str) -> None:
-        """Count something."""
+        """Add an amount to a counter."""
         if amount:
             self._add(family.name, _text(family, labels), amount)
 
     def observe(self, family: Family, value: float, **labels: str) -> None:
-        """Count a value in a histogram."""
+        """Add a value to a histogram."""
         place = bisect.bisect_left(family.buckets, value)
         bound = f"{family.buckets[place]:g}" if place < len(family.buckets) else "+Inf"
         self._add(family.name, _text(family, labels, le=bound), 1)
         self._add(family.name + SUM, _text(family, labels), value)
 
     def set(self, family: Family, value: float, **labels: str) -> None:
-        """Remember a gauge's last value."""
+        """Set a gauge's value."""
         self._last[family.name, _text(family, labels)] = value
 
     def join(self, other: Tally) -> None:
-        """Take over what another one has counted, which may be used no more."""
+        """Add the counts of another tally, which must not be used afterwards."""
         for (name, labels), amount in other._added.items():
             self._add(name, labels, amount)
         self._last |= other._last
 
     def rows(self, pipeline: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return rows to add to what is stored, and rows to put in its place; in one order."""
+        """Return the rows to add to stored values and those to replace them, both sorted by series."""
         added, last = (
             [
                 {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
@@ -93,7 +93,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One number as it is stored."""
+    """One stored number."""
 
     pipeline: str
     name: str
@@ -112,7 +112,7 @@ def of_desired_state(before: DesiredState, want: DesiredState) -> Tally:
 
 
 def run_failure(reason: RunFailure) -> Tally:
-    """Return the tally of one run that did not end well."""
+    """Return the tally of one failed or lost run."""
     tally = Tally()
     tally.add(RUN_FAILURES, reason=reason)
     return tally
@@ -126,7 +126,7 @@ def panic() -> Tally:
 
 
 def count(connection: Connection, pipeline: str, tally: Tally | None) -> None:
-    """Add a tally to what is stored of a pipeline; part of the caller's transaction."""
+    """Add a tally to a pipeline's stored numbers, within the caller's transaction."""
     if not tally:
         return
     added, last = tally.rows(pipeline)
@@ -142,7 +142,7 @@ def count(connection: Connection, pipeline: str, tally: Tally | None) -> None:
 
 
 def stored(connection: Connection) -> list[Stored]:
-    """Return every stored number."""
+    """Return all stored numbers."""
     query = select(metrics).order_by(metrics.c.name, metrics.c.pipeline, metrics.c.labels)
     return [
         Stored(pipeline, name, orjson.loads(labels), value)
@@ -151,7 +151,7 @@ def stored(connection: Connection) -> list[Stored]:
 
 
 def lacking_rows(connection: Connection) -> dict[tuple[str, str], int]:
-    """Return, by pipeline and sink, how many captured changes attached sinks lack, if any."""
+    """Return, by pipeline and attached sink, how many captured changes are not delivered yet."""
     behind = or_(
         segments.c.segment > checkpoints.c.segment,
         and_(segments.c.segment == checkpoints.c.segment, not_(checkpoints.c.complete)),
@@ -172,7 +172,7 @@ def lacking_rows(connection: Connection) -> dict[tuple[str, str], int]:
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Drop everything that was counted for a pipeline, which is no more."""
+    """Delete all stored numbers of a pipeline."""
     connection.execute(delete(metrics).where(metrics.c.pipeline == pipeline))
 
 

@@ -1,8 +1,8 @@
-"""Brings the tables of a state store to the version that this code speaks.
+"""Creates or upgrades the tables of a state store to the version of this code.
 
-Opening a store does it, in one transaction that only one process at a time can hold (SQLite:
-`BEGIN IMMEDIATE`; PostgreSQL: an advisory lock, manual section "Explicit Locking"), so any number
-of processes may start at once, and a crash leaves the old version whole.
+This happens when a store is opened, in one transaction that only one process at a time can hold (SQLite:
+`BEGIN IMMEDIATE`; PostgreSQL: an advisory lock, manual section "Explicit Locking"). So any number of
+processes may start at the same time, and a crash leaves the old version intact.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.state.database import Database
 
 VERSION_TABLE = "df_version"
-"""Ours alone: Dagster's own tables, perhaps in the same database, use Alembic's default name."""
+"""Not Alembic's default name, which Dagster's own tables use, perhaps in the same database."""
 
 _LOCK = 0x6466_7374_6174_65  # "dfstate"
 
 
 def migrate(database: Database) -> None:
-    """Make or upgrade the tables; returns at once when they are up to date.
+    """Create or upgrade the tables; return at once if they are up to date.
 
     Raises:
-        SettingsError: The tables are of a version that this code does not know.
+        SettingsError: The tables have a version that this code does not know.
         StoreUnavailable: The database cannot be reached, or another process holds the lock.
     """
     with database.read() as connection:
@@ -56,9 +56,9 @@ def _config() -> Config:
     return config
 
 
-@functools.cache  # a sensor opens the store at each tick, and to read the files takes most of that
+@functools.cache  # a sensor opens the store at each tick, and reading the files takes most of the time
 def _known_versions() -> tuple[str, ...]:
-    """Return the versions that this code knows, the newest first."""
+    """Return the versions that this code knows, newest first."""
     script = ScriptDirectory.from_config(_config())
     return tuple(one.revision for one in script.walk_revisions())
 

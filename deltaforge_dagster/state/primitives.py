@@ -1,15 +1,15 @@
-"""The four primitives: small durable structures beside the tables of the run.
+"""Four primitives: small durable data structures next to the state store's other tables.
 
 =======  =========================================================================
-`Kv`     last write wins; a key put with a time to live is absent once that has passed
+`Kv`     last write wins; a key with a time to live is absent after that time
 `Log`    append-only; sequence numbers increase over all logs, in the order of commits
 `Slot`   one value with a version from 1; compare-and-swap has exactly one winner
 `Queue`  first in, first out; `ack` removes everything up to an id
 =======  =========================================================================
 
-Values are bytes. Every structure lives under a (namespace, key) pair; an object of these classes
-is one namespace of one database, holds no state of its own and may be shared by threads. What
-must commit together with other writes uses the functions that take a connection.
+Values are bytes. A structure is identified by a (namespace, key) pair; an object of these classes
+stands for one namespace of one database, has no other state, and can be shared by threads. Use the
+functions that take a connection for writes that must be committed together with others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from deltaforge_dagster.state.tables import kv, log, queue, slot
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An entry of a log; `ts` is when it was appended, seconds since 1970."""
+    """An entry of a log; `ts` is the time when it was appended, in seconds since 1970."""
 
     seq: int
     key: str
@@ -45,7 +45,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """What a slot holds; each write raises the version by one."""
+    """The content of a slot; each write increments the version."""
 
     version: int
     value: bytes
@@ -53,7 +53,7 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class QueueItem:
-    """An item that waits in a queue; ids of a queue increase and are never used again."""
+    """An item of a queue; ids increase and are never reused."""
 
     id: int
     value: bytes
@@ -68,17 +68,17 @@ class Kv:
         self._ns = namespace
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of `key`, None when absent or expired."""
+        """Return the value of `key`, or None if it is absent or expired."""
         with self._database.read() as connection:
             return get_value(connection, self._ns, key)
 
     def put(self, key: str, value: bytes, ttl: float | None = None) -> None:
-        """Set `key`; with `ttl` it is absent again after that many seconds."""
+        """Set `key`; with `ttl`, it expires after that many seconds."""
         with self._database.write() as connection:
             put_value(connection, self._ns, key, value, ttl)
 
     def delete(self, key: str) -> bool:
-        """Remove `key`; False when it was absent or expired."""
+        """Remove `key`; return False if it was absent or expired."""
         with self._database.write() as connection:
             gone = connection.execute(
                 delete(kv).where(kv.c.ns == self._ns, kv.c.key == key, _alive())
@@ -86,9 +86,9 @@ class Kv:
         return gone.rowcount == 1
 
     def items(self, prefix: str = "") -> dict[str, bytes]:
-        """Return every key that starts with `prefix`, in order of code points."""
+        """Return every key that starts with `prefix`, with its value, in the order of code points."""
         query = select(kv.c.key, kv.c.val).where(
-            # Not LIKE: SQLite's ignores case.
+            # Not LIKE, which ignores case in SQLite.
             kv.c.ns == self._ns,
             func.substr(kv.c.key, 1, len(prefix)) == prefix,
             _alive(),
@@ -97,7 +97,7 @@ class Kv:
             return dict(sorted(connection.execute(query)))
 
     def sweep(self) -> int:
-        """Free the space of expired keys and return how many there were; reads never see them."""
+        """Delete expired keys, which reads ignore anyway, and return how many there were."""
         with self._database.write() as connection:
             gone = connection.execute(
                 delete(kv).where(kv.c.ns == self._ns, kv.c.expires_at <= clock())
@@ -118,7 +118,7 @@ class Log:
             return append_to_log(connection, self._ns, key, value)
 
     def entries(self, key: str | None = None, *, after: int = 0) -> list[LogEntry]:
-        """Return the entries of `key` (None: of every key) with a sequence number above `after`."""
+        """Return the entries of `key`, or of all keys, with a sequence number above `after`."""
         with self._database.read() as connection:
             return log_entries(connection, self._ns, key, after)
 
@@ -131,14 +131,14 @@ class Slot:
         self._ns = namespace
 
     def get(self, key: str) -> Versioned | None:
-        """Return value and version, None when nothing was ever written."""
+        """Return value and version, or None if nothing was ever written."""
         query = select(slot.c.version, slot.c.state).where(slot.c.ns == self._ns, slot.c.key == key)
         with self._database.read() as connection:
             row = connection.execute(query).first()
         return None if row is None else Versioned(row.version, row.state)
 
     def upsert(self, key: str, value: bytes) -> int:
-        """Write `value` whatever was there, and return its version."""
+        """Write `value` unconditionally and return its version."""
         with self._database.write() as connection:
             version: int = connection.execute(
                 upsert(connection, slot)
@@ -152,9 +152,9 @@ class Slot:
             return version
 
     def compare_and_swap(self, key: str, expected: int, value: bytes) -> bool:
-        """Write `value` if the version is still `expected`; 0 expects that nothing is there.
+        """Write `value` if the version is still `expected`; 0 means that the slot must be empty.
 
-        Of several callers that expect the same version exactly one gets True.
+        Of several callers that expect the same version, exactly one gets True.
         """
         with self._database.write() as connection:
             if expected == 0:
@@ -193,7 +193,7 @@ class Queue:
             return item
 
     def peek(self, key: str, n: int) -> list[QueueItem]:
-        """Return the `n` oldest items, oldest first, and leave them there."""
+        """Return the `n` oldest items, oldest first, without removing them."""
         query = (
             select(queue.c.id, queue.c.val, queue.c.ts)
             .where(queue.c.ns == self._ns, queue.c.key == key)
@@ -204,14 +204,14 @@ class Queue:
             return [QueueItem(*row) for row in connection.execute(query)]
 
     def ack(self, key: str, item: int) -> int:
-        """Remove every item of `key` whose id is `item` or less; return how many there were."""
+        """Remove the items of `key` with an id of at most `item`; return how many there were."""
         with self._database.write() as connection:
             return connection.execute(
                 delete(queue).where(queue.c.ns == self._ns, queue.c.key == key, queue.c.id <= item)
             ).rowcount
 
     def drop_oldest(self, key: str, n: int) -> int:
-        """Remove the `n` oldest items; return how many there were."""
+        """Remove up to `n` of the oldest items; return how many there were."""
         oldest = (
             select(queue.c.id)
             .where(queue.c.ns == self._ns, queue.c.key == key)
@@ -223,14 +223,14 @@ class Queue:
             return connection.execute(delete(queue).where(queue.c.id.in_(oldest))).rowcount
 
     def length(self, key: str) -> int:
-        """Return how many items wait."""
+        """Return the number of items in the queue of `key`."""
         query = select(func.count()).where(queue.c.ns == self._ns, queue.c.key == key)
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
 
 
 def get_value(connection: Connection, namespace: str, key: str) -> bytes | None:
-    """Return the value of a key, None when absent or expired."""
+    """Return the value of a key, or None if it is absent or expired."""
     query = select(kv.c.val).where(kv.c.ns == namespace, kv.c.key == key, _alive())
     return connection.execute(query).scalar()
 
@@ -238,7 +238,7 @@ def get_value(connection: Connection, namespace: str, key: str) -> bytes | None:
 def put_value(
     connection: Connection, namespace: str, key: str, value: bytes, ttl: float | None = None
 ) -> None:
-    """Set a key within the caller's transaction."""
+    """Set a key within the caller's transaction; with `ttl`, it expires after that many seconds."""
     fields = {
         "val": value,
         "updated_at": clock(),
@@ -252,7 +252,7 @@ def put_value(
 
 
 def append_to_log(connection: Connection, namespace: str, key: str, value: bytes) -> int:
-    """Append within the caller's transaction and return the sequence number."""
+    """Append to a log within the caller's transaction and return the sequence number."""
     _one_at_a_time(connection, log)
     seq: int = connection.execute(
         insert(log).values(ns=namespace, key=key, val=value, ts=clock()).returning(log.c.seq)
@@ -263,7 +263,7 @@ def append_to_log(connection: Connection, namespace: str, key: str, value: bytes
 def log_entries(
     connection: Connection, namespace: str, key: str | None = None, after: int = 0
 ) -> list[LogEntry]:
-    """Return entries of one key or a whole namespace, oldest first."""
+    """Return the entries after sequence number `after`, of one key or all keys, oldest first."""
     query = select(log.c.seq, log.c.key, log.c.val, log.c.ts).where(
         log.c.ns == namespace, log.c.seq > after
     )
@@ -273,7 +273,7 @@ def log_entries(
 
 
 def last_log_entry(connection: Connection, namespace: str) -> LogEntry | None:
-    """Return the newest entry of a namespace, None when it is empty."""
+    """Return the newest entry of a namespace, or None if it has none."""
     query = (
         select(log.c.seq, log.c.key, log.c.val, log.c.ts)
         .where(log.c.ns == namespace)
@@ -285,9 +285,9 @@ def last_log_entry(connection: Connection, namespace: str) -> LogEntry | None:
 
 
 def _one_at_a_time(connection: Connection, table: Table) -> None:
-    # PostgreSQL hands out numbers before the commit, so of two transactions the later number may
-    # become visible first, and a reader that remembers the last number would miss the other. In
-    # SQLite there is one writer anyway.
+    # PostgreSQL assigns numbers before the commit, so of two transactions the one with the higher number
+    # may become visible first, and a reader that remembers the last number would miss the other. In
+    # SQLite there is only one writer anyway.
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))
 

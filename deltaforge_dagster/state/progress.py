@@ -1,8 +1,8 @@
-"""Which ranges have reached which sinks: what may be published, and what may be forgotten.
+"""Computes which ranges have reached which sinks: what can be published, and what can be deleted.
 
-A sink *has* a range when its checkpoint is complete at or past the range's last segment, and
-when it was given the range whole: one added later starts in the middle of the journal, and what
-lies before is not its (`first_segment` of its checkpoint).
+A sink *has* a range if its checkpoint is complete at or past the range's last segment, and if it was
+given the whole range: a sink that is added later starts in the middle of the journal and does not get
+what comes before (`first_segment` of its checkpoint).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from deltaforge_dagster.state.rows import between, read_rows
 from deltaforge_dagster.state.tables import checkpoints, published, ranges, segments, undelivered
 
 CHANGES = "changes"
-"""The asset of captured changes, beside one per sink."""
+"""Name of the asset of captured changes; there is also one asset per sink."""
 
 _ours = checkpoints.c.pipeline == ranges.c.pipeline
 _passed: ColumnElement[bool] = or_(
@@ -48,9 +48,9 @@ def _is_published(asset: ColumnElement[str]) -> ColumnElement[bool]:
 
 
 def unpublished(connection: Connection, pipeline: str) -> list[tuple[int, str]]:
-    """Return (range, asset) pairs that are true and not yet published, in log order.
+    """Return the (range, asset) pairs that are due and not yet published, in log order.
 
-    `changes` comes first in each range, then the sinks that have it, by name.
+    Within each range, `changes` comes first, then the sinks that have it, by name.
     """
     closed = and_(ranges.c.pipeline == pipeline, ranges.c.state == "closed")
     query = union_all(
@@ -66,10 +66,10 @@ def unpublished(connection: Connection, pipeline: str) -> list[tuple[int, str]]:
 
 
 def _kept_from(connection: Connection, pipeline: str, closed_before: float) -> int | None:
-    """Return the first segment that must stay in the journal, None when all may go.
+    """Return the first segment that must stay in the journal, or None if all can be deleted.
 
-    Everything before it belongs to ranges that were closed before that time, that every sink
-    has passed, and whose every asset is published. A detached sink holds nothing.
+    All segments before it belong to ranges that were closed before `closed_before`, that every
+    attached sink has passed, and whose assets are all published.
     """
     needed = or_(
         ranges.c.state == "open",
@@ -89,7 +89,7 @@ def _kept_from(connection: Connection, pipeline: str, closed_before: float) -> i
 
 
 def expirable(connection: Connection, pipeline: str, closed_before: float) -> list[SegmentRow]:
-    """Return the segments before the first one that must stay, oldest first."""
+    """Return the segments before the first one that must stay in the journal, oldest first."""
     kept = _kept_from(connection, pipeline, closed_before)
     return read_rows(
         connection,
@@ -101,7 +101,7 @@ def expirable(connection: Connection, pipeline: str, closed_before: float) -> li
 
 
 def expire_segments(connection: Connection, pipeline: str, wanted: set[int]) -> list[SegmentRow]:
-    """Delete the wanted rows as far as nobody needs them, and return them."""
+    """Delete those of the given segments that are no longer needed, and return them."""
     gone = [row for row in expirable(connection, pipeline, math.inf) if row.segment in wanted]
     if gone:
         for table in (segments, undelivered):
@@ -115,7 +115,7 @@ def expire_segments(connection: Connection, pipeline: str, wanted: set[int]) -> 
 
 
 def expire_ranges(connection: Connection, pipeline: str, wanted: set[int]) -> list[int]:
-    """Delete the wanted rows, and what was published, as far as no segment of theirs is left."""
+    """Delete those of the given ranges that have no segments left, with their publication records."""
     empty = select(ranges.c.range).where(
         ranges.c.pipeline == pipeline,
         ranges.c.state == "closed",

@@ -1,10 +1,10 @@
-"""Starting a pipeline's journal afresh, after files of it were lost, or the whole pipeline on request.
+"""Rebuilds a pipeline's journal after files of it were lost, or resets a whole pipeline on request.
 
-The source keeps its log from the confirmed position on, so what a sink lacks beyond that position
-can be captured once more. The journal gets a new uid and no segment of the old one; numbers of
-segments and ranges go on, since none is ever used again. What a sink has beyond the confirmed
-position will be captured again, too, and is skipped then: what was its checkpoint's source
-position says how far, or the sink's own position where it keeps one.
+The source keeps its log from the confirmed position on, so changes beyond that position that a sink
+lacks can be captured again. The rebuilt journal gets a new uid and no segments of the old one. The
+numbers of segments and ranges continue, since no number is ever reused. Changes beyond the confirmed
+position that a sink already has are captured again as well, but skipped for this sink: up to its
+checkpoint's former source position, or the sink's own position if it keeps one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from deltaforge_dagster.state.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A journal that was started afresh.
+    """The result of rebuilding a journal.
 
     Attributes:
-        position: Where capture goes on, JSON text.
-        segments: How many segments were dropped.
-        ranges: How many ranges were dropped.
-        lossy: Sinks that will never get changes which they lack.
-        held: What was held and is not any more: its events may never reach a sink.
-        detached: Sinks that stay detached, and can be attached at the journal's tail only.
+        position: Position at which capture resumes, JSON text.
+        segments: Number of segments dropped.
+        ranges: Number of ranges dropped.
+        lossy: Sinks that will never receive some changes that they lack.
+        held: Holds that were dropped: their events may never reach a sink.
+        detached: Sinks that remain detached, and can be attached only at the journal's tail.
     """
 
     position: str
@@ -54,7 +54,7 @@ class Rebuilt:
 
 
 def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> Rebuilt:
-    """Drop the journal and let capture go on at the confirmed position (`StateStore`)."""
+    """Drop the journal, so that capture resumes at the confirmed position (see `StateStore`)."""
     held = lock_lease(connection, name)
     if held.live:
         raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then rebuild")
@@ -101,7 +101,7 @@ def rebuild_journal(connection: Connection, name: str, *, accept_loss: bool) -> 
 
 
 def forget_everything(connection: Connection, name: str) -> PipelineRow:
-    """Let a pipeline begin as a new one, by the rules of its first run (`StateStore.reset_all`)."""
+    """Reset a pipeline, so that it starts like a new one (`StateStore.reset_all`)."""
     held = lock_lease(connection, name)
     if held.live:
         raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset")
@@ -144,10 +144,10 @@ def forget_everything(connection: Connection, name: str) -> PipelineRow:
 def _lacks(
     connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow, position: str
 ) -> bool:
-    """Say whether a sink lacks changes from before a confirmed position.
+    """Return whether a sink lacks changes from before the confirmed position.
 
-    Such a position is a segment's end, or lies in empty log that was passed when every sink had
-    everything. So no segment has changes on both sides of it.
+    The confirmed position is the end of a segment, or in a part of the log without changes that was
+    passed when every sink had everything. So no segment has changes on both sides of it.
     """
     number = checkpoint.whole_segment + 1
     if number >= pipeline.next_segment:
@@ -166,10 +166,10 @@ def _lacks(
 def _start_afresh(
     connection: Connection, pipeline: PipelineRow, checkpoint: CheckpointRow, position: str
 ) -> None:
-    """Let a sink go on with the next segment, less what it already has of it.
+    """Let a sink continue with the next segment, except for changes that it already has.
 
-    Its source position is that of the journal: the source must not forget what is to be captured
-    again, even though this sink has it.
+    Its source position becomes that of the journal, because the source must not discard changes that
+    will be captured again, even if this sink already has them.
     """
     connection.execute(
         update(checkpoints)

@@ -1,4 +1,4 @@
-"""Rows of the state store as frozen values; what the rest of the package sees of it.
+"""Rows of the state store as frozen values, as the rest of the package uses them.
 
 Positions are JSON text (`positions`), times are seconds since 1970 by the store's own clock,
 `counts` maps a table's full name to changes per op: `{"public.orders": {"c": 3, "u": 1}}`.
@@ -16,27 +16,27 @@ DesiredState = Literal["running", "paused", "stopped"]
 """Desired state of a pipeline: `paused` captures nothing but still delivers; `stopped` runs nothing."""
 
 Attachment = Literal["attached", "paused", "detached"]
-"""What the journal does for a sink: keeps segments and delivers them, keeps them, or neither."""
+"""Whether segments are kept for a sink and delivered, kept but not delivered, or neither."""
 
 SinkStart = Literal["tail", "journal", "snapshot"]
-"""Where a sink begins that is added later: with what is captured next, as far back as can be, or with
-what is captured next and the rows that are in the tables already."""
+"""Where a sink starts that is added later: with the next captured segment (`tail`), with the oldest
+segment of the journal, or with the next captured segment and a snapshot of the existing rows."""
 
 HoldState = Literal["held", "released", "journaled"]
-"""What becomes of held events, see `holds`."""
+"""State of a hold, see `holds`."""
 
 DeadLetterState = Literal["dead", "redrive", "waiting"]
-"""What a dead letter waits for, see `dead_letters`."""
+"""State of a dead letter, see `dead_letters`."""
 
 Trigger = Literal["timer", "limits", "shutdown", "cancelled"]
-"""Why a segment ended: its time, its size, the run's end or pause, or an error of the source."""
+"""Why a segment ended: its age, its size, the end or pause of the run, or an error of the source."""
 
 Counts = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """One pipeline; `uid` is new whenever its journal starts afresh."""
+    """One pipeline; `uid` changes whenever its journal starts from scratch."""
 
     name: str
     uid: str
@@ -48,21 +48,21 @@ class PipelineRow:
     next_range: int
     want: DesiredState
     probe_after: float
-    """The sensor does not ask the source before this time (back-off after empty runs)."""
+    """The sensor does not query the source before this time (back-off after empty runs)."""
     probe_wait: float
-    """Seconds waited last; doubles after an empty run, 0 after a run that captured."""
+    """The last back-off in seconds; doubles after an empty run, 0 after a run that captured changes."""
     capture_pause: str | None = None
-    """Why the last run paused capture (the journal is full), None when it did not or went on."""
+    """Why capture is paused (the journal is full), None if it is not."""
     failure: str | None = None
     """Why nothing is captured now (`Failure`, JSON text), None while capture works."""
     findings: str | None = None
-    """What the newest look at the source found (list of `NotedFinding`, JSON text), None before the first."""
+    """Findings of the last check of the source (list of `NotedFinding`, JSON text), None before it."""
     ticked_at: float | None = None
-    """When a sensor or schedule ticked last, to within some seconds; None when none ever has."""
+    """When a sensor or schedule last ticked, accurate to a few seconds; None if none ever has."""
     source_seen_at: float | None = None
-    """When the source answered last, to within some seconds; None before the first time."""
+    """When the source last answered, accurate to a few seconds; None if it never has."""
     file: str | None = None
-    """Absolute path of its file when it was at work last; None for one that the store keeps."""
+    """Absolute path of the file last used for it; None if the store keeps the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,13 @@ class Failure:
     """Why a pipeline captures nothing.
 
     Attributes:
-        by: Who met it: the sensor's `tick`, or a `run`, which reads what a tick does not.
-        kind: Of the error, as in metrics.
+        by: Where the failure occurred: in the sensor's `tick`, or in a `run`, which reads more of the
+            source than a tick does.
+        kind: Kind of the error, as in metrics.
         message: What is wrong, and what to do.
-        since: When it was met first.
-        next_attempt_at: When capture is tried again by itself; None when a person must act first.
-        subject: What fails: the `source`, or the `journal` with the state store.
+        since: When the failure first occurred.
+        next_attempt_at: When capture is retried automatically; None if a user must act first.
+        subject: What fails: the `source`, or the `journal` (which includes the state store).
     """
 
     by: Literal["tick", "run"]
@@ -88,14 +89,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NotedFinding:
-    """A point in which the source is not as capture needs it (`sources.findings`).
+    """A stored finding: the source is not set up as capture needs it (`sources.findings`).
 
     Attributes:
-        subject: What it is about: `publication`, `slot`, `tables` ...
-        level: `error` when changes are not captured, or are about to be lost; otherwise `warning`.
+        subject: What the finding concerns: `publication`, `slot`, `tables` ...
+        level: `error` if changes are not captured or about to be lost, otherwise `warning`.
         text: What was found.
-        remedy: Statements for the server, or a command, that change it.
-        since: When it was found first.
+        remedy: Statements for the server, or a command, that fix the problem.
+        since: When it was first found.
     """
 
     subject: str
@@ -126,13 +127,13 @@ class LeaseRow:
     session_id: str | None
 
     def held_at(self, now: float) -> bool:
-        """Say whether somebody holds the lease at `now`, by the store's clock."""
+        """Return whether a run holds the lease at `now`, a time of the store's clock."""
         return self.run_id is not None and self.expires_at > now
 
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """What capture knows of a segment it has written; the store numbers nothing itself."""
+    """A segment that capture has written, for insertion; capture assigns its number."""
 
     segment: int
     segment_id: str
@@ -148,7 +149,7 @@ class NewSegment:
     first_ts_us: int
     last_ts_us: int
     received_at: float | None = field(default=None, kw_only=True)
-    """When its first change came from the source, by the clock of the run."""
+    """When the segment's first change arrived from the source, by the clock of the run."""
     trigger: Trigger | None = field(default=None, kw_only=True)
 
 
@@ -156,9 +157,9 @@ class NewSegment:
 class SegmentRow(NewSegment):
     """A segment of the journal.
 
-    What sinks get of it is decided once, and noted here: `chain_hash` is null until then, empty for the
-    rows as they were captured, else that of the chain of processors whose output the
-    `processed_` fields describe (`processed_path` is null when nothing was left).
+    What sinks receive of a segment is decided once: `chain_hash` is null until then. It is empty if
+    sinks receive the rows as they were captured, or else the hash of the processor chain whose output
+    the `processed_` fields describe (`processed_path` is null if the output has no rows).
     """
 
     range: int
@@ -172,15 +173,15 @@ class SegmentRow(NewSegment):
     processed_bytes: int | None = None
     processed_counts: Mapping[str, Mapping[str, int]] | None = None
     sinks: Sequence[str] = ()
-    """The sinks that get it, where it has rows of a snapshot that is for some; empty for all."""
+    """The sinks that receive a segment of snapshot rows that are for some sinks only; empty for all."""
 
     def is_for(self, sink: str) -> bool:
-        """Whether a sink gets its rows; the checkpoint of one that does not passes them."""
+        """Return whether a sink receives the rows; if not, its checkpoint skips them."""
         return not self.sinks or sink in self.sinks
 
     @property
     def delivered(self) -> SegmentRow:
-        """The segment as sinks get it: its own rows, or those that processors made of them."""
+        """The segment as sinks receive it: its own rows, or the output of the processors."""
         if not self.chain_hash:
             return self
         return replace(
@@ -194,23 +195,23 @@ class SegmentRow(NewSegment):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files of the segment."""
+        """Paths of the segment's files."""
         return (self.path, *((self.processed_path,) if self.processed_path else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What a chain of processors made of a segment.
+    """The output of a processor chain for one segment.
 
     Attributes:
-        segment: Its number.
-        chain_hash: Of the chain.
-        path: The file; None when nothing was left.
+        segment: Number of the segment.
+        chain_hash: Hash of the chain.
+        path: Path of the output file; None if the output has no rows.
         checksum: SHA-256 of the file.
         content_hash: Hash of the rows.
-        rows: How many there are.
+        rows: Number of rows.
         bytes: Size of the file.
-        counts: What the processors counted, by processor.
+        counts: The processors' counts, by processor.
     """
 
     segment: int
@@ -225,7 +226,7 @@ class Processed:
 
 @dataclass(frozen=True, slots=True)
 class RangeRow:
-    """A range: consecutive segments, Dagster's partition. `open` until it is closed, once."""
+    """A range of consecutive segments, a partition in Dagster; `open` until it is closed for good."""
 
     range: int
     state: Literal["open", "closed"]
@@ -249,20 +250,21 @@ class RangeRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """How far one sink has acknowledged, gap-free.
+    """How far one sink has acknowledged, without gaps.
 
-    Every row of the journal up to and including (`segment`, `ordinal`) has arrived. `complete`
-    says that the segment has no further row; the next one to send is then in `segment + 1`.
-    `source_position` is the end of the last complete segment. The sink was given every segment
-    from `first_segment` on (a sink added later, or reset forward, lacks what lies before). While
-    `state` is `paused` nothing is sent to it, and everything is kept for it; while it is `detached`
-    nothing waits or is kept for it either.
+    Every row of the journal up to and including (`segment`, `ordinal`) has arrived. If `complete` is
+    true, the segment has no further rows, and the next row to send is in `segment + 1`.
+    `source_position` is the end of the last complete segment. The sink has been given every segment
+    from `first_segment` on (a sink that was added later or reset forward lacks earlier ones). While
+    `state` is `paused`, segments are kept for the sink but not sent; while it is `detached`, they are
+    not kept either, and nothing waits for the sink.
 
-    A sink that delivers exactly once keeps a position of its own, which carries the `lineage`
-    under which it was sent: the random id of an unbroken series of such deliveries. It is None
-    before the first of them, and again after a reset or a delivery at least once. While the
-    checkpoint `overrules`, a position of another lineage in the sink means nothing: the checkpoint
-    was set by hand, or moved past it, and nothing has been delivered under its lineage yet.
+    A sink that delivers exactly once keeps a position of its own, which carries the checkpoint
+    incarnation under which it was sent (`lineage`): the random id of an unbroken series of such
+    deliveries. `lineage` is None before the first of them, and again after a reset or an at-least-once
+    delivery. While `overrules` is true, a position of another incarnation in the sink does not count:
+    the checkpoint was set explicitly or has moved past that position, and nothing has been delivered
+    under its own incarnation yet.
     """
 
     sink: str
@@ -274,42 +276,42 @@ class CheckpointRow:
     next_attempt_at: float
     last_error: str | None
     updated_at: float
-    """When the checkpoint moved last: failures, pauses and a detachment leave it."""
+    """When the checkpoint last moved; failures, pauses and a detachment do not change it."""
     first_segment: int
     state: Attachment = "attached"
     lineage: str | None = None
     overrules: bool = False
     skip: str | None = None
-    """The sink has every segment that ends at or before this position, beyond the checkpoint too."""
+    """The sink has every segment that ends at or before this position, even beyond the checkpoint."""
     notice: str | None = None
-    """What people should hear of although the sink goes on: data that it had lost."""
+    """A message for users although delivery continues, such as that the sink had lost data."""
     sent_segment: int | None = None
     sent_ordinal: int | None = None
-    """The row that the sink's own position names, where that is not the checkpoint's: what came after
-    it was not for this sink, or became dead letters."""
+    """The row that the sink's own position names, if it is not the checkpoint's row: the rows after it
+    were not for this sink or became dead letters."""
     began: str | None = None
-    """Where it began when it was added to a pipeline at work, for people; None for a first sink."""
+    """Where the sink started, as text for users, if it was added to a pipeline already running."""
     snapshot_due: bool = False
-    """No snapshot was wanted for it since it began; its `start` says whether it is to get one."""
+    """No snapshot was requested for the sink since it started; its `start` says whether it needs one."""
 
     @property
     def attached(self) -> bool:
-        """Whether segments are kept for it, and the source waits for it if the policy says so."""
+        """Whether segments are kept for the sink, and the commit policy may wait for it."""
         return self.state != "detached"
 
     @property
     def paused(self) -> bool:
-        """Whether somebody wants nothing sent to it for now."""
+        """Whether delivery to the sink is paused."""
         return self.state == "paused"
 
     @property
     def whole_segment(self) -> int:
-        """Number of the last segment that has arrived whole."""
+        """Number of the last segment that has arrived completely."""
         return self.segment if self.complete else self.segment - 1
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Segment and ordinal that the sink's own position names, if it keeps one."""
+        """Segment and ordinal of the row that the sink's own position names, if it keeps one."""
         if self.sent_segment is None or self.sent_ordinal is None:
             return self.segment, self.ordinal
         return self.sent_segment, self.sent_ordinal
@@ -317,16 +319,16 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """A durable file of events that are kept back.
+    """A durable file of held events.
 
     Attributes:
-        kind: What is held: `table`.
-        subject: Which one: a table's full name.
-        reason: Why, for people; kept of the first part only.
+        kind: Kind of the hold: `table` or `schema` (see `holds`).
+        subject: Subject of the hold: a table's full name.
+        reason: Why the events are held, for users; only the first part's reason is stored.
         since_position: A position before all of these events, JSON text.
-        path: Relative to the journal's root.
-        checksum: SHA-256 of the file's bytes.
-        events: How many events it has.
+        path: Path relative to the journal's root.
+        checksum: SHA-256 of the file.
+        events: Number of events in the file.
         bytes: Size of the file.
     """
 
@@ -342,9 +344,10 @@ class HeldPart:
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """A hold. `since` is a time, `since_position` a position before everything that is held.
+    """A hold. `since` is a time, `since_position` a position before all held events.
 
-    `mend` is what a released one's events are to be decoded with, JSON text in the source's words.
+    `mend` is the remedy with which the events of a released hold are decoded, JSON text in a format of
+    the source.
     """
 
     kind: str
@@ -359,13 +362,13 @@ class HoldRow:
     last_segment: int | None
 
     def passed(self, whole_segment: int) -> bool:
-        """Say whether a sink that has everything up to a segment has everything that was held."""
+        """Return whether a sink that has everything up to `whole_segment` has all held events."""
         return self.state == "journaled" and whole_segment >= (self.last_segment or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldPartRow:
-    """A file of a hold; `number` orders the files of a pipeline."""
+    """A file of a hold; `number` gives the order of the files of a pipeline."""
 
     kind: str
     subject: str
@@ -378,25 +381,25 @@ class HoldPartRow:
 
 @dataclass(frozen=True, slots=True)
 class NewDeadLetter:
-    """A change that one sink does not get for now, as its deliverer knows it.
+    """A change that one sink does not receive for now, for insertion by its deliverer.
 
     Attributes:
-        event_id: Of the change.
-        segment: Where it stands in the journal.
-        ordinal: See `segment`.
-        state: `dead`, or `waiting` for an earlier one of its key.
-        error_kind: `routing`, `serialization` or `too_large`; `waiting` for one that waits.
-        error_message: Why, for people; no value of a row.
-        table_name: Full name of its table.
-        row_key: Its key, JSON text; None for a change without one.
-        old_key: The key it had before an update that changed it, else None.
-        holds: Whether later changes of its key wait behind it.
-        source_cursor: Where it stands in the source's log, a JSON object as text.
-        event: The native event, JSON text; without its row images when it is too large.
-        payload_truncated: Whether that is so.
-        path: File of the journal with the whole change.
+        event_id: Event id of the change.
+        segment: Segment of the change in the journal.
+        ordinal: Ordinal of the change in that segment.
+        state: `dead`, or `waiting` for an earlier dead letter of the same key.
+        error_kind: `routing`, `serialization` or `too_large`; `waiting` if it only waits.
+        error_message: The reason, for users; contains no value of a row.
+        table_name: Full name of the table.
+        row_key: Key of the row, JSON text; None if the change has none.
+        old_key: Previous key, if the change is an update of the key, else None.
+        holds: Whether later changes of the key wait behind this one.
+        source_cursor: Position of the change in the source's log, a JSON object as text.
+        event: The native event, JSON text; without its row images if they are too large.
+        payload_truncated: Whether the row images are left out.
+        path: File of the journal that contains the whole change.
         checksum: SHA-256 of that file.
-        place: Which change of the file it is, from 0.
+        place: Index of the change in the file, from 0.
     """
 
     event_id: str
@@ -419,10 +422,10 @@ class NewDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow(NewDeadLetter):
-    """An entry of the queue; `seq` increases and is never used again.
+    """An entry of the dead letter queue; `seq` increases and is never reused.
 
-    `attempts` counts the deliveries that failed. `token` names the attempt under way, by which a sink
-    that keeps its own position says what of it has arrived.
+    `attempts` counts failed deliveries. `token` identifies the entry in the redrive attempt under way; a
+    sink that keeps its own position stores the token of the last entry that has arrived.
     """
 
     seq: int
@@ -434,15 +437,15 @@ class DeadLetterRow(NewDeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDepth:
-    """How full a pipeline's queue is.
+    """Size and counters of a pipeline's dead letter queue.
 
     Attributes:
-        entries: How many there are, of all sinks.
-        dead: How many of them wait for a person.
-        oldest: When the oldest came; None when there is none.
-        evicted: How many `drop_oldest` has dropped so far.
-        rejected: How many `reject` has kept out so far.
-        expired: How many were dropped for their age so far.
+        entries: Number of entries, of all sinks.
+        dead: Number of entries that wait for a decision of a user.
+        oldest: When the oldest entry was added; None if there is none.
+        evicted: Number of entries dropped so far by the policy `drop_oldest`.
+        rejected: Number of changes refused so far by the policy `reject`.
+        expired: Number of entries dropped so far because of their age.
     """
 
     entries: int

@@ -1,4 +1,4 @@
-"""Pipelines and their sinks as the files name them: where a sink starts, and starts again."""
+"""Registers pipelines and their sinks, and sets, attaches, pauses and resumes sinks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register_pipeline(
     sinks: Collection[str],
     starts: Mapping[str, SinkStart],
 ) -> PipelineRow:
-    """Make pipeline, lease and checkpoints agree with a file (`StateStore.register_pipeline`)."""
+    """Make pipeline, lease and checkpoints agree with the file (`StateStore.register_pipeline`)."""
     _insert_missing(connection, name, spec_hash)
     held = lock_lease(connection, name)
     connection.execute(
@@ -45,7 +45,7 @@ def register_pipeline(
                 sink=sink,
                 state="attached",
                 first_segment=first,
-                overrules=False,  # a position in the sink may be of an earlier state store
+                overrules=False,  # the sink may hold a position of an earlier state store
                 began=began,
                 snapshot_due=starts.get(sink) == "snapshot",
                 **standing(first - 1, -1, True, position),
@@ -64,7 +64,7 @@ def register_pipeline(
 def reset_checkpoint(
     connection: Connection, name: str, sink: str, segment: int, *, ordinal: int, complete: bool
 ) -> CheckpointRow:
-    """Set a checkpoint by hand (`StateStore.reset_checkpoint`)."""
+    """Reset a checkpoint on request of a user (`StateStore.reset_checkpoint`)."""
     held = lock_lease(connection, name)
     if held.live:
         raise NotAllowed(f"pipeline {name!r} is held by run {held.run_id}; stop it, then reset")
@@ -103,7 +103,7 @@ def attach_sink(connection: Connection, name: str, sink: str, *, tail: bool) -> 
 
 
 def pause_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
-    """Keep everything for a sink and send it nothing (`StateStore.pause_sink`)."""
+    """Stop sending to a sink, but keep everything for it (`StateStore.pause_sink`)."""
     row = _sink(connection, name, sink)
     if row.state != "attached":
         raise NotAllowed(f"pipeline {name!r}: sink {sink!r} is {row.state}")
@@ -111,7 +111,7 @@ def pause_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
 
 
 def resume_sink(connection: Connection, name: str, sink: str) -> CheckpointRow:
-    """Let a paused sink go on (`StateStore.resume_sink`)."""
+    """Resume delivery to a paused sink (`StateStore.resume_sink`)."""
     row = _sink(connection, name, sink)
     if row.state == "detached":
         raise NotAllowed(
@@ -182,7 +182,7 @@ def _insert_missing(connection: Connection, name: str, spec_hash: str) -> None:
 
 
 def standing(segment: int, ordinal: int, complete: bool, position: str | None) -> dict[str, Any]:
-    """Return the columns of a checkpoint that was put somewhere, whatever it was before."""
+    """Return the columns of a checkpoint that is set to a new place, regardless of its old state."""
     return {
         "segment": segment,
         "ordinal": ordinal,
@@ -206,7 +206,7 @@ def _beginning(
     existing: Collection[CheckpointRow],
     start: SinkStart | None,
 ) -> tuple[int, str]:
-    """Return the segment that a new sink begins with, and in words why."""
+    """Return the first segment for a new sink, and the reason as text."""
     if start == "tail":
         return pipeline.next_segment, "with what was captured after it was added (start: tail)"
     if start == "snapshot":

@@ -1,10 +1,10 @@
-"""Relocated rows: rows of a snapshot's table that may have moved between two of its chunks, past both readings.
+"""Relocated rows: rows that may have moved between chunks of a snapshot so that no chunk contains them.
 
-A row gets another key, or another place, after the chunk that it moves into was read and before the one
-that it leaves is. Neither reading has it then. As a rule that does no harm: the stream brings the row as
-it became. But an update may leave columns out (`sources.images`), and then nobody would bring these.
-`pipeline.relocated_rows` tells which rows may be of this kind; here is noted which keys they have now, until a
-chunk is planned that looks for them in the whole table. A snapshot is not finished before.
+A row may get another key or another place after the chunk that it moves into was read, and before the
+chunk that it leaves is read. Then neither chunk contains it. This is usually harmless, because the log
+contains the row's new state. But an update may omit columns (`sources.images`), whose values would then
+be missing. `pipeline.relocated_rows` detects rows to which this may apply. Their current keys are stored
+here until a chunk is planned that looks for them in the whole table. A snapshot is not finished before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deltaforge_dagster.state.tables import chunks, relocated_rows
 def note(
     connection: Connection, pipeline: str, snapshot: int, table: str, keys: Collection[str]
 ) -> None:
-    """Note keys of rows, JSON text as in the stream; those that are noted already stay."""
+    """Store keys of rows, JSON text as in the change stream; keys already stored are kept."""
     named = {_digest(key): key for key in keys}
     query = select(relocated_rows.c.digest).where(_of(pipeline, snapshot, table))
     known = set(connection.execute(query).scalars())
@@ -40,7 +40,7 @@ def note(
 
 
 def read(connection: Connection, pipeline: str, snapshot: int, table: str) -> list[str]:
-    """Return the keys of a table that are noted."""
+    """Return the stored keys of a table."""
     query = (
         select(relocated_rows.c.key)
         .where(_of(pipeline, snapshot, table))
@@ -50,7 +50,7 @@ def read(connection: Connection, pipeline: str, snapshot: int, table: str) -> li
 
 
 def ready(connection: Connection, pipeline: str, snapshot: int) -> list[str]:
-    """Return the tables with relocated rows of which every chunk is spliced: now they can be looked for."""
+    """Return the tables whose relocated rows can be looked for now: all their chunks are `spliced`."""
     open_ = select(chunks.c.number).where(
         chunks.c.pipeline == relocated_rows.c.pipeline,
         chunks.c.snapshot == relocated_rows.c.snapshot,
@@ -73,7 +73,7 @@ def ready(connection: Connection, pipeline: str, snapshot: int) -> list[str]:
 def drop(
     connection: Connection, pipeline: str, snapshot: int, table: str, keys: Collection[str]
 ) -> None:
-    """Forget keys of a table's rows."""
+    """Delete keys of a table's rows."""
     for key in keys:
         connection.execute(
             delete(relocated_rows).where(
@@ -83,7 +83,7 @@ def drop(
 
 
 def drop_all(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Forget all relocated rows of a snapshot."""
+    """Delete all keys of a snapshot."""
     connection.execute(
         delete(relocated_rows).where(
             relocated_rows.c.pipeline == pipeline, relocated_rows.c.snapshot == snapshot

@@ -60,7 +60,7 @@ def read_rows(
     order: ColumnElement[int] | None = None,
     limit: int | None = None,
 ) -> list[Row]:
-    """Return the rows of a kind that fulfil every condition; fields are columns of that name."""
+    """Return the rows of a kind that match all conditions; its fields are columns of the same name."""
     table = _TABLES[kind]
     names = [field.name for field in fields(kind)]
     query = select(*(table.c[name] for name in names)).where(*where).limit(limit).order_by(order)
@@ -68,7 +68,7 @@ def read_rows(
 
 
 def find_pipeline(connection: Connection, name: str) -> PipelineRow | None:
-    """Return a pipeline, None when it was never registered."""
+    """Return a pipeline, or None if it was never registered."""
     found = read_rows(connection, PipelineRow, pipelines.c.name == name)
     return found[0] if found else None
 
@@ -94,7 +94,7 @@ def read_checkpoints(connection: Connection, pipeline: str) -> dict[str, Checkpo
 def between(
     numbers: ColumnElement[int], first: int | None, last: int | None
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions that a number lies from `first` to `last`, both included."""
+    """Return the conditions that a number is in the range from `first` to `last`, inclusive."""
     conditions = []
     if first is not None:
         conditions.append(numbers >= first)
@@ -104,10 +104,10 @@ def between(
 
 
 def position_before(connection: Connection, pipeline: PipelineRow, segment: int) -> str | None:
-    """Return where `segment` starts in the source's log.
+    """Return the position at which `segment` starts.
 
     Raises:
-        NotAllowed: It is neither in the journal nor the next one to be captured.
+        NotAllowed: The segment is neither in the journal nor the next one to be captured.
     """
     if segment == pipeline.next_segment:
         return pipeline.captured_position or pipeline.start_position

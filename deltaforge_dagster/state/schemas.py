@@ -1,13 +1,14 @@
-"""Table versions in the log `schemas`: what rows were decoded with, and from which position on.
+"""The registry of table versions: with which schema rows were decoded, and from which position on.
 
-One registry per pipeline: namespace `schemas/{pipeline}`, key `{tenant}/{db}/{schema.table}`. An
-entry is the JSON object `{hash, version, sequence, schema, registered_at, checkpoint}`; `version`
-counts from 1 per table, `sequence` from 1 over all tables of the pipeline, `checkpoint` is the
-position at which the version was first seen. Entries are never changed, so stamps survive any
-restart. A table that returns to an earlier form gets that form's stamp again.
+Each pipeline has a log with the namespace `schemas/{pipeline}` and the keys
+`{tenant}/{db}/{schema.table}`. An entry is the JSON object `{hash, version, sequence, schema,
+registered_at, checkpoint}`; `version` counts from 1 per table, `sequence` from 1 over all tables of the
+pipeline, and `checkpoint` is the position at which the version was first seen. Entries never change, so
+stamps remain valid across restarts. A table that returns to an earlier form gets the stamp of that form
+again.
 
-Which version was in force where is kept beside the log, in a marker of the same namespace and key
-(`markers`): so a table that returned to an earlier form is found by position, too.
+A marker with the same namespace and key (`markers`) records where each version was in force, so that the
+version at a position is also known for a table that returned to an earlier form.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class SchemaVersion:
     """A registered version of a table.
 
     Attributes:
-        table: Its columns and key.
+        table: The table with its columns and key.
         stamp: Fingerprint, version and sequence.
         registered_at: When it was registered, by the store's clock.
-        position: Where it was first seen, JSON text: it holds from there on.
+        position: Position at which it was first seen, JSON text; it applies from there on.
     """
 
     table: TableSchema
@@ -57,11 +58,12 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """Everything that is known of one table.
+    """All versions of one table.
 
     Attributes:
-        versions: Its versions, the oldest first.
-        in_force: From which position on (JSON text) which sequence was in force, in the log's order.
+        versions: Its versions, oldest first.
+        in_force: Pairs of a position (JSON text) and the sequence of the version that is in force from
+            there on, in the order of the log.
         pending: Sequences of the versions that wait for approval.
     """
 
@@ -76,20 +78,20 @@ class TableHistory:
 
     @property
     def newest(self) -> SchemaVersion:
-        """The version that was registered last."""
+        """The version that was registered most recently."""
         return self.versions[-1]
 
     @property
     def current(self) -> SchemaVersion:
-        """The version that was in force last."""
+        """The version that came into force most recently."""
         return self.at_sequence(self.in_force[-1][1]) or self.newest
 
     def version(self, number: int) -> SchemaVersion | None:
-        """Return a version by its number."""
+        """Return the version with this number, or None."""
         return next((one for one in self.versions if one.stamp.version == number), None)
 
     def at_sequence(self, sequence: int) -> SchemaVersion | None:
-        """Return the newest version that had been registered at a sequence."""
+        """Return the newest version with a sequence of at most `sequence`, or None."""
         return max(
             (one for one in self.versions if one.stamp.sequence <= sequence),
             key=lambda one: one.stamp.sequence,
@@ -97,7 +99,7 @@ class TableHistory:
         )
 
     def at_position(self, position: Position) -> SchemaVersion | None:
-        """Return the version in force at a position of the log; None before the first."""
+        """Return the version in force at a position of the log, or None before the first one."""
         sequence = None
         for begin, one in self.in_force:
             begins: Position = parse_position(begin)
@@ -106,16 +108,16 @@ class TableHistory:
         return next((one for one in self.versions if one.stamp.sequence == sequence), None)
 
     def before(self, version: SchemaVersion) -> SchemaVersion | None:
-        """Return the version before another, None of the first."""
+        """Return the version before `version`, or None for the first one."""
         return self.version(version.stamp.version - 1)
 
 
 def fingerprint(table: TableSchema) -> str:
     """Return `sha256:` and the hexadecimal SHA-256 of the table's columns and primary key.
 
-    Hashed is the compact JSON object `{"columns": [{name, data_type, type_oid, nullable,
-    ordinal_position}, ...], "primary_key": [...]}` in this order of fields, `type_oid` left out
-    where the source has none. The names of database, schema and table do not count.
+    The hash is computed over the compact JSON object `{"columns": [{name, data_type, type_oid,
+    nullable, ordinal_position}, ...], "primary_key": [...]}` with this order of fields, without
+    `type_oid` if the source has none. The names of database, schema and table are not included.
     """
     return "sha256:" + hashlib.sha256(_definition(table)).hexdigest()
 
@@ -126,9 +128,10 @@ def registry(pipeline: str) -> str:
 
 
 def table_key(tenant: str, table: TableSchema) -> str:
-    """Return the log key of a table, different for any two tables.
+    """Return the log key of a table, which is unique.
 
-    `%`, `/` and, inside the names of schema and table, `.` are written as in URLs (`%2E`).
+    Characters are percent-encoded as in URLs, including `/`, `%` and, in the names of schema and table,
+    `.` (`%2E`).
     """
     name = ".".join(
         _escaped(part).replace(".", "%2E") for part in (table.schema, table.table) if part
@@ -146,19 +149,20 @@ def register(
     streamed: bool = True,
     pause: bool = False,
 ) -> SchemaStamp:
-    """Return the stamp of `table`, registering it when no earlier version has its fingerprint.
+    """Return the stamp of `table`; register it if no earlier version has its fingerprint.
 
-    The caller's transaction holds the pipeline's lease, so nobody else numbers versions.
+    The caller's transaction has locked the pipeline's lease, so that no other process can assign
+    numbers at the same time.
 
     Args:
         connection: The transaction.
         pipeline: The pipeline.
         tenant: Its tenant.
-        table: The version.
-        position: JSON text of the position from which on the version holds.
-        streamed: Whether rows of the log have it from there on; not those of a snapshot, which
-            may be older than what the log has reached.
-        pause: Whether a new version of a table that has others waits for approval.
+        table: The table version.
+        position: Position from which the version applies, JSON text.
+        streamed: Whether rows of the log have this version from there on. False for a snapshot, whose
+            rows may be older than the log that has been read.
+        pause: Whether a new version must wait for approval if the table already has others.
     """
     namespace, key = registry(pipeline), table_key(tenant, table)
     known = [_version(entry) for entry in log_entries(connection, namespace, key)]
@@ -195,7 +199,7 @@ def find(
 
 
 def histories(connection: Connection, pipeline: str) -> list[TableHistory]:
-    """Return every table with all its versions, by the sequence of its first."""
+    """Return all tables with their versions, ordered by the sequence of the first version."""
     namespace = registry(pipeline)
     found: dict[str, list[SchemaVersion]] = {}
     for entry in log_entries(connection, namespace):
@@ -209,7 +213,7 @@ def histories(connection: Connection, pipeline: str) -> list[TableHistory]:
 
 
 def unpublished(connection: Connection, pipeline: str) -> list[tuple[TableHistory, SchemaVersion]]:
-    """Return the versions that nobody has shown yet, by sequence."""
+    """Return the versions that are not published in Dagster yet, by sequence."""
     shown = int(get_value(connection, _shown(pipeline), _SEQUENCE) or b"0")
     last = last_log_entry(connection, registry(pipeline))
     if last is None or _version(last).stamp.sequence <= shown:
@@ -224,12 +228,12 @@ def unpublished(connection: Connection, pipeline: str) -> list[tuple[TableHistor
 
 
 def mark_published(connection: Connection, pipeline: str, sequence: int) -> None:
-    """Remember that the versions up to a sequence are shown."""
+    """Record that the versions up to a sequence are published."""
     put_value(connection, _shown(pipeline), _SEQUENCE, str(sequence).encode())
 
 
 def approve(connection: Connection, pipeline: str, table: str) -> int:
-    """Let no version of a table, given by its full name, wait any more; return how many did."""
+    """Approve all pending versions of a table, given by its full name; return how many there were."""
     count = 0
     namespace = registry(pipeline)
     kept = markers.read_all(connection, namespace)
@@ -241,7 +245,7 @@ def approve(connection: Connection, pipeline: str, table: str) -> int:
 
 
 def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
-    """Say whether a version of a table, given by its full name, waits for approval."""
+    """Return whether a version of a table, given by its full name, waits for approval."""
     namespace = registry(pipeline)
     return any(
         marker.pending and _name_of(connection, namespace, key) == table
@@ -250,7 +254,7 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
 
 
 def _shown(pipeline: str) -> str:
-    """Return the namespace of how many versions are shown."""
+    """Return the namespace that holds the sequence up to which versions are published."""
     return f"schemas-shown/{pipeline}"
 
 
@@ -259,7 +263,7 @@ def _name_of(connection: Connection, namespace: str, key: str) -> str:
 
 
 def _first_marker(known: Sequence[SchemaVersion]) -> markers.Marker:
-    """Return the marker of a table that has none: each version followed the one before."""
+    """Return the marker of a table without a stored one: each version replaced the previous one."""
     marker = markers.Marker()
     for one in known:
         marker = marker.reached(one.position, one.stamp.sequence)

@@ -1,9 +1,10 @@
-"""What sensing has found out about a pipeline's tables, and up to which segment.
+"""Stores the results of schema sensing for a pipeline's tables, and its progress.
 
-Keys and values of the namespace `sensing/{pipeline}`: `progress` is a JSON object, `table/{full name}` what is
-known of a table, which only `deltaforge_dagster.sensing` reads, `facts/{full name}` what Dagster is told of it, a JSON object. All change in one fenced transaction, so
-what is known is always that of the segments up to `segment`, each of them counted once. How schemas
-changed stands in the log of the same namespace, by table or `table:column`.
+Keys of the namespace `sensing/{pipeline}`: `progress` is a JSON object (`Progress`); `table/{full name}`
+is what is known of a table, in a format that only `deltaforge_dagster.sensing` reads;
+`facts/{full name}` is a JSON object of metadata for Dagster. All of them change in one fenced
+transaction, so they always reflect the segments up to `segment`, each counted once. The log of the same
+namespace holds the changes of schemas, by table or `table:column`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ FACTS = "facts/"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far sensing has come.
+    """The progress of sensing.
 
     Attributes:
-        segment: The last segment that is counted, or was passed over.
-        skipped: How many segments were gone from the journal before their turn.
-        problem: Why the last try failed, None once one has succeeded.
+        segment: The last segment that was counted or skipped.
+        skipped: Number of segments that were deleted from the journal before they were sensed.
+        problem: Why the last attempt failed; None once an attempt has succeeded.
     """
 
     segment: int
@@ -41,15 +42,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found out in some segments, to be stored.
+    """Results of sensing some segments, to be stored.
 
     Attributes:
-        segment: The last of them.
-        skipped: How many segments before them were gone.
-        tables: What is known now of tables that had events, by full name.
-        facts: What Dagster is told of them, by names of metadata.
-        evolutions: How schemas changed, in order; each with its `subject`.
-        tally: What was counted.
+        segment: The last of these segments.
+        skipped: Number of segments before them that were deleted from the journal.
+        tables: What is now known of the tables that had events, by full name.
+        facts: Metadata for Dagster about these tables: by table, then by name.
+        evolutions: Changes of schemas, in order; each has a `subject`.
+        tally: Metrics to count with it.
     """
 
     segment: int
@@ -61,18 +62,18 @@ class Findings:
 
 
 def namespace(pipeline: str) -> str:
-    """Return where a pipeline's findings are."""
+    """Return the namespace of a pipeline's results."""
     return f"sensing/{pipeline}"
 
 
 def progress(connection: Connection, pipeline: str) -> Progress | None:
-    """Return how far sensing has come; None before it began."""
+    """Return the progress of sensing, or None before it began."""
     value = get_value(connection, namespace(pipeline), PROGRESS)
     return None if value is None else Progress(**orjson.loads(value))
 
 
 def note(connection: Connection, pipeline: str, findings: Findings) -> None:
-    """Store what was found out; nothing when it is stored already."""
+    """Store findings, unless they are already stored."""
     before = progress(connection, pipeline)
     if before is not None and before.segment >= findings.segment:
         return
@@ -91,7 +92,7 @@ def note(connection: Connection, pipeline: str, findings: Findings) -> None:
 
 
 def fail(connection: Connection, pipeline: str, problem: str) -> None:
-    """Remember why sensing does not go on, until it does."""
+    """Store why sensing has stopped; the next successful attempt clears it."""
     before = progress(connection, pipeline) or Progress(0)
     _put(connection, pipeline, Progress(before.segment, before.skipped, problem))
 

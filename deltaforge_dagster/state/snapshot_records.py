@@ -1,17 +1,17 @@
-"""Snapshots: tables read as they are, in chunks, and how far each chunk has come.
+"""Records of snapshots, which read the current rows of tables in chunks, and of their progress.
 
-A snapshot is numbered within its pipeline. Its chunks are read by runs of their own, any number of
-them at a time and without the pipeline's lease, and taken over by the pipeline's run:
+Snapshots are numbered within a pipeline. Separate runs, any number of them at a time and without the
+pipeline's lease, read the chunks; the pipeline's live run adds them to the journal. States of a chunk:
 
 ===========  ======================================================================================
-`planned`    nobody has read it, or what was read can no longer be used
+`planned`    the chunk has not been read, or its rows can no longer be used
 `read`       its rows are in a staging file of the journal's folder
-`spliced`    its rows are in the journal, those excepted that changed meanwhile
+`spliced`    its rows are in the journal, except those that changed meanwhile (deduplicated)
 ===========  ======================================================================================
 
-A snapshot is `wanted` until its chunks are planned, `reading` until all of them are spliced and no
-`relocated_rows` are left, and `cancelled` for ever when somebody or something has stopped it; then what is
-not spliced yet never will be.
+A snapshot is `wanted` until its chunks are planned, and `reading` until all of them are `spliced` and no
+`relocated_rows` are left; then it is `spliced`. A snapshot that was stopped stays `cancelled`, and its
+remaining chunks never reach the journal.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class SnapshotRow:
     """A snapshot.
 
     Attributes:
-        snapshot: Its number.
+        snapshot: Number of the snapshot.
         tables: Full names of the tables; empty for all that the pipeline captures.
-        condition: An SQL condition that rows must fulfil; None for all rows.
-        cause: Who asked for it: `command`, the file by its `mode` (`initial`, `always`), or a `sink`
-            that was added with `start: snapshot`.
-        spec_hash: Of the pipeline's file then.
-        state: See the module.
-        problem: Why it was cancelled, None when it was not.
-        created_at: When it was asked for.
-        ended_at: When it was spliced or cancelled.
-        sinks: The sinks that get its rows; empty for all.
-        since_segment: With which segment the last of the sinks begins that it is to bring everything
-            to. What a reading does not see has to come in that segment or behind it.
+        condition: An SQL condition on the rows; None for all rows.
+        cause: What requested it: `command`, the file's `mode` (`initial`, `always`), or a `sink` that
+            was added with `start: snapshot`.
+        spec_hash: Hash of the pipeline's file at that time.
+        state: See the module's docstring.
+        problem: Why it was cancelled, or None.
+        created_at: When it was requested.
+        ended_at: When it was finished or cancelled.
+        sinks: The sinks that receive its rows; empty for all.
+        since_segment: The largest first segment of the sinks that must receive all rows. Changes that
+            are not in the read view of a chunk must be in this segment or a later one.
     """
 
     snapshot: int
@@ -60,7 +60,7 @@ class SnapshotRow:
 
     @property
     def state_text(self) -> str:
-        """The state in a person's words."""
+        """The state as text for users."""
         return _STATE_TEXTS[self.state]
 
 
@@ -74,9 +74,9 @@ _STATE_TEXTS: dict[SnapshotState, str] = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """A part of a table; `plan` is the source's own text that says which.
+    """A part of a table; `plan` describes it in a format of the source.
 
-    Tables are by full name, numbers count from 1 within the table.
+    `table_name` is the table's full name; `number` counts from 1 within the table.
     """
 
     table_name: str
@@ -86,18 +86,18 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class StagedChunk:
-    """What was read of a chunk.
+    """The rows that were read for a chunk.
 
     Attributes:
-        path: The staging file, relative to the journal's root; None when there was no row.
-        checksum: SHA-256 of the file; empty without one.
-        rows: How many rows there are.
+        path: Path of the staging file, relative to the journal's root; None if there were no rows.
+        checksum: SHA-256 of the file; empty if there is none.
+        rows: Number of rows.
         bytes: Size of the file.
-        sight: What the reader could see, the source's own text.
-        position: A position of the log behind everything that was seen, JSON text.
-        described: The table as it was then (`tables.TableSchema`), JSON text.
-        first_segment: Number of the first segment that may hold a change which was not seen.
-        seconds: How long it took.
+        sight: The read view: which changes the read could see, in a format of the source.
+        position: A position of the log behind all changes in the read view, JSON text.
+        described: The table's definition at that time (`tables.TableSchema`), JSON text.
+        first_segment: Number of the first segment that may contain a change outside the read view.
+        seconds: Duration of the read.
     """
 
     path: str | None
@@ -113,15 +113,15 @@ class StagedChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow(PlannedChunk):
-    """A chunk; the fields of `StagedChunk` are there once it was read.
+    """A chunk; the fields of `StagedChunk` are set once it has been read.
 
     Attributes:
         snapshot: Number of its snapshot.
-        state: See the module.
-        attempts: How often its reading could not be used.
+        state: See the module's docstring.
+        attempts: How often the rows that were read could not be used.
         read_at: When it was read.
-        segment: The segment that its rows are in; None when none was left.
-        spliced_rows: How many rows were left.
+        segment: The segment that contains its rows; None if no rows remained.
+        spliced_rows: Number of rows that remained after deduplication.
     """
 
     snapshot: int
@@ -142,20 +142,20 @@ class ChunkRow(PlannedChunk):
 
     @property
     def partition(self) -> str:
-        """The name that people know it by: `shop.orders/000012`."""
+        """Name of the chunk's Dagster partition: `shop.orders/000012`."""
         return f"{self.table_name}/{self.number:06d}"
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """How far the chunks of a snapshot, or of one table of it, have come.
+    """The progress of a snapshot, or of one of its tables.
 
     Attributes:
-        planned: Chunks still to be read.
-        read: Chunks that wait for the pipeline's run.
-        spliced: Chunks that are done.
-        rows: Rows read so far.
-        staged_bytes: Size of the files that wait.
+        planned: Number of chunks that must still be read.
+        read: Number of chunks that wait for the pipeline's live run.
+        spliced: Number of chunks that are in the journal.
+        rows: Number of rows read so far.
+        staged_bytes: Size of the staging files that wait.
     """
 
     planned: int = 0
@@ -166,5 +166,5 @@ class SnapshotProgress:
 
     @property
     def chunks(self) -> int:
-        """All of them."""
+        """Total number of chunks."""
         return self.planned + self.read + self.spliced

@@ -1,4 +1,4 @@
-"""What a run writes of snapshots: chunks that it takes over, or cannot use."""
+"""Writes of a run that concern snapshots: chunks that it adds to the journal or cannot use."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from deltaforge_dagster.state.writing import Writing
 
 
 class SnapshotWrites(Writing):
-    """The part of a `FencedWriter` that takes chunks over (see `snapshots`)."""
+    """The part of a `FencedWriter` for chunks of snapshots (see `snapshots`)."""
 
-    def complete_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
-        """Note that what was read of a chunk is in the journal; with the segment that has its rows.
+    def splice_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
+        """Record that a chunk's rows are in the journal, and in which segment, if any remained.
 
         Raises:
-            NotAllowed: It was cancelled, or is read once more.
+            NotAllowed: The snapshot was cancelled, or the chunk is being read again.
         """
-        snapshots.complete_chunk(
-            self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows
-        )
+        snapshots.splice(self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows)
 
     def plan_chunk_again(self, chunk: ChunkRow) -> None:
-        """Let a chunk be read once more, since what was read of it cannot be used."""
+        """Let a chunk be read again, because the rows that were read cannot be used."""
         snapshots.plan_again(self._connection, self._lease.pipeline, chunk)
 
     def note_relocated_rows(self, snapshot: int, table: str, keys: Collection[str]) -> None:
-        """Note rows that no chunk of their table may have (see `state.relocated_rows`)."""
+        """Store the keys of rows that may be in no chunk of their table (`state.relocated_rows`)."""
         relocated_rows.note(self._connection, self._lease.pipeline, snapshot, table, keys)

@@ -1,8 +1,8 @@
-"""What becomes of snapshots and their chunks in the store (`snapshot_records` says what they are).
+"""Reads and writes snapshots and their chunks in the state store (`snapshot_records` defines them).
 
-A chunk becomes `read` by compare-and-swap: of two runs that read it the first counts, and the other's
-file is an orphan. It becomes `spliced` in the transaction that adds the segment with its rows, which
-is fenced; so each reading of a chunk gets into the journal once.
+A chunk becomes `read` by compare-and-swap: of two runs that read it, the first one wins, and the other's
+file is orphaned. It becomes `spliced` in the fenced transaction that adds the segment with its rows, so
+the rows of a chunk get into the journal exactly once.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def create(
     spec_hash: str,
     sinks: Sequence[str] = (),
 ) -> SnapshotRow:
-    """Request a snapshot; one of all rows is also the one that its sinks were due to get.
+    """Request a snapshot; a snapshot of all rows also satisfies the `snapshot_due` of its sinks.
 
     Raises:
-        NotAllowed: Another one is not finished, or there is no such sink.
+        NotAllowed: Another snapshot is not finished, or there is no such sink.
     """
     for row in read_snapshots(connection, pipeline, newest=1):
         if row.state in UNFINISHED:
@@ -94,9 +94,9 @@ def create(
 
 
 def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole: bool) -> int:
-    """Return with which segment the last sink begins that a snapshot is to bring everything to.
+    """Return the largest first segment of the sinks that must receive all rows of a snapshot.
 
-    With a snapshot of all rows nothing is due to these sinks any more.
+    If the snapshot covers all rows (`whole`), clear `snapshot_due` of these sinks.
     """
     known = read_checkpoints(connection, pipeline)
     unknown = sorted(set(sinks) - set(known))
@@ -116,7 +116,7 @@ def _since(connection: Connection, pipeline: str, sinks: Sequence[str], *, whole
 def read_snapshots(
     connection: Connection, pipeline: str, *, newest: int | None = None
 ) -> list[SnapshotRow]:
-    """Return a pipeline's snapshots, the newest first."""
+    """Return a pipeline's snapshots, newest first."""
     query = _select(SnapshotRow, snapshots).where(snapshots.c.pipeline == pipeline)
     query = query.order_by(snapshots.c.snapshot.desc()).limit(newest)
     return [SnapshotRow(**row) for row in connection.execute(query).mappings()]
@@ -131,7 +131,7 @@ def read_chunks(
     state: ChunkState | None = None,
     limit: int | None = None,
 ) -> list[ChunkRow]:
-    """Return chunks of a snapshot, by table and number; those `read` in the order of reading."""
+    """Return chunks of a snapshot by table and number, or with `state="read"` by time of reading."""
     query = _select(ChunkRow, chunks).where(_of(pipeline, snapshot))
     if table is not None:
         query = query.where(chunks.c.table_name == table)
@@ -154,7 +154,7 @@ def staged_paths(connection: Connection, pipeline: str) -> set[str]:
 def plan(
     connection: Connection, pipeline: str, snapshot: int, planned: Iterable[PlannedChunk]
 ) -> bool:
-    """Give a wanted snapshot its chunks; False when it has them already, or was cancelled."""
+    """Store the chunks of a requested snapshot; return False if it has chunks or was cancelled."""
     begun = connection.execute(
         update(snapshots)
         .where(_this(pipeline, snapshot), snapshots.c.state == "wanted")
@@ -172,7 +172,7 @@ def plan(
 def stage(
     connection: Connection, pipeline: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk
 ) -> bool:
-    """Note what was read of a chunk; False when somebody else was faster, or it was cancelled."""
+    """Record the rows read for a chunk; return False if another run was faster or it was cancelled."""
     reading = select(snapshots.c.snapshot).where(
         _this(pipeline, snapshot), snapshots.c.state == "reading"
     )
@@ -188,10 +188,10 @@ def stage(
 def complete_chunk(
     connection: Connection, pipeline: str, chunk: ChunkRow, *, segment: int | None, rows: int
 ) -> None:
-    """Note that what was read of a chunk is in the journal now.
+    """Record that a chunk's rows are in the journal.
 
     Raises:
-        NotAllowed: It was cancelled, or is read once more.
+        NotAllowed: The snapshot was cancelled, or the chunk is being read again.
     """
     done = connection.execute(
         update(chunks)
@@ -207,7 +207,7 @@ def complete_chunk(
 
 
 def _address(connection: Connection, pipeline: str, snapshot: int, segment: int | None) -> None:
-    """Let a segment of chunks be for the sinks that its snapshot is for."""
+    """Restrict a segment of snapshot rows to the sinks of its snapshot, if it names any."""
     sinks = connection.execute(select(snapshots.c.sinks).where(_this(pipeline, snapshot))).scalar()
     if sinks and segment is not None:
         connection.execute(
@@ -218,7 +218,7 @@ def _address(connection: Connection, pipeline: str, snapshot: int, segment: int 
 
 
 def plan_again(connection: Connection, pipeline: str, chunk: ChunkRow) -> None:
-    """Let a chunk be read once more, since what was read of it cannot be used."""
+    """Let a chunk be read again, because the rows that were read cannot be used."""
     connection.execute(
         update(chunks)
         .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
@@ -229,7 +229,7 @@ def plan_again(connection: Connection, pipeline: str, chunk: ChunkRow) -> None:
 def reopen(
     connection: Connection, pipeline: str, snapshot: int, names: Iterable[tuple[str, int]]
 ) -> None:
-    """Let spliced chunks of a snapshot be read once more, because somebody asks for it."""
+    """Let `spliced` chunks of a snapshot be read again on request of a user."""
     reopened = 0
     for table_name, number in names:
         again = connection.execute(
@@ -260,7 +260,7 @@ def plan_relocated_rows(
     keys: Collection[str],
     attempts: int,
 ) -> None:
-    """Let one more chunk look for relocated rows of a table; nothing when it is there already."""
+    """Add a chunk that looks for relocated rows of a table, unless it already exists."""
     known = select(chunks.c.number).where(_chunk(pipeline, snapshot, chunk))
     reading = select(snapshots.c.snapshot).where(
         _this(pipeline, snapshot), snapshots.c.state == "reading"
@@ -273,7 +273,7 @@ def plan_relocated_rows(
 
 
 def finish(connection: Connection, pipeline: str, snapshot: int) -> None:
-    """Note that a snapshot is spliced when all its chunks are, and no relocated row is left."""
+    """Mark a snapshot as `spliced` if all its chunks are and no relocated rows are left."""
     left = select(chunks.c.number).where(_of(pipeline, snapshot), chunks.c.state != "spliced")
     lost = select(relocated_table.c.digest).where(
         relocated_table.c.pipeline == pipeline, relocated_table.c.snapshot == snapshot
@@ -291,7 +291,7 @@ def finish(connection: Connection, pipeline: str, snapshot: int) -> None:
 
 
 def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -> bool:
-    """Stop a snapshot for good; False when it is finished."""
+    """Cancel a snapshot for good; return False if it is already finished."""
     cancelled = connection.execute(
         update(snapshots)
         .where(_this(pipeline, snapshot), snapshots.c.state.in_(UNFINISHED))
@@ -308,7 +308,7 @@ def cancel(connection: Connection, pipeline: str, snapshot: int, problem: str) -
 
 
 def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collection[str]) -> None:
-    """Stop the unfinished snapshot when it is for sinks none of which is there any more."""
+    """Cancel the unfinished snapshot if none of the sinks that it names exists any more."""
     for row in read_snapshots(connection, pipeline, newest=1):
         if row.state in UNFINISHED and row.sinks and not set(row.sinks) & set(sinks):
             problem = f"it was for {', '.join(row.sinks)}, which the file no longer has"
@@ -316,7 +316,7 @@ def cancel_without_sinks(connection: Connection, pipeline: str, sinks: Collectio
 
 
 def progress(connection: Connection, pipeline: str, snapshot: int) -> dict[str, SnapshotProgress]:
-    """Return how far each table of a snapshot has come."""
+    """Return the progress of each table of a snapshot."""
     total = func.sum
     query = (
         select(
@@ -337,7 +337,7 @@ def progress(connection: Connection, pipeline: str, snapshot: int) -> dict[str, 
 
 
 def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
-    """Let what no sink has beyond a segment be read once more: the journal's files are lost."""
+    """Let chunks that not all sinks have (`delivered`) be read again: the journal's files are lost."""
     again = and_(
         chunks.c.pipeline == pipeline,
         or_(chunks.c.state == "read", chunks.c.segment > delivered),
@@ -362,9 +362,9 @@ def lose_journal(connection: Connection, pipeline: str, delivered: int) -> None:
 
 
 def expire_chunks(connection: Connection, pipeline: str, *, before: float) -> int:
-    """Drop the chunks of older snapshots than the newest that ended before a time; return how many.
+    """Delete chunks of snapshots that ended before a time, except the newest one; return how many.
 
-    A chunk whose segment is still in the journal stays: some sink may lack it.
+    Chunks whose segment is still in the journal are kept, because a sink may not have it yet.
     """
     newest = select(func.max(snapshots.c.snapshot)).where(snapshots.c.pipeline == pipeline)
     ended = select(snapshots.c.snapshot).where(
@@ -384,7 +384,7 @@ def expire_chunks(connection: Connection, pipeline: str, *, before: float) -> in
 
 
 def forget(connection: Connection, pipeline: str) -> None:
-    """Drop every snapshot of a pipeline."""
+    """Delete all snapshots of a pipeline."""
     for table in (snapshots, chunks, relocated_table):
         connection.execute(delete(table).where(table.c.pipeline == pipeline))
 

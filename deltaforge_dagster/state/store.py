@@ -1,15 +1,15 @@
-"""The state store: the truth about how far every pipeline has come.
+"""The state store: the authoritative record of every pipeline's progress.
 
-A run writes only through `StateStore.fenced`, which proves that it holds the pipeline's lease
-(`fenced`). Everybody may read. What people and the sensor write (what is wanted, when to probe,
-what was published) does not need the lease; a checkpoint is reset, and old segments are
-forgotten, under the same lock.
+A run writes only through `StateStore.fenced`, which checks that it holds the pipeline's lease
+(`fenced`). Everybody may read. Writes of users and the sensor (the desired state, when to probe, what
+was published) do not need the lease; resetting a checkpoint and dropping old segments lock the lease
+row as well.
 
-Every method raises `StoreUnavailable` when the database cannot be reached or stays locked (the
-next call tries again), and never puts a password into a message.
+Every method raises `StoreUnavailable` if the database cannot be reached or stays locked (the next call
+tries again). Messages never contain a password.
 
-Pipelines and leases are here; the journal, the sinks, the dead letters and the snapshots have a module
-each.
+This module holds pipelines and leases; journal, sinks, dead letters, snapshots, schemas, sensing and
+stored pipeline files are in modules of their own.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ class StateStore(
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Connect, and make or upgrade the tables; safe when several processes do it at once.
+        """Connect, and create or upgrade the tables; several processes may do so at the same time.
 
         Args:
             url: `sqlite:///path` (directories are created), `postgresql://user:password@host/db`,
-                or `memory`: a new store, for this process alone, lost when it is closed.
+                or `memory` for a new store of this process alone, which is lost when it is closed.
 
         Raises:
-            SettingsError: No such kind of URL, or a newer release has upgraded the tables.
+            SettingsError: The URL has another form, or a newer release has upgraded the tables.
             AuthFailed: PostgreSQL refused the credentials.
-            StoreUnavailable: It cannot be reached or written.
+            StoreUnavailable: The database cannot be reached or written.
         """
         database = Database(url)
         try:
@@ -101,7 +101,7 @@ class StateStore(
         self.database.close()
 
     def now(self) -> float:
-        """Return the time of the store's clock, seconds since 1970."""
+        """Return the time of the store's clock in seconds since 1970."""
         return self.database.now()
 
     # Pipelines
@@ -115,25 +115,24 @@ class StateStore(
         *,
         stored: bool = False,
     ) -> PipelineRow:
-        """Make the store agree with a pipeline's file; changes nothing when it already does.
+        """Make the store agree with a pipeline's file; change nothing if it already does.
 
-        The first time, the pipeline gets its uid and every sink starts with segment 1. A sink
-        added later starts where the sink that is furthest behind will go on (the journal's
-        minimum resume point; the start of the journal when there was no sink), not at the
-        beginning of time. A sink no longer listed loses its checkpoint, but not while a run holds
-        the lease: its deliverer may still be at work, so that waits for the next call. A renamed
-        sink is a new one. Where one that was added began is said in its `began`.
+        The first registration gives the pipeline its uid, and every sink starts with segment 1. A sink
+        added later starts where the sink that is furthest behind will resume (or at the start of the
+        journal if there was no sink); the checkpoint's `began` describes where. The checkpoint of a
+        sink that is no longer listed is deleted. While a run holds the lease, its deliverer may still
+        be active, so a later call deletes the checkpoint. A renamed sink counts as a new one.
 
         Args:
-            name: The pipeline.
-            spec_hash: Of the file.
-            sinks: The ids of its sinks.
-            starts: Where sinks begin instead if they are added now.
-            stored: The store itself keeps the pipeline's document.
+            name: Name of the pipeline.
+            spec_hash: Hash of the file.
+            sinks: Ids of its sinks.
+            starts: Where sinks that are added now start instead.
+            stored: Whether the store itself keeps the pipeline's document.
 
         Raises:
-            NotAllowed: A sink is called `changes`, the name of another asset; or the document is gone,
-                and the pipeline with it.
+            NotAllowed: A sink is called `changes`, the name of another asset; or the document and with
+                it the pipeline have been deleted.
         """
         if progress.CHANGES in sinks:
             raise NotAllowed(f"pipeline {name!r}: a sink cannot be called {progress.CHANGES!r}")
@@ -148,12 +147,12 @@ class StateStore(
             return registration.register_pipeline(connection, name, spec_hash, sinks, starts or {})
 
     def pipeline(self, name: str) -> PipelineRow | None:
-        """Return a pipeline, None when it was never registered."""
+        """Return a pipeline, or None if it was never registered."""
         with self.database.read() as connection:
             return find_pipeline(connection, name)
 
     def pipelines(self) -> list[PipelineRow]:
-        """Return every pipeline, by name."""
+        """Return all pipelines, sorted by name."""
         with self.database.read() as connection:
             return sorted(read_rows(connection, PipelineRow), key=lambda row: row.name)
 
@@ -166,17 +165,18 @@ class StateStore(
         has: Mapping[str, str] | None = None,
         source_id: str | None = None,
     ) -> PipelineRow:
-        """Fix where the pipeline starts, if nothing has fixed it yet, and return it as it now is.
+        """Set the pipeline's start position, if it has none yet, and return the pipeline.
 
-        Of several callers one wins, and all see its position. It is also the source position of
-        the checkpoints that have none yet. With it is kept how tables looked there (`defined`).
+        If several processes call this, one of them wins, and all get its position. The start position
+        also becomes the source position of checkpoints without one, and the table definitions at this
+        position are stored with it (`defined`).
 
         Args:
-            name: The pipeline.
-            position: The position.
-            definitions: How tables looked there.
-            has: Sinks that have more already: everything up to a position, JSON text.
-            source_id: Of the source whose imported checkpoints (`legacy`) have served now.
+            name: Name of the pipeline.
+            position: The start position, JSON text.
+            definitions: Table definitions at this position.
+            has: Sinks that already have everything up to a later position, JSON text, by id.
+            source_id: Id of the source whose imported checkpoints (`legacy`) are now used up.
         """
         with self.database.write() as connection:
             won = connection.execute(
@@ -202,12 +202,12 @@ class StateStore(
             return known_pipeline(connection, name)
 
     def defined(self, name: str, position: Position) -> dict[str, str]:
-        """Return how tables looked at `position`, in the words of the source that noted it."""
+        """Return the table definitions at `position`, in the format of the source that stored them."""
         with self.database.read() as connection:
             return table_notes.defined(connection, name, position)
 
     def set_desired_state(self, name: str, want: DesiredState) -> None:
-        """Say what the pipeline shall do; a run sees it when it next renews its lease."""
+        """Set the pipeline's desired state; a run sees it when it next renews its lease."""
         with self.database.write() as connection:
             lock_lease(connection, name)
             before = known_pipeline(connection, name).want
@@ -215,72 +215,72 @@ class StateStore(
             metrics.count(connection, name, metrics.of_desired_state(before, want))
 
     def set_probe(self, name: str, after: float, wait: float) -> None:
-        """Let the sensor ask the source again at `after` (store's clock), `wait` s after the last."""
+        """Set when the sensor may next query the source (`after`), and the wait until then (`wait`)."""
         self._update_pipeline(name, probe_after=after, probe_wait=wait)
 
     def set_failure(self, name: str, failure: Failure | None) -> None:
-        """Note why nothing is captured now; None when capture works again."""
+        """Record why nothing is captured now, or None once capture works again."""
         text = None if failure is None else json.dumps(asdict(failure))
         self._update_pipeline(name, failure=text)
 
     def note_file(self, name: str, file: str | None) -> None:
-        """Note where the pipeline's file is; None for one that the store keeps."""
+        """Record the path of the pipeline's file; None if the store keeps the document."""
         self._update_pipeline(name, file=file)
 
     def note_tick(self, name: str) -> None:
-        """Note that a sensor or schedule has just ticked."""
+        """Record that a sensor or schedule has just ticked."""
         self._update_pipeline(name, ticked_at=self.now())
 
     def note_source_seen(self, name: str, findings: Sequence[NotedFinding]) -> None:
-        """Note that the source has just answered, and in which points it is not as needed."""
+        """Record that the source has just answered, and the findings about its configuration."""
         text = json.dumps([asdict(one) for one in findings])
         self._update_pipeline(name, findings=text, source_seen_at=self.now())
 
     # Metrics
 
     def metrics(self) -> list[Stored]:
-        """Return every number that is counted (`metrics`)."""
+        """Return all stored metrics (`metrics`)."""
         with self.database.read() as connection:
             return metrics.stored(connection)
 
     def lacking_rows(self) -> dict[tuple[str, str], int]:
-        """Return, by pipeline and sink, how many captured changes attached sinks lack, if any."""
+        """Return, by pipeline and attached sink, how many captured changes are not delivered yet."""
         with self.database.read() as connection:
             return metrics.lacking_rows(connection)
 
     def count(self, name: str, tally: Tally) -> None:
-        """Count what belongs to no other write, without a lease."""
+        """Add a tally that is not part of another write; needs no lease."""
         with self.database.write() as connection:
             metrics.count(connection, name, tally)
 
     # The lease
 
     def acquire_lease(self, name: str, run_id: str, seconds: float) -> Lease | None:
-        """Take the lease for `seconds`, with the next epoch; None while any run holds it.
+        """Take the lease for `seconds` with the next epoch; return None while any run holds it.
 
-        A lease that was released or has expired is free at once. The clock is the database's.
+        A lease that was released or has expired, by the database's clock, is available at once.
 
         Raises:
-            NotAllowed: No such pipeline.
+            NotAllowed: There is no such pipeline.
         """
         with self.database.write() as connection:
             return take_lease(connection, name, run_id, seconds)
 
     def lease(self, name: str) -> LeaseRow | None:
-        """Return the lease of a pipeline, None when there is no such pipeline."""
+        """Return the lease of a pipeline, or None if there is no such pipeline."""
         with self.database.read() as connection:
             found = read_rows(connection, LeaseRow, leases.c.pipeline == name)
         return found[0] if found else None
 
     @contextmanager
     def fenced(self, lease: Lease) -> Iterator[FencedWriter]:
-        """Yield the writer of a lease holder; what it wrote is committed when the block ends.
+        """Yield a writer for the lease holder; its writes are committed when the block ends.
 
-        One transaction, all or nothing. Keep it short, call no other method of the store inside,
-        and run it again after `StoreUnavailable` if you like (`fenced`).
+        The block is one transaction. Keep it short and call no other method of the store inside. It may
+        be repeated after `StoreUnavailable` (`fenced`).
 
         Raises:
-            LeaseLost: The lease was released, has expired (even if nobody took it since), or
+            LeaseLost: The lease was released, has expired (even if no other run took it), or
                 another run holds it. Nothing was written.
         """
         with self.database.write() as connection:

@@ -1,4 +1,4 @@
-"""What every part of a `StateStore` works with: its database."""
+"""Base of all parts of a `StateStore`: its database."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from deltaforge_dagster.state.database import Database
 
 
 class StoreBase:
-    """An open state store's database; see `store`.
+    """Holds the database of an open state store; see `store`.
 
     Attributes:
         database: For the primitives: `Kv(store.database, namespace)`.

@@ -1,4 +1,4 @@
-"""The dead letters in the state store: what people and checks see of them, and what people do."""
+"""Dead letters in the state store: reading them, and the actions of users."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class StoreDeadLetters(StoreBase):
         after: int = 0,
         limit: int | None = None,
     ) -> list[DeadLetterRow]:
-        """Return entries of a pipeline's queue, the oldest first.
+        """Return entries of a pipeline's queue, oldest first.
 
         Args:
             name: The pipeline.
-            sink: Only of this sink.
-            error_kind: Only of this kind.
-            seqs: Only these.
-            after: Only those with a higher number.
-            limit: At most so many.
+            sink: Only entries of this sink.
+            error_kind: Only entries of this kind.
+            seqs: Only entries with these numbers.
+            after: Only entries with a higher number.
+            limit: Maximum number of entries.
         """
         with self.database.read() as connection:
             return dead_letters.read(
@@ -50,26 +50,26 @@ class StoreDeadLetters(StoreBase):
             return dead_letters.places(connection, name, sink)
 
     def dead_letter_state(self, name: str, sink: str) -> tuple[int, int, int]:
-        """Return what changes whenever a sink's entries do; 0 of them first when there is none."""
+        """Return values that change whenever a sink's entries do; the first is their number."""
         with self.database.read() as connection:
             return dead_letters.state_of(connection, name, sink)
 
     def dead_letter_depth(self, name: str) -> DeadLetterDepth:
-        """Return how full a pipeline's queue is, and what its limits have cost so far."""
+        """Return the size of a pipeline's queue, and how many entries its limits have cost so far."""
         with self.database.read() as connection:
             return dead_letters.depth(connection, name)
 
     def dead_letter_files(self, name: str) -> set[str]:
-        """Return the files of the journal that entries need."""
+        """Return the files of the journal that entries refer to."""
         with self.database.read() as connection:
             return dead_letters.files(connection, name)
 
     def redrive_dead_letters(
         self, name: str, *, sink: str | None = None, seqs: Collection[int] | None = None
     ) -> int:
-        """Ask for a new delivery of dead entries, of all or of these; return how many there are.
+        """Request a new delivery of all dead entries or of these; return how many there are.
 
-        The sink's deliverer sends them, in the run that is live or in the next one.
+        The sink's deliverer sends them, in the current live run or in the next one.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
@@ -83,15 +83,15 @@ class StoreDeadLetters(StoreBase):
         seqs: Collection[int] | None = None,
         up_to: int | None = None,
     ) -> int:
-        """Remove entries for good, without delivering them; return how many there were.
+        """Remove entries permanently without delivering them; return how many there were.
 
-        Changes that wait behind them only are delivered then.
+        Changes that wait only for these entries are then delivered.
 
         Args:
             name: The pipeline.
-            sink: Only of this sink.
-            seqs: Only these.
-            up_to: Only those with this number or a lower one.
+            sink: Only entries of this sink.
+            seqs: Only entries with these numbers.
+            up_to: Only entries with this number or a lower one.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
@@ -99,7 +99,7 @@ class StoreDeadLetters(StoreBase):
             return dead_letters.give_up(connection, name, "acknowledged", these)
 
     def expire_dead_letters(self, name: str, older_than: float) -> int:
-        """Drop and count the dead entries older than so many seconds; return how many there were."""
+        """Drop and count the dead entries older than this many seconds; return how many there were."""
         with self.database.write() as connection:
             lock_lease(connection, name)
             return dead_letters.expire(connection, name, older_than)
@@ -107,9 +107,9 @@ class StoreDeadLetters(StoreBase):
     def undelivered(
         self, name: str, segment: int
     ) -> Mapping[str, Mapping[undelivered.Fate, list[range]]]:
-        """Return by sink, and by what became of them, rows of a segment that it never got.
+        """Return, by sink and fate, the ordinals of a segment that the sink never received.
 
-        They have left the queue, or found no room in it; `state.undelivered` says how.
+        These changes left the queue undelivered, or found no room in it (`state.undelivered`).
         """
         with self.database.read() as connection:
             return undelivered.of_segment(connection, name, segment)

@@ -1,4 +1,4 @@
-"""The journal in the state store: ranges and segments, what is held, published and forgotten."""
+"""The journal in the state store: ranges, segments, holds, publication and deletion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StoreJournal(StoreBase):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[RangeRow]:
-        """Return ranges by number, those from `first` to `last` (both included)."""
+        """Return the ranges from `first` to `last` (inclusive), by number."""
         where = [ranges.c.pipeline == name, *between(ranges.c.range, first, last)]
         if state is not None:
             where.append(ranges.c.state == state)
@@ -41,12 +41,12 @@ class StoreJournal(StoreBase):
             return read_rows(connection, RangeRow, *where, order=order, limit=limit)
 
     def range(self, name: str, number: int) -> RangeRow | None:
-        """Return one range, None when it does not exist (any more)."""
+        """Return one range, or None if it does not exist (any more)."""
         found = self.ranges(name, first=number, last=number)
         return found[0] if found else None
 
     def ranges_behind(self, name: str, segment: int) -> builtins.range:
-        """Return the numbers of the ranges with segments behind this one, however many there are."""
+        """Return the numbers of the ranges that contain segments after this one."""
         lacking = (
             select(segments.c.range)
             .where(segments.c.pipeline == name, segments.c.segment > segment)
@@ -72,18 +72,18 @@ class StoreJournal(StoreBase):
         last: int | None = None,
         limit: int | None = None,
     ) -> list[SegmentRow]:
-        """Return segments by number, those from `first` to `last` (both included)."""
+        """Return the segments from `first` to `last` (inclusive), by number."""
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         with self.database.read() as connection:
             return read_rows(connection, SegmentRow, *where, order=segments.c.segment, limit=limit)
 
     def segment(self, name: str, number: int) -> SegmentRow | None:
-        """Return one segment, None when it does not exist (any more)."""
+        """Return one segment, or None if it does not exist (any more)."""
         found = self.segments(name, first=number, last=number)
         return found[0] if found else None
 
     def processed_counts(self, name: str, *, first: int, last: int) -> dict[str, Counter[str]]:
-        """Return what processors counted over segments, by processor; nothing if some still wait."""
+        """Return the processors' counts over segments; empty if a segment is not decided yet."""
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash, segments.c.processed_counts).where(*where)
         counts: dict[str, Counter[str]] = {}
@@ -96,14 +96,14 @@ class StoreJournal(StoreBase):
         return counts
 
     def chains(self, name: str, *, first: int, last: int) -> set[str]:
-        """Return the hashes of the chains that processed segments; empty text for what none did."""
+        """Return the hashes of the chains that processed segments; "" stands for unprocessed ones."""
         where = [segments.c.pipeline == name, *between(segments.c.segment, first, last)]
         query = select(segments.c.chain_hash).where(*where).distinct()
         with self.database.read() as connection:
             return {one for (one,) in connection.execute(query) if one is not None}
 
     def journal_bytes(self, name: str, *, after: int = 0) -> int:
-        """Return the size of the journal's segments with a number above `after`: of all."""
+        """Return the size of the journal's segments with a number above `after`, by default of all."""
         size = segments.c.bytes + func.coalesce(segments.c.processed_bytes, 0)
         query = select(func.sum(size)).where(
             segments.c.pipeline == name, segments.c.segment > after
@@ -112,16 +112,16 @@ class StoreJournal(StoreBase):
             return int(connection.execute(query).scalar() or 0)
 
     def rebuild_journal(self, name: str, *, accept_loss: bool) -> Rebuilt:
-        """Start the journal afresh at the confirmed position, after files of it were lost.
+        """Rebuild the journal from the confirmed position, after files of it were lost.
 
-        The pipeline gets a new uid, its segments and ranges are dropped, and what lies beyond the
-        confirmed position is captured once more, under new numbers. Sinks skip what they have of
-        it. The files of the old uid are of no use afterwards.
+        The pipeline gets a new uid, its segments and ranges are dropped, and changes beyond the
+        confirmed position are captured again, under new numbers. Sinks skip those that they already
+        have. The files of the old uid are not needed afterwards.
 
         Args:
             name: The pipeline.
-            accept_loss: Go on although sinks lack changes from before the confirmed position,
-                which the source may have forgotten; they never get them.
+            accept_loss: Proceed even if sinks lack changes from before the confirmed position, which
+                the source may have discarded and the sinks will never receive, or if events are held.
 
         Raises:
             NotAllowed: A run holds the lease, there is no such pipeline, nothing was captured
@@ -131,29 +131,31 @@ class StoreJournal(StoreBase):
             return rebuild.rebuild_journal(connection, name, accept_loss=accept_loss)
 
     def holds(self, name: str) -> list[HoldRow]:
-        """Return what is held of a pipeline, the oldest first; see `state.holds`."""
+        """Return a pipeline's holds, oldest first; see `state.holds`."""
         with self.database.read() as connection:
             return holds.read_holds(connection, name)
 
     def held_parts(
         self, name: str, kind: str | None = None, subject: str | None = None
     ) -> list[HoldPartRow]:
-        """Return the files of one hold, or of all, in the order of their events."""
+        """Return the files of one hold, or of all holds, in the order of their events."""
         with self.database.read() as connection:
             return holds.read_parts(connection, name, kind, subject)
 
     def release_hold(self, name: str, kind: str, subject: str, mend: str) -> HoldRow:
-        """Let the next run put into the journal what is held; `mend` tells the source how, as JSON.
+        """Release a hold, so that the next run writes its events to the journal.
+
+        `mend` is the remedy that the source needs to decode the events, JSON text.
 
         Raises:
-            NotAllowed: There is no such hold, or its events are in the journal already.
+            NotAllowed: There is no such hold, or its events are already in the journal.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
             return holds.release(connection, name, kind, subject, mend)
 
     def published(self, name: str, first: int, last: int) -> set[tuple[int, str]]:
-        """Return the published (range, asset) pairs of ranges `first` to `last`."""
+        """Return the published (range, asset) pairs of the ranges `first` to `last`."""
         query = select(published.c.range, published.c.asset).where(
             published.c.pipeline == name, *between(published.c.range, first, last)
         )
@@ -161,7 +163,7 @@ class StoreJournal(StoreBase):
             return set(connection.execute(query))
 
     def mark_published(self, name: str, range: int, asset: str) -> bool:  # noqa: A002
-        """Remember that a materialization was written; False when it already was."""
+        """Record that a materialization was written; return False if that was already recorded."""
         with self.database.write() as connection:
             marked = connection.execute(
                 upsert(connection, published)
@@ -174,33 +176,33 @@ class StoreJournal(StoreBase):
     def unpublished(self, name: str) -> list[tuple[int, str]]:
         """Return the (range, asset) pairs to publish, in log order.
 
-        Those are the closed ranges, each with `changes` and with every sink that has the whole
-        range (`progress`), as far as they are not marked as published.
+        For each closed range, these are `changes` and every sink that has the whole range
+        (`progress`), except the pairs that are marked as published.
         """
         with self.database.read() as connection:
             return progress.unpublished(connection, name)
 
     def expirable_segments(self, name: str, before: float) -> list[SegmentRow]:
-        """Return the segments that nobody needs any more, oldest first: always a prefix.
+        """Return the segments that are no longer needed, oldest first; always a prefix of all.
 
-        Their ranges were closed before `before` (store's clock), every sink has passed them, and
-        all their assets are published.
+        Their ranges were closed before `before` (store's clock), every attached sink has passed
+        them, and all their assets are published.
         """
         with self.database.read() as connection:
             return progress.expirable(connection, name, before)
 
     def expire_segments(self, name: str, numbers: Sequence[int]) -> list[SegmentRow]:
-        """Forget segments, as far as nobody needs them now, and return those forgotten.
+        """Delete those of the given segments that are no longer needed, and return them.
 
         Delete the files of the returned rows afterwards: a crash in between leaves files without
-        a row, which the journal sweeps, never a row without its file.
+        a row, which the journal sweeps, but never a row without its file.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
             return progress.expire_segments(connection, name, set(numbers))
 
     def expire_ranges(self, name: str, numbers: Sequence[int]) -> list[int]:
-        """Forget ranges whose segments are all gone, and their publication; return their numbers."""
+        """Delete ranges without segments and their publication records; return their numbers."""
         with self.database.write() as connection:
             lock_lease(connection, name)
             return progress.expire_ranges(connection, name, set(numbers))

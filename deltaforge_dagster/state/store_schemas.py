@@ -1,4 +1,4 @@
-"""The table versions in the state store: who had which form when, and what waits for approval."""
+"""Table versions in the state store: the history of tables, and schema approval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StoreSchemas(StoreBase):
     """The part of a `StateStore` about table versions (see `schemas`)."""
 
     def schema_stamp(self, name: str, tenant: str, table: TableSchema) -> SchemaStamp | None:
-        """Return the stamp of a table version, None when it was never registered."""
+        """Return the stamp of a table version, or None if it was never registered."""
         with self.database.read() as connection:
             return schemas.find(connection, name, tenant, table)
 
@@ -24,15 +24,15 @@ class StoreSchemas(StoreBase):
         return [[version.table for version in history.versions] for history in histories]
 
     def table_histories(self, name: str) -> list[TableHistory]:
-        """Return everything that is known of every table that the pipeline has captured."""
+        """Return the version history of every table that the pipeline has captured."""
         with self.database.read() as connection:
             return schemas.histories(connection, name)
 
     def table_history(self, name: str, table: str) -> TableHistory:
-        """Return the same of one table, given by its full name.
+        """Return the version history of one table, given by its full name.
 
         Raises:
-            NotAllowed: Nothing of it was ever captured.
+            NotAllowed: The pipeline has never captured this table.
         """
         for history in self.table_histories(name):
             if history.name == table:
@@ -40,23 +40,23 @@ class StoreSchemas(StoreBase):
         raise NotAllowed(f"pipeline {name!r} has captured no table {table!r}")
 
     def unpublished_versions(self, name: str) -> list[tuple[TableHistory, SchemaVersion]]:
-        """Return the versions that Dagster does not show yet, by sequence, with their tables."""
+        """Return the versions that are not published in Dagster yet, by sequence, with histories."""
         with self.database.read() as connection:
             return schemas.unpublished(connection, name)
 
     def mark_version_published(self, name: str, version: SchemaVersion) -> None:
-        """Remember that Dagster shows a version, and every one before it."""
+        """Record that a version, and every one before it, is published in Dagster."""
         with self.database.write() as connection:
             schemas.mark_published(connection, name, version.stamp.sequence)
 
     def approve_table(self, name: str, table: str) -> int:
-        """Approve every form of a table that it has had so far; the next run delivers what waited.
+        """Approve all pending versions of a table; the next run delivers the held changes.
 
         Returns:
-            How many changes were held for it.
+            The number of changes that were held.
 
         Raises:
-            NotAllowed: Nothing of the table waits for approval.
+            NotAllowed: No version of the table waits for approval.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)

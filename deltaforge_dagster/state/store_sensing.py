@@ -1,4 +1,4 @@
-"""What sensing has found out, in the state store (see `sensing`)."""
+"""Results of schema sensing in the state store (see `sensing`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class StoreSensing(StoreBase):
     """The part of a `StateStore` about sensing."""
 
     def sensing_progress(self, name: str) -> sensing.Progress | None:
-        """Return how far sensing of a pipeline has come, None before it began."""
+        """Return the progress of a pipeline's sensing, or None before it began."""
         with self.database.read() as connection:
             return sensing.progress(connection, name)
 
     def sensed_tables(self, name: str) -> dict[str, bytes]:
-        """Return what is known of a pipeline's tables, by full name."""
+        """Return what sensing knows of a pipeline's tables, by full name."""
         found = Kv(self.database, sensing.namespace(name)).items(sensing.TABLE)
         return {key.removeprefix(sensing.TABLE): value for key, value in found.items()}
 
     def sensing_facts(self, name: str) -> dict[str, int | str]:
-        """Return what Dagster is told of a pipeline's tables, by names of metadata."""
+        """Return the metadata for Dagster about a pipeline's tables, by name."""
         found = Kv(self.database, sensing.namespace(name)).items(sensing.FACTS)
         return {key: fact for value in found.values() for key, fact in orjson.loads(value).items()}
 
     def evolutions(self, name: str, subject: str | None = None) -> list[LogEntry]:
-        """Return how a schema changed, or all of a pipeline, the oldest change first."""
+        """Return the changes of one sensed schema, or of all of a pipeline's, oldest first."""
         return Log(self.database, sensing.namespace(name)).entries(subject)

@@ -1,4 +1,4 @@
-"""The sinks in the state store: how far each has acknowledged, and what people decide about them."""
+"""Sinks in the state store: their checkpoints, and the actions of users."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class StoreSinks(StoreBase):
     def reset_checkpoint(
         self, name: str, sink: str, segment: int, *, ordinal: int = -1, complete: bool = True
     ) -> CheckpointRow:
-        """Set a sink's checkpoint by hand, backwards or forwards, and forget its failures.
+        """Set a sink's checkpoint on request of a user, backwards or forwards; clear its failures.
 
-        Going back delivers again what comes after; ranges once published stay so. Going forward
-        skips: the ranges passed over are never published for this sink.
+        Backwards, all later changes are delivered again; published ranges stay published. Forwards,
+        changes are skipped, and the skipped ranges are never published for this sink.
 
         Args:
             name: The pipeline.
             sink: The sink's id.
-            segment: The last segment to take as delivered; 0 or any number before the journal's
-                first segment is refused unless the journal begins right after it.
-            ordinal: With `complete=False`: the last row of `segment` to take as delivered, -1
+            segment: The last segment to treat as delivered. A number before the journal's first
+                segment is refused unless the journal begins right after it.
+            ordinal: With `complete=False`, the last row of `segment` to treat as delivered, -1
                 for none.
-            complete: Whether all of `segment` counts as delivered.
+            complete: Whether to treat all of `segment` as delivered.
 
         Raises:
-            NotAllowed: A run holds the lease, there is no such sink, or delivery would have to go
-                on with a segment that is not in the journal.
+            NotAllowed: A run holds the lease, there is no such sink, or delivery would have to
+                resume with a segment that is not in the journal.
         """
         with self.database.write() as connection:
             return registration.reset_checkpoint(
@@ -43,26 +43,26 @@ class StoreSinks(StoreBase):
             )
 
     def attach_sink(self, name: str, sink: str, *, tail: bool) -> CheckpointRow:
-        """Attach a detached sink again, also while a run is working on the pipeline.
+        """Attach a detached sink again; a run may be active meanwhile.
 
         Args:
             name: The pipeline.
             sink: The sink's id.
-            tail: Go on with what is captured next, skipping everything before, instead of with
-                what follows the sink's checkpoint.
+            tail: Resume with the next captured segment and skip everything before it, instead of
+                resuming after the sink's checkpoint.
 
         Raises:
-            NotAllowed: There is no such sink, it is attached, or what follows its checkpoint is
+            NotAllowed: There is no such sink, it is attached, or the segment after its checkpoint is
                 no longer in the journal.
         """
         with self.database.write() as connection:
             return registration.attach_sink(connection, name, sink, tail=tail)
 
     def pause_sink(self, name: str, sink: str) -> CheckpointRow:
-        """Send a sink nothing more and keep everything for it, until `resume_sink`.
+        """Stop sending to a sink until `resume_sink`, but keep everything for it.
 
-        A run that is at work ends the sink's deliverer within seconds, after what it is sending.
-        The sink counts for the commit policy as before.
+        An active run stops the sink's deliverer within seconds, after the batch that it is sending.
+        The sink still counts for the commit policy.
 
         Raises:
             NotAllowed: There is no such sink, or it is paused or detached.
@@ -71,7 +71,7 @@ class StoreSinks(StoreBase):
             return registration.pause_sink(connection, name, sink)
 
     def resume_sink(self, name: str, sink: str) -> CheckpointRow:
-        """Let a paused sink go on after its checkpoint, at once.
+        """Resume delivery to a paused sink after its checkpoint, at once.
 
         Raises:
             NotAllowed: There is no such sink, or it is not paused.
@@ -80,12 +80,11 @@ class StoreSinks(StoreBase):
             return registration.resume_sink(connection, name, sink)
 
     def reset_all(self, name: str) -> PipelineRow:
-        """Let a pipeline begin as a new one: a new uid, no position, no journal, no holds.
+        """Reset a pipeline to the state of a new one: a new uid, no position, no journal, no holds.
 
-        What fixes the start of a new pipeline decides where it begins. Every sink gets everything
-        from there, whatever it holds; detached ones are attached again. Numbers of segments and
-        ranges go on; what people want of the pipeline and its sinks, table versions and dead
-        letters stay.
+        Its start position is determined as for a new pipeline. Every sink receives everything from
+        there on, whatever it already holds; detached sinks are attached again. The numbers of segments
+        and ranges continue. The desired state, paused sinks, table versions and dead letters are kept.
 
         Raises:
             NotAllowed: A run holds the lease, or there is no such pipeline.

@@ -1,4 +1,4 @@
-"""The snapshots in the state store: what readers of chunks, commands and the sensor see and write."""
+"""Snapshots in the state store, for the runs that read chunks, commands and the sensor."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class StoreSnapshots(StoreBase):
         cause: str,
         sinks: Sequence[str] = (),
     ) -> SnapshotRow:
-        """Request a snapshot of a pipeline's tables for its sinks; of all tables and for all sinks if none is named.
+        """Request a snapshot of these tables for these sinks; by default of all tables, for all sinks.
 
         Raises:
-            NotAllowed: Another one is not finished, there is no such sink, or the pipeline was never
-                registered.
+            NotAllowed: Another snapshot is not finished, there is no such sink, or the pipeline was
+                never registered.
         """
         with self.database.write() as connection:
             lock_lease(connection, name)
@@ -51,12 +51,12 @@ class StoreSnapshots(StoreBase):
             )
 
     def snapshots(self, name: str, *, newest: int | None = None) -> list[SnapshotRow]:
-        """Return a pipeline's snapshots, the newest first."""
+        """Return a pipeline's snapshots, newest first."""
         with self.database.read() as connection:
             return snapshots.read_snapshots(connection, name, newest=newest)
 
     def unfinished_snapshot(self, name: str) -> SnapshotRow | None:
-        """Return the snapshot that is wanted or being read; there is one at most."""
+        """Return the snapshot that is `wanted` or `reading`, or None; there is at most one."""
         newest = self.snapshots(name, newest=1)
         return newest[0] if newest and newest[0].state in UNFINISHED else None
 
@@ -69,14 +69,14 @@ class StoreSnapshots(StoreBase):
         state: ChunkState | None = None,
         limit: int | None = None,
     ) -> list[ChunkRow]:
-        """Return chunks of a snapshot, by table and number; those `read` in the order of reading."""
+        """Return chunks of a snapshot by table and number, or with `state="read"` by time of reading."""
         with self.database.read() as connection:
             return snapshots.read_chunks(
                 connection, name, snapshot, table=table, state=state, limit=limit
             )
 
     def snapshot_progress(self, name: str, snapshot: int) -> dict[str, SnapshotProgress]:
-        """Return how far each table of a snapshot has come."""
+        """Return the progress of each table of a snapshot."""
         with self.database.read() as connection:
             return snapshots.progress(connection, name, snapshot)
 
@@ -86,47 +86,47 @@ class StoreSnapshots(StoreBase):
             return snapshots.staged_paths(connection, name)
 
     def plan_snapshot(self, name: str, snapshot: int, planned: Iterable[PlannedChunk]) -> bool:
-        """Give a wanted snapshot its chunks; False when it has them already, or was cancelled."""
+        """Store the chunks of a requested snapshot; return False if it has chunks or was cancelled."""
         with self.database.write() as connection:
             return snapshots.plan(connection, name, snapshot, planned)
 
     def stage_chunk(
         self, name: str, snapshot: int, chunk: PlannedChunk, staged: StagedChunk
     ) -> bool:
-        """Note what was read of a chunk; False when somebody else was faster, or it was cancelled."""
+        """Record a chunk that was read; return False if another run was faster or it was cancelled."""
         with self.database.write() as connection:
             return snapshots.stage(connection, name, snapshot, chunk, staged)
 
     def relocated_rows(self, name: str, snapshot: int, table: str) -> list[str]:
-        """Return the keys of a table's rows that are to be looked for (see `state.relocated_rows`)."""
+        """Return the keys of a table's relocated rows (see `state.relocated_rows`)."""
         with self.database.read() as connection:
             return relocated_rows.read(connection, name, snapshot, table)
 
     def relocated_tables(self, name: str, snapshot: int) -> list[str]:
-        """Return the tables whose relocated rows can be looked for now: their chunks are all spliced."""
+        """Return the tables whose relocated rows can be looked for: all their chunks are `spliced`."""
         with self.database.read() as connection:
             return relocated_rows.ready(connection, name, snapshot)
 
     def plan_relocated_rows(
         self, name: str, snapshot: int, chunk: PlannedChunk, *, keys: Collection[str], attempts: int
     ) -> None:
-        """Let one more chunk look for relocated rows of a table."""
+        """Add a chunk that looks for relocated rows of a table."""
         with self.database.write() as connection:
             snapshots.plan_relocated_rows(
                 connection, name, snapshot, chunk, keys=keys, attempts=attempts
             )
 
     def reopen_chunks(self, name: str, snapshot: int, names: Iterable[tuple[str, int]]) -> None:
-        """Let spliced chunks of a snapshot, by table and number, be read once more."""
+        """Let `spliced` chunks of a snapshot, given by table and number, be read again."""
         with self.database.write() as connection:
             snapshots.reopen(connection, name, snapshot, names)
 
     def cancel_snapshot(self, name: str, snapshot: int, problem: str) -> bool:
-        """Stop a snapshot for good; False when it is finished."""
+        """Cancel a snapshot for good; return False if it is already finished."""
         with self.database.write() as connection:
             return snapshots.cancel(connection, name, snapshot, problem)
 
     def expire_chunks(self, name: str, *, before: float) -> int:
-        """Drop chunks of snapshots that ended before a time and are not the newest; return how many."""
+        """Delete chunks of snapshots that ended before a time, except the newest; return how many."""
         with self.database.write() as connection:
             return snapshots.expire_chunks(connection, name, before=before)

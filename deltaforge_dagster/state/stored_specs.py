@@ -1,8 +1,7 @@
-"""Pipelines that have no file: their documents, kept here, and a pipeline's end.
+"""Documents of pipelines without a file, and the removal of pipelines.
 
-A document is what somebody gave, as JSON text, secrets included: it is read by nobody but those who
-load pipelines. Its version rises with each change, so that of two people who change it at once
-one is told.
+A document is JSON text as a user supplied it, including secrets, so only the code that loads pipelines
+reads it. Its version increases with each change, so that of two concurrent changes one fails.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from deltaforge_dagster.state.tables import (
 )
 
 _NUMBERS = "numbers"
-"""Namespace: with which segment and range a pipeline goes on that was forgotten, if it comes back."""
+"""Namespace of the next segment and range numbers of removed pipelines, should they be created again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class StoredSpec:
 
 
 def read(connection: Connection, name: str | None = None) -> list[StoredSpec]:
-    """Return every stored document by name, or the one of that name."""
+    """Return all stored documents, sorted by name, or the one with this name."""
     query = select(stored_specs.c.name, stored_specs.c.document, stored_specs.c.version)
     if name is not None:
         query = query.where(stored_specs.c.name == name)
@@ -50,17 +49,17 @@ def read(connection: Connection, name: str | None = None) -> list[StoredSpec]:
 
 
 def check_kept(connection: Connection, name: str) -> None:
-    """Prove that the store keeps a pipeline: whoever has loaded it may be slower than its removal.
+    """Check that a pipeline's document still exists: it may have been removed since it was loaded.
 
     Raises:
-        NotAllowed: It does not, any more.
+        NotAllowed: The document was removed.
     """
     if not read(connection, name):
         raise NotAllowed(f"pipeline {name!r} was removed")
 
 
 def add(connection: Connection, name: str, document: str) -> bool:
-    """Keep a new document; False when there is one of that name."""
+    """Store a new document; return False if the name is taken."""
     added = connection.execute(
         upsert(connection, stored_specs)
         .values(name=name, document=document, version=1, created_at=clock(), updated_at=clock())
@@ -71,7 +70,7 @@ def add(connection: Connection, name: str, document: str) -> bool:
 
 
 def replace(connection: Connection, name: str, version: int, document: str) -> bool:
-    """Put a document in the place of that version; False when it is not there any more."""
+    """Replace this version of a document; return False if it no longer exists."""
     changed = connection.execute(
         update(stored_specs)
         .where(stored_specs.c.name == name, stored_specs.c.version == version)
@@ -81,16 +80,16 @@ def replace(connection: Connection, name: str, version: int, document: str) -> b
 
 
 def remove(connection: Connection, name: str) -> bool:
-    """Drop a document; False when there is none of that name."""
+    """Delete a document; return False if there is none of this name."""
     gone = connection.execute(delete(stored_specs).where(stored_specs.c.name == name))
     return gone.rowcount == 1
 
 
 def remove_pipeline(connection: Connection, name: str) -> str | None:
-    """Drop a document, and all that is known of its pipeline but the epoch; return its uid, if any.
+    """Delete a document and its pipeline's state except the lease; return the pipeline's uid, if any.
 
-    The epoch and the next numbers stay: should the pipeline come back, neither a run of old can write
-    for it, nor does Dagster show a new range as the old one of that number.
+    The epoch and the next numbers are kept: if a pipeline of this name is created again, an old run
+    cannot write for it, and Dagster does not show a new range as the old one with the same number.
 
     Raises:
         NotAllowed: A run holds the lease.
@@ -116,7 +115,7 @@ def remove_pipeline(connection: Connection, name: str) -> str | None:
 
 
 def first_numbers(connection: Connection, name: str) -> tuple[int, int]:
-    """Return the numbers of a new pipeline's first segment and range: after any that it ever had."""
+    """Return a new pipeline's first segment and range numbers, beyond any used under its name."""
     value = get_value(connection, _NUMBERS, name)
     if value is None:
         return 1, 1

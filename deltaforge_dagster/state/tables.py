@@ -1,10 +1,10 @@
-"""The state store's tables, for SQLite and PostgreSQL alike.
+"""The state store's tables, for both SQLite and PostgreSQL.
 
-Some hold how far each pipeline has come, four the primitives (`primitives`). Columns
-carry the names of the fields in `records`, where they are explained. `migrations` makes these
-tables; a test proves that both say the same, so a change here needs a new migration.
+Four tables hold the primitives (`primitives`), the others the state of pipelines. Columns have the names
+of the fields in `records`, where they are documented. `migrations` creates these tables; a test
+proves that both agree, so a change here needs a new migration.
 
-Times are seconds since 1970 by the database's clock (`database.clock`), positions JSON text.
+Times are seconds since 1970 by the database's clock (`database.clock`); positions are JSON text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite assigns numbers automatically only in a column of exactly this type.
 _SERIAL = BigInteger().with_variant(Integer(), "sqlite")
 
 pipelines = Table(
@@ -95,7 +95,7 @@ ranges = Table(
     Column("opened_at", Double, nullable=False),
     Column("closed_at", Double),
 )
-# At most one range of a pipeline is open, whatever the code above believes.
+# The database itself guarantees that at most one range of a pipeline is open.
 Index(
     "range_one_open",
     ranges.c.pipeline,
@@ -124,7 +124,7 @@ segments = Table(
     Column("first_ts_us", BigInteger, nullable=False),
     Column("last_ts_us", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
-    # What sinks get of the segment, once that is decided (`records.SegmentRow`).
+    # What sinks receive of the segment, once that is decided (`records.SegmentRow`).
     Column("chain_hash", Text),
     Column("processed_path", Text),
     Column("processed_checksum", Text),
@@ -244,7 +244,7 @@ undelivered = Table(
     Column("sink", Text, primary_key=True),
     Column("segment", BigInteger, primary_key=True, autoincrement=False),
     Column("fate", Text, primary_key=True),  # `undelivered.Fate`
-    Column("ordinals", JSON, nullable=False),  # [first, last] of each run of them, in order
+    Column("ordinals", JSON, nullable=False),  # [first, last] of consecutive ordinals, in order
 )
 
 snapshots = Table(
@@ -274,7 +274,7 @@ chunks = Table(
     Column("plan", Text, nullable=False),
     Column("state", Text, nullable=False),  # `snapshot_records.ChunkState`
     Column("attempts", BigInteger, nullable=False),
-    # What was read, once it was (`snapshot_records.StagedChunk`).
+    # Set once the chunk has been read (`snapshot_records.StagedChunk`).
     Column("path", Text),
     Column("checksum", Text),
     Column("rows", BigInteger),
@@ -285,7 +285,7 @@ chunks = Table(
     Column("first_segment", BigInteger),
     Column("read_at", Double),
     Column("seconds", Double),
-    # What became of it, once it is in the journal.
+    # Set once the chunk is in the journal.
     Column("segment", BigInteger),
     Column("spliced_rows", BigInteger),
 )
@@ -295,7 +295,7 @@ metrics = Table(
     metadata,
     Column("pipeline", Text, primary_key=True),
     Column("name", Text, primary_key=True),
-    Column("labels", Text, primary_key=True),  # a JSON object, its names in order
+    Column("labels", Text, primary_key=True),  # a JSON object, sorted by name
     Column("value", Double, nullable=False),
 )
 
@@ -327,7 +327,7 @@ log = Table(
     Column("key", Text, nullable=False),
     Column("val", LargeBinary, nullable=False),
     Column("ts", Double, nullable=False),
-    sqlite_autoincrement=True,  # a number is never used again, even after its row is gone
+    sqlite_autoincrement=True,  # a number is never reused, even after its row is deleted
 )
 Index("df_log_of_key", log.c.ns, log.c.key, log.c.seq)
 

@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they asked."""
+"""A fair lock: threads acquire it in the order of their requests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from deltaforge_dagster.errors import StoreUnavailable
 
 
 class Turns:
-    """First come, first served.
+    """A first-come, first-served lock; it is not reentrant.
 
-    Python's own lock may go to a busy thread again and again while others starve, and so may
-    SQLite's. A run has one thread that captures as fast as it can beside those that deliver.
-    A turn is not for taking twice: a thread that asks within its own turn waits in vain.
+    Python's lock, like SQLite's, may be acquired by a busy thread again and again while others starve.
+    In a run, one thread captures as fast as it can while others deliver.
 
     Args:
-        where: What the turns are for, in the message.
-        timeout: Seconds that a thread waits for those before it.
+        where: Name of the protected database in messages.
+        timeout: Seconds that a thread waits for its turn.
     """
 
     def __init__(self, where: str, timeout: float) -> None:
@@ -31,10 +30,10 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for the threads before this one.
+        """Hold the lock within the block, after waiting for the threads before this one.
 
         Raises:
-            StoreUnavailable: It took too long; this thread has left the line.
+            StoreUnavailable: The wait took too long; this thread has left the queue.
         """
         self._take()
         try:
@@ -58,7 +57,7 @@ class Turns:
                 raise StoreUnavailable(
                     f"state store {self._where}: other threads have used it for {self._timeout} s"
                 )
-        # The turn was passed to this thread between the time-out and the mutex: it holds it.
+        # The turn was passed to this thread after the timeout, before it got the mutex.
 
     def _pass_on(self) -> None:
         with self._mutex:

@@ -1,8 +1,8 @@
-"""Dead letters that left the queue, or never came into it, without being delivered.
+"""Records dead letters that left the queue, or never entered it, without being delivered.
 
-Checkpoints pass such changes, so without a note they would look like delivered ones. A note says what
-became of them, by their places in a segment, and goes with that segment. A sink that is set back meets
-the change anew, so its note goes, too.
+Checkpoints pass such changes, so without a record they would look delivered. A record holds the fate of
+changes by their ordinals in a segment, and is deleted with that segment. It is also deleted when the
+checkpoint of the sink is set back, because the sink gets the changes again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from deltaforge_dagster.state.database import upsert
 from deltaforge_dagster.state.tables import segments, undelivered
 
 Fate = Literal["acknowledged", "evicted", "expired", "rejected"]
-"""A person gave it up, or the queue's limits did: see `records.DeadLetterDepth`."""
+"""A user gave the change up (`acknowledged`), or the queue's limits did (`records.DeadLetterDepth`)."""
 
 _AT_ONCE = 500
-"""Segments in one statement."""
+"""Number of segments in one statement."""
 
 
 def note(
     connection: Connection, pipeline: str, fate: Fate, places: Iterable[tuple[str, int, int]]
 ) -> None:
-    """Note what became of changes, each a sink, a segment and an ordinal, as far as these are kept."""
+    """Record the fate of changes, given as (sink, segment, ordinal), whose segments still exist."""
     found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for sink, segment, ordinal in places:
         found[sink, segment].append(ordinal)
@@ -71,7 +71,7 @@ def note(
 def of_segment(
     connection: Connection, pipeline: str, segment: int
 ) -> Mapping[str, Mapping[Fate, list[range]]]:
-    """Return by sink, and by what became of them, the ordinals of a segment."""
+    """Return the recorded ordinals of a segment, by sink and fate."""
     query = select(undelivered.c.sink, undelivered.c.fate, undelivered.c.ordinals).where(
         undelivered.c.pipeline == pipeline, undelivered.c.segment == segment
     )
@@ -84,15 +84,15 @@ def of_segment(
 def forget_behind(
     connection: Connection, pipeline: str, sink: str, segment: int, ordinal: int, *, complete: bool
 ) -> None:
-    """Drop what is noted of changes behind a checkpoint: the sink will be given these.
+    """Delete the records of changes behind a checkpoint, because the sink will get these again.
 
     Args:
         connection: A transaction.
         pipeline: The pipeline.
         sink: The sink.
-        segment: The segment of the checkpoint.
-        ordinal: The last row of it that the checkpoint has passed.
-        complete: The checkpoint has passed all of it.
+        segment: Segment of the checkpoint.
+        ordinal: The last row of this segment that the checkpoint has passed.
+        complete: Whether the checkpoint has passed the whole segment.
     """
     ours = (undelivered.c.pipeline == pipeline) & (undelivered.c.sink == sink)
     kept = {} if complete else of_segment(connection, pipeline, segment).get(sink, {})
@@ -104,7 +104,7 @@ def forget_behind(
 
 
 def _joined(runs: Iterable[list[int]], more: Iterable[int]) -> list[list[int]]:
-    """Return runs of ordinals, each its first and its last, with some more: in order, and few."""
+    """Add ordinals to runs, given as [first, last]; return the merged runs in order."""
     joined: list[list[int]] = []
     for first, last in sorted([*runs, *([one, one] for one in more)]):
         if joined and first <= joined[-1][1] + 1:

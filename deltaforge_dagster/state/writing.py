@@ -1,4 +1,4 @@
-"""What every part of a `FencedWriter` works with: one transaction, and the lease that it proved."""
+"""Base of all parts of a `FencedWriter`: one transaction, and the lease that was checked in it."""
 
 from __future__ import annotations
 

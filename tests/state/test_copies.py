@@ -137,9 +137,9 @@ def test_a_store_that_holds_something_is_not_replaced(
         restore(tmp_path / "copy.db", other, force=False)
 
     assert rows(other) == before
-    with pytest.raises(NotAllowed, match="replaces nothing"):
+    with pytest.raises(NotAllowed, match="does not replace a file"):
         back_up(sqlite_store, tmp_path / "copy.db")
-    with pytest.raises(NotAllowed, match="is no directory"):
+    with pytest.raises(NotAllowed, match="is not a directory"):
         back_up(sqlite_store, tmp_path / "nowhere" / "copy.db")
 
 
@@ -149,7 +149,7 @@ def test_what_is_no_copy(sqlite_store: StateStore, tmp_path: Path) -> None:
     with pytest.raises(NotAllowed, match="there is no file"):
         restore(file, sqlite_store, force=True)
     file.write_text("a text")
-    with pytest.raises(SettingsError, match="is no copy of a state store"):
+    with pytest.raises(SettingsError, match="is not a copy of a state store"):
         restore(file, sqlite_store, force=True)
     file.unlink()
     fill(sqlite_store)
@@ -158,6 +158,6 @@ def test_what_is_no_copy(sqlite_store: StateStore, tmp_path: Path) -> None:
         damaged.seek(8192)
         damaged.write(b"\xff" * 8192)
     before = rows(sqlite_store)
-    with pytest.raises(SettingsError, match=r"is damaged|is no copy"):
+    with pytest.raises(SettingsError, match=r"is damaged|is not a copy"):
         restore(file, sqlite_store, force=True)
     assert rows(sqlite_store) == before

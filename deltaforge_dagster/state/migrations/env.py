@@ -1,4 +1,4 @@
-"""Runs the versions on the connection that `state.migrate` hands over, in its transaction."""
+"""Runs the migrations on the connection that `state.migrate` passes, in its transaction."""
 
 from __future__ import annotations
 
