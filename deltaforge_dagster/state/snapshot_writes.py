@@ -12,13 +12,15 @@ from deltaforge_dagster.state.writing import Writing
 class SnapshotWrites(Writing):
     """The part of a `FencedWriter` for chunks of snapshots (see `snapshots`)."""
 
-    def splice_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
+    def complete_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
         """Record that a chunk's rows are in the journal, and in which segment, if any remained.
 
         Raises:
             NotAllowed: The snapshot was cancelled, or the chunk is being read again.
         """
-        snapshots.splice(self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows)
+        snapshots.complete_chunk(
+            self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows
+        )
 
     def plan_chunk_again(self, chunk: ChunkRow) -> None:
         """Let a chunk be read again, because the rows that were read cannot be used."""
