@@ -102,7 +102,7 @@ class GtidSet:
                     tag = bytes(data[at + 1 : at + 1 + size // 2]).decode("ascii", "replace")
                     at += 1 + size // 2
                     if size % 2 or not (not tag or _TAG.match(tag)):
-                        raise CorruptLog("a GTID set with a tag that is none")
+                        raise CorruptLog("a GTID set with an invalid tag")
                 (intervals,) = struct.unpack_from("<Q", data, at)
                 at += 8
                 for _ in range(intervals):
@@ -110,9 +110,9 @@ class GtidSet:
                     at += 16
                     made.add(str(uuid.UUID(bytes=sid)), first, end - 1, tag)
         except struct.error:
-            raise CorruptLog("a GTID set that is shorter than it says") from None
+            raise CorruptLog("a truncated GTID set") from None
         if at != len(data):
-            raise CorruptLog("a GTID set that is longer than it says")
+            raise CorruptLog("a GTID set with extra bytes at its end")
         return made
 
     def add(self, server: str, first: int, last: int, tag: str = "") -> None:

@@ -106,12 +106,12 @@ def test_bytes_with_tags_are_those_of_the_server() -> None:
     assert GtidSet.from_bytes(data).to_bytes() == data
     with pytest.raises(CorruptLog, match="unknown form, 2"):
         GtidSet.from_bytes(struct.pack("<Q", 2 << 56))
-    with pytest.raises(CorruptLog, match="tag that is none"):
+    with pytest.raises(CorruptLog, match="invalid tag"):
         GtidSet.from_bytes(data.replace(b"batch", b"bat h"))
 
 
 @pytest.mark.parametrize("cut", [3, 8, 30, 47])
 def test_bytes_cut_short_are_refused(cut: int) -> None:
     """A set that ends too early is no set."""
-    with pytest.raises(CorruptLog, match="shorter"):
+    with pytest.raises(CorruptLog, match="truncated"):
         GtidSet.from_bytes(GtidSet.parse(f"{A}:1-5").to_bytes()[:cut])

@@ -26,7 +26,7 @@ def advice(spec: PipelineSpec) -> Iterator[Problem]:
 def _snapshot(block: Snapshot | None) -> Iterator[Problem]:
     if block is not None and "mode" not in block.model_fields_set:
         text = (
-            "has no `mode`, so that tables are read only when somebody asks (write mode: initial to have"
+            "has no `mode`, so that tables are read only on request (write mode: initial to have"
             " them read once, or mode: never)"
         )
         yield Problem(("spec", "source", "config", "snapshot"), text)
@@ -48,6 +48,8 @@ def _key(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
     for variable in compile_template(sink.config.key).variables:
         image, *fields = variable.path
         if image == "after":
-            instead = f" (${{key.{fields[0]}}} has a primary key's column)" if fields else ""
+            instead = (
+                f" (use ${{key.{fields[0]}}} for a column of the primary key)" if fields else ""
+            )
             name = ".".join(variable.path)
             yield Problem((*path, "key"), f"${{{name}}} is empty text in a delete{instead}")

@@ -44,7 +44,7 @@ def _position(fields: _Fields) -> _Fields:
         parse_position(json.dumps(dict(fields)))
     except CorruptLog as error:
         raise ValueError(
-            'is no position (write {lsn: "0/16B6C50"}, or {file: mysql-bin.000003, pos: 4}, '
+            'is not a position (write {lsn: "0/16B6C50"}, or {file: mysql-bin.000003, pos: 4}, '
             "perhaps with gtid_set)"
         ) from error
     return fields

@@ -190,5 +190,7 @@ def _convert_scalar(node: yaml.Node, path: DocumentPath, document: Document) -> 
             case _:
                 document.problems.append(Problem(path, "has a YAML tag (remove it)", line))
     except (ValueError, KeyError):
-        document.problems.append(Problem(path, f"is tagged !!{kind} and is none", line))
+        document.problems.append(
+            Problem(path, f"is tagged !!{kind}, but is not a valid {kind}", line)
+        )
     return None

@@ -65,14 +65,14 @@ def _form_problem(tokens: list[tuple[str, str]]) -> str | None:
         if kind != "mark":
             continue
         if text in {"'", '"', "`", "/*"}:
-            return f"has {text} without its end"
+            return f"has an unclosed {text}"
         if text == ";":
-            return "holds `;` (one expression is wanted)"
+            return "contains `;` (only one expression is allowed)"
         if text in _CLOSING.values():
             open_brackets.append(text)
         elif text in _CLOSING and (not open_brackets or open_brackets.pop() != _CLOSING[text]):
-            return f"has {text} without its beginning"
-    return f"has {open_brackets[-1]} without its end" if open_brackets else None
+            return f"has {text} without an opening bracket"
+    return f"has an unclosed {open_brackets[-1]}" if open_brackets else None
 
 
 def _meaning_problem(tokens: list[tuple[str, str]]) -> str | None:
@@ -82,7 +82,7 @@ def _meaning_problem(tokens: list[tuple[str, str]]) -> str | None:
         word = text.lower() if kind == "word" and before[1] not in {":", "."} else ""
         following = tokens[place + 1] if place + 1 < len(tokens) else ("", "")
         if not place and word in _STATEMENTS and following[0] in {"word", "quoted"}:
-            return f"is a statement ({text}), no expression"
+            return f"is a statement ({text}), not an expression"
         opens = (
             before[1] == "("
             and following[0] in {"word", "quoted"}

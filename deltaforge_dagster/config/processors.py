@@ -163,7 +163,7 @@ class Predicate(Block):
             try:
                 re.compile(self.value)
             except re.error as error:
-                raise ValueError(f"is no regular expression: {error}") from error
+                raise ValueError(f"is not a regular expression: {error}") from error
         if self.op not in _NEEDS_NO_VALUE and "value" not in self.model_fields_set:
             raise ValueError(f"{self.op} needs `value`")
         return self
@@ -276,7 +276,7 @@ def _installed(text: str) -> str:
     installed = processor_types()
     if text not in installed:
         known = ", ".join([*OWN_TYPES, *installed])
-        raise ValueError(f"is {text}, which no installed package has; known are {known}")
+        raise ValueError(f"is {text}, which no installed package provides; known are {known}")
     return text
 
 

@@ -201,8 +201,8 @@ class MysqlConfig(Block):
         for pattern in () if self.outbox is None else self.outbox.tables:
             if self.tables and not any(_share_a_table(pattern, one) for one in self.tables):
                 raise ValueError(
-                    f"outbox.tables: {pattern} fits no table that `tables` captures (an outbox is "
-                    "read as other tables are: add it there, too)"
+                    f"outbox.tables: {pattern} matches no table that `tables` captures (an outbox is "
+                    "captured like any table: add it there, too)"
                 )
         return self
 

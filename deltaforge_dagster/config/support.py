@@ -25,7 +25,7 @@ _REPLICATOR = (
 )
 """Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
 _SENSING_WITHOUT_EFFECT = (
-    ("tracking", "detect_drift", "drift is always looked for; tables.exclude leaves tables out"),
+    ("tracking", "detect_drift", "drift is always detected; tables.exclude leaves tables out"),
     ("tracking", "drift_threshold", "every row that differs is counted"),
     ("output", "emit_schemas", "API, commands and Dagster show every schema"),
 )
@@ -49,7 +49,7 @@ def take_unsupported(document: Any) -> list[Problem]:
 def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
     """Yield a warning for each field that is set and valid but has no effect."""
     if "max_inflight" in _mapping(_mapping(document, "spec"), "batch"):
-        text = "has no effect (what is sent next is prepared meanwhile in any case)"
+        text = "has no effect (the next messages are always encoded meanwhile)"
         yield Problem(("spec", "batch", "max_inflight"), text)
     if "storage" in document:
         text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"

@@ -48,20 +48,20 @@ def database_place(url: str) -> DatabaseFile | DatabaseServer:
     if not colon or scheme.lower() == "file":
         path = unquote(re.sub(r"^//(?:localhost)?(?=/)", "", rest)) if colon else url
         if not path.strip() or "?" in path or path.startswith("//") or path == ":memory:":
-            raise SpecError(f"is no database file ({_URL})")
+            raise SpecError(f"is not a database file ({_URL})")
         return DatabaseFile(Path(path))
     scheme = scheme.lower()
     if scheme not in {"libsql", "http", "https"}:
-        raise SpecError(f"is of an unknown kind ({_URL})")
+        raise SpecError(f"has an unknown scheme ({_URL})")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise SpecError(f"is no URL ({_URL})") from None
+        raise SpecError(f"is not a URL ({_URL})") from None
     if parts.username or parts.password or "token" in parts.query.lower():
         raise SpecError("holds a secret: put the token into `auth_token`")
     if not host or parts.fragment or parts.query not in {"", "tls=0", "tls=1"}:
-        raise SpecError(f"is no URL of a database ({_URL})")
+        raise SpecError(f"is not a URL of a database ({_URL})")
     if scheme == "libsql":
         scheme = "http" if parts.query == "tls=0" else "https"
     elif parts.query:

@@ -329,7 +329,7 @@ class _RemoteFile:
 
 
 def refused(path: str, error: OSError) -> StoreUnavailable:
-    """Return the error to raise when a file system rejects a file; the message tells if it is full."""
+    """Return the error to raise when a file system rejects a file; the message says so if it is full."""
     reason = error.strerror or type(error).__name__
     if error.errno in _NO_SPACE:
         return StoreUnavailable(

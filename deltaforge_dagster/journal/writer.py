@@ -116,7 +116,7 @@ class SegmentWriter:
         """Append changes in log order, with the columns of `frame.CAPTURED` or `frame.PROCESSED`.
 
         Raises:
-            StoreUnavailable: The storage cannot be written; the message tells if it is full.
+            StoreUnavailable: The storage cannot be written; the message says so if it is full.
         """
         if batch.schema.equals(CAPTURED):
             nobody = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
@@ -138,7 +138,7 @@ class SegmentWriter:
         """Finish the file; it is durable under its name when this returns.
 
         Raises:
-            StoreUnavailable: The storage cannot be written; the message tells if it is full.
+            StoreUnavailable: The storage cannot be written; the message says so if it is full.
             ValueError: No row was written.
         """
         with self._aborting():

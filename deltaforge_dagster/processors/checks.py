@@ -56,7 +56,7 @@ def checked(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.Record
         ProcessorFailed: The output is invalid; the message names the column but no value.
     """
     if not isinstance(made, pa.RecordBatch) or not made.schema.equals(given.schema):
-        raise _failed(name, f"gave back {_difference(given.schema, made)}")
+        raise _failed(name, f"returned {_difference(given.schema, made)}")
     for field in made.schema:
         if not field.nullable and made.column(field.name).null_count and field.name != "event_id":
             raise _failed(name, f"column {field.name} has nulls")

@@ -39,7 +39,7 @@ class Number:
 
 
 def _no_number(text: str) -> Json:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=_no_number)

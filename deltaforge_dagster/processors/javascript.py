@@ -126,7 +126,7 @@ class _Rebuilt:
                 isinstance(tags, list) and all(isinstance(one, str) for one in tags)
             ):
                 return name, None if tags is None else value
-            raise self._refused("`tags` that are no list of texts")
+            raise self._refused("`tags` that are not a list of strings")
         if name == "op":
             if value in _OPS:
                 return name, value
@@ -134,7 +134,7 @@ class _Rebuilt:
         if name == "ts_ms":
             if type(value) in {int, float} and int(value) == value and abs(value) <= _MAX_TS_MS:
                 return "ts_us", int(value) * 1000
-            raise self._refused("a `ts_ms` that is no integer")
+            raise self._refused("a `ts_ms` that is not an integer")
         if isinstance(value, str) or (value is None and name == "schema"):
             return name, value
         raise self._refused(f"no text as `source.{name}`")
@@ -142,11 +142,11 @@ class _Rebuilt:
     def _routed(self, row: int, route: Any) -> None:
         """Replace the route of a row; for what the route omits, the sink's settings apply."""
         if not isinstance(route, dict):
-            raise self._refused("a route that is no object")
+            raise self._refused("a route that is not an object")
         texts = {name: route.get(name) for name in ("topic", "key")}
         for name, value in texts.items():
             if value is not None and not isinstance(value, str | int | float):
-                raise self._refused(f"a route whose `{name}` is no text")
+                raise self._refused(f"a route whose `{name}` is not a string")
         headers = route.get("headers")
         if headers is not None:
             if not isinstance(headers, dict) or not all(
@@ -162,7 +162,7 @@ class _Rebuilt:
     def _marked(self, row: int, maker: Any) -> None:
         """Set the producer of an event, which the script chose itself."""
         if maker is not None and not (isinstance(maker, str) and maker):
-            raise self._refused("a `synthetic` that is no text")
+            raise self._refused("a `synthetic` that is not a string")
         self._set(row, "synthetic", maker)
 
     def _made(self, row: int, told: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class _Rebuilt:
         self._marked(row, event.get("synthetic"))
         own = event.get("event_id")
         if own is not None and not (isinstance(own, str) and _UUID.fullmatch(own)):
-            raise self._refused("an `event_id` that is no UUID")
+            raise self._refused("an `event_id` that is not a UUID")
         self._set(row, "event_id", own)
         for name in ("key", "ddl", "schema_version", "schema_sequence"):
             self._set(row, name, None)
@@ -196,7 +196,7 @@ class _Rebuilt:
         self._changes.setdefault(column, {})[row] = value
 
     def _refused(self, what: str) -> ProcessorFailed:
-        return ProcessorFailed(f"processor {self.name}: the script gave back {what}")
+        return ProcessorFailed(f"processor {self.name}: the script returned {what}")
 
 
 def _text(value: Any) -> str | None:

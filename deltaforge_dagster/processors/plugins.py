@@ -29,7 +29,7 @@ def custom(block: CustomProcessor) -> Processor:
     where = f"processor {block.id}: {block.type}"
     entry = processor_types().get(block.type)
     if entry is None:
-        raise SpecError(f"{where}: no package that is installed here has it")
+        raise SpecError(f"{where}: no package that is installed here provides it")
     try:
         factory = entry.load()
         model = getattr(factory, "Config", None)
@@ -44,7 +44,7 @@ def custom(block: CustomProcessor) -> Processor:
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
     except Exception as error:
-        raise SpecError(f"{where}: cannot be made: {type(error).__name__}: {error}") from error
+        raise SpecError(f"{where}: cannot be created: {type(error).__name__}: {error}") from error
 
 
 class _Watched:

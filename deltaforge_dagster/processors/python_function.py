@@ -82,7 +82,7 @@ class UserFunction:
         if isinstance(told, pa.RecordBatch):
             told = pa.Table.from_batches([told])
         if not isinstance(told, pa.Table):
-            raise self._failed(f"gave back {type(told).__name__}, not a pyarrow Table")
+            raise self._failed(f"returned {type(told).__name__}, not a pyarrow Table")
         self._check_names(told.schema.names)
         columns = {}
         for name, kind in KINDS.items():
@@ -92,30 +92,34 @@ class UserFunction:
             try:
                 columns[name] = column.cast(kind)
             except pa.ArrowInvalid:
-                raise self._failed(f"column {name} has values that are no {kind}") from None
+                raise self._failed(
+                    f"column {name} has values that are not of type {kind}"
+                ) from None
         return pa.table(columns)
 
     def _frame(self, told: Any) -> pa.Table:
         """Convert a pandas result to a table with exactly the columns and types of `KINDS`."""
         if not isinstance(told, pd.DataFrame):
-            raise self._failed(f"gave back {type(told).__name__}, not a pandas DataFrame")
+            raise self._failed(f"returned {type(told).__name__}, not a pandas DataFrame")
         self._check_names([str(one) for one in told.columns])
         columns = {}
         for name, kind in KINDS.items():
             try:
                 columns[name] = pa.Array.from_pandas(told[name], type=kind)
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-                said = f"column {name} is {told[name].dtype}, with values that are no {kind}"
+                said = (
+                    f"column {name} is {told[name].dtype}, with values that are not of type {kind}"
+                )
                 raise self._failed(said) from None
         return pa.table(columns)
 
     def _check_names(self, names: list[str]) -> None:
         for name in GIVEN:
             if names.count(name) != 1:
-                raise self._failed(f"gave back {names.count(name)} columns {name}, not one")
+                raise self._failed(f"returned {names.count(name)} columns {name}, not one")
         for name in names:
             if name not in GIVEN:
-                raise self._failed(f"gave back the column {name}, which events do not have")
+                raise self._failed(f"returned the column {name}, which events do not have")
 
     def _failed(self, what: str) -> ProcessorFailed:
         return ProcessorFailed(f"{self._where}: {what}")

@@ -147,7 +147,7 @@ class _Engine:
             return batch, False
         if not callable(value):
             raise SpecError(
-                "the script has no function processBatch(events), is no function of one event, "
+                "the script has no function processBatch(events), is not a function of one event, "
                 "and returns nothing"
             )
         return value, True

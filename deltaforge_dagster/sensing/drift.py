@@ -4,7 +4,7 @@
 `unexpected_null`         null in a column that is declared not null
 `type_mismatch`           a value of a type that the column cannot have
 `undeclared_column`       a field that is not a column of the table
-`missing_column`          a column that no row has, once enough rows were compared
+`missing_column`          a column that none of at least `warmup_events` rows has
 `json_structure_change`   a document with a structure that its column's schema does not have
 `value_out_of_range`      a text that is longer, or a number that is larger, than declared
 ========================  ===========================================================

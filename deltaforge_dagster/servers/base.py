@@ -86,7 +86,9 @@ class Server(ABC):
 
     def _own(self) -> ServerProcess:
         if self._process is None:
-            raise NotAllowed(f"this {self._name} server is somebody else's: it is only used here")
+            raise NotAllowed(
+                f"this {self._name} server is external: it cannot be stopped, restarted or paused"
+            )
         return self._process
 
     @abstractmethod

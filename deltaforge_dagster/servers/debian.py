@@ -95,4 +95,4 @@ def _done(command: list[str], package: str) -> None:
     outcome = run_as(command, None, Path("/"))
     if outcome.returncode:
         said = " / ".join(outcome.stderr.strip().splitlines()[-3:])
-        raise SettingsError(f"{package} cannot be had from Debian: {said or command[0]}")
+        raise SettingsError(f"{package} is not available from Debian: {said or command[0]}")

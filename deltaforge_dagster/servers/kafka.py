@@ -161,7 +161,7 @@ class KafkaServer(OneProcessServer):
         if outcome.returncode:
             said = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
             reason = [line for line in said if not line.startswith(("at ", "SLF4J"))]
-            raise SettingsError(f"Kafka cannot make its files: {' / '.join(reason[:3])}")
+            raise SettingsError(f"Kafka cannot create its files: {' / '.join(reason[:3])}")
 
     def _run(self) -> None:
         self._process = ServerProcess(

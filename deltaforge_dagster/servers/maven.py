@@ -93,7 +93,7 @@ def _cached(artifact: Artifact, cache: Path) -> Path:
         Path(temporary).replace(file)
     except OSError as error:
         raise SettingsError(
-            f"{artifact.coordinates} cannot be kept: {error}; set XDG_CACHE_HOME to a folder "
+            f"{artifact.coordinates} cannot be cached: {error}; set XDG_CACHE_HOME to a folder "
             "that can be written"
         ) from error
     return file

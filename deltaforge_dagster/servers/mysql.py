@@ -161,7 +161,9 @@ class MysqlServer(OneProcessServer):
         first.unlink()
         if outcome.returncode:
             lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
-            raise SettingsError(f"MySQL cannot make its files: {' / '.join(lines) or 'no message'}")
+            raise SettingsError(
+                f"MySQL cannot create its files: {' / '.join(lines) or 'no message'}"
+            )
         return password
 
     def _system_tables(self) -> str:

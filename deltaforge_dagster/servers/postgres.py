@@ -158,7 +158,7 @@ class PostgresServer(Server):
         )  # fmt: skip
         password_file.unlink()
         if outcome.returncode:
-            raise SettingsError(f"PostgreSQL cannot make its files: {_one_line(outcome.stderr)}")
+            raise SettingsError(f"PostgreSQL cannot create its files: {_one_line(outcome.stderr)}")
         return password
 
     def _run(self) -> None:

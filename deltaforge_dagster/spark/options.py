@@ -89,7 +89,7 @@ def check(kind: Kind, options: Mapping[str, str]) -> None:
     for name, text in options.items():
         if name.partition(".")[0] not in {*kind.fields, JOB}:
             known = ", ".join(sorted({*kind.fields, JOB}))
-            problems.append(f"option {name!r} is unknown; there are {known}")
+            problems.append(f"option {name!r} is unknown; known are {known}")
         elif _holds_secret(name, text):
             problems.append(
                 f"option {name!r} holds a secret, which Spark would show: write ${{NAME}} for it, and "
@@ -141,7 +141,7 @@ def sink(
         ) from None
     if compile_template(config[kind.destination]).variables:
         raise SpecError(
-            f"{kind.format}: option {kind.destination!r} has a variable, but rows are no events; "
+            f"{kind.format}: option {kind.destination!r} has a variable, but rows are not events; "
             "give the rows a column `destination`"
         )
     return make_sink(declared, f"spark-{job}", brief=True)

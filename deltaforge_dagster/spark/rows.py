@@ -39,7 +39,7 @@ def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
     """
     types = {field.name.lower(): field.dataType for field in schema.fields}
     problems = [
-        f"column {name!r} is unknown; there are {', '.join(_COLUMNS)}"
+        f"column {name!r} is unknown; known are {', '.join(_COLUMNS)}"
         for name in types
         if name not in _COLUMNS
     ]

@@ -60,7 +60,7 @@ def test_key_without_value_is_absent() -> None:
             Problem(("c", "<<"), "merge keys are not supported (write the fields out)", 3),
         ),
         ("a: !secret b", Problem(("a",), "has a YAML tag (remove it)", 1)),
-        ("a: !!int b", Problem(("a",), "is tagged !!int and is none", 1)),
+        ("a: !!int b", Problem(("a",), "is tagged !!int, but is not a valid int", 1)),
         ("? [a]\n: 1", Problem((), "has a key that is not plain text", 1)),
         ("a: &x [*x]", Problem(("a", 0), "contains itself through an alias", 1)),
         (

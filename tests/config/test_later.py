@@ -157,7 +157,7 @@ def test_sensing_without_effect_warns(write: Write) -> None:
     warnings = load_pipeline(write({SENSING: {"enabled": True, **fields}})).warnings
     assert [one.split(": ", 1)[1] for one in warnings] == [
         (
-            f"{SENSING}.tracking.detect_drift: has no effect (drift is always looked for; tables.exclude"
+            f"{SENSING}.tracking.detect_drift: has no effect (drift is always detected; tables.exclude"
             " leaves tables out)"
         ),
         f"{SENSING}.tracking.drift_threshold: has no effect (every row that differs is counted)",

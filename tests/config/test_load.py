@@ -200,7 +200,7 @@ def test_outboxes_are_captured(
         assert source.config.outbox.tables == tuple(outboxes)  # type: ignore[union-attr]
     else:
         (problem,) = problems(path)
-        assert f"spec.source.config: outbox.tables: {stray} fits no table" in problem
+        assert f"spec.source.config: outbox.tables: {stray} matches no table" in problem
 
 
 def test_no_secret_is_shown(write: Write) -> None:
@@ -258,9 +258,9 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({f"{SINK}.key_updates": "split"}, "20: spec.sinks[0].config.key_updates: must be 'update' or 'delete_insert'"),
         ({f"{SINK}.id": "lines"}, "22: spec.sinks[1].config.id: lines is also the id of spec.sinks[0] (ids must be unique)"),
         ({"spec.processors": [{"type": "filter", "id": "a"}, {"type": "flatten", "id": "a"}]}, "28: spec.processors[1].id: a is also the id of spec.processors[0] (ids must be unique)"),
-        ({"spec.processors": [{"type": "regexp"}]}, "25: spec.processors[0].type: is regexp, which no installed package has; known are javascript, flatten, outbox, filter, sql, python"),
+        ({"spec.processors": [{"type": "regexp"}]}, "25: spec.processors[0].type: is regexp, which no installed package provides; known are javascript, flatten, outbox, filter, sql, python"),
         ({"spec.processors": [{"type": "outbox"}]}, "25: spec.processors[0]: nothing is captured from an outbox (set spec.source.config.outbox: `tables` of MySQL, `prefixes` of PostgreSQL)"),
-        ({"spec.processors": [{"type": "filter", "fields": [{"path": "a", "op": "regex", "value": "("}]}]}, "27: spec.processors[0].fields[0]: is no regular expression: missing ), unterminated subpattern at position 0"),
+        ({"spec.processors": [{"type": "filter", "fields": [{"path": "a", "op": "regex", "value": "("}]}]}, "27: spec.processors[0].fields[0]: is not a regular expression: missing ), unterminated subpattern at position 0"),
         ({"spec.commit_policy": {"mode": "most"}}, "25: spec.commit_policy.mode: must be 'required', 'all' or 'quorum'"),
         ({"spec.commit_policy": {"mode": "quorum"}}, "24: spec.commit_policy: mode quorum needs `quorum`, the number of sinks that must have it"),
         ({"spec.engine": {"dlq": {"hold_key": True}}}, "4: spec: engine.dlq.hold_key holds changes back behind dead letters, so it needs journal.enabled: true"),
@@ -276,7 +276,7 @@ def test_no_secret_is_shown(write: Write) -> None:
         ({"spec.engine.checkpoint": {"seed": "chaser"}}, "26: spec.engine.checkpoint.seed: type chaser needs `path`, a copy of a file of 8 bytes, and nothing else"),
         ({"spec.engine.checkpoint": {"seed": {"type": "position", "path": "a", "position": {"lsn": "0/1"}}}}, "26: spec.engine.checkpoint.seed: type position needs `position`, or `path`, a file that holds one"),
         ({"spec.engine.checkpoint": {"seed": {"path": "a"}}}, "26: spec.engine.checkpoint.seed: type none reads nothing: leave path and position out"),
-        ({"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"lsn": 5}}}}, '28: spec.engine.checkpoint.seed.position: is no position (write {lsn: "0/16B6C50"}, or {file: mysql-bin.000003, pos: 4}, perhaps with gtid_set)'),
+        ({"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"lsn": 5}}}}, '28: spec.engine.checkpoint.seed.position: is not a position (write {lsn: "0/16B6C50"}, or {file: mysql-bin.000003, pos: 4}, perhaps with gtid_set)'),
         ({"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"file": "b.1", "pos": 4}}}}, "4: spec: engine.checkpoint.seed.position: is the position of another kind of source"),
         ({"spec.batch": {"max_events": 1.5}}, "25: spec.batch.max_events: must be a whole number"),
         ({"spec.engine.run.renew_seconds": 20}, "25: spec.engine.run: renew_seconds must be at most half of lease_seconds (one late renewal would lose the lease)"),
@@ -395,7 +395,7 @@ def test_fields_without_effect_warn(write: Write) -> None:
     path = write({"spec.batch": {"max_inflight": 2}})
 
     assert warnings(path) == [
-        "25: spec.batch.max_inflight: has no effect (what is sent next is prepared meanwhile in any case)"
+        "25: spec.batch.max_inflight: has no effect (the next messages are always encoded meanwhile)"
     ]
 
 
@@ -412,11 +412,11 @@ def test_fields_without_effect_warn(write: Write) -> None:
         ),
         (
             {f"{SINK}.key": "${source.table}-${after.id}"},
-            "spec.sinks[0].config.key: ${after.id} is empty text in a delete (${key.id} has a primary key's column)",
+            "spec.sinks[0].config.key: ${after.id} is empty text in a delete (use ${key.id} for a column of the primary key)",
         ),
         (
             {f"{SOURCE}.snapshot": {"chunk_size": 5}},
-            "spec.source.config.snapshot: has no `mode`, so that tables are read only when somebody asks (write mode: initial to have them read once, or mode: never)",
+            "spec.source.config.snapshot: has no `mode`, so that tables are read only on request (write mode: initial to have them read once, or mode: never)",
         ),
     ],
 )

@@ -35,9 +35,9 @@ def test_a_path_is_relative_to_the_file(write: Write, tmp_path: Path) -> None:
     ("block", "said"),
     [
         ({"type": "sql", "where": "a in (select 1)"}, "spec.processors[0].where: holds a subquery (select), but only the row itself can be read"),
-        ({"type": "sql", "set": {"after.x": "f("}}, "spec.processors[0].set.after.x: has ( without its end"),
+        ({"type": "sql", "set": {"after.x": "f("}}, "spec.processors[0].set.after.x: has an unclosed ("),
         ({"type": "python", "function": "clean"}, "spec.processors[0].function: must be `module:function`"),
-        ({"type": "sqll"}, "spec.processors[0].type: is sqll, which no installed package has; known are javascript"),
+        ({"type": "sqll"}, "spec.processors[0].type: is sqll, which no installed package provides; known are javascript"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_its_place(write: Write, block: dict[str, Any], said: str) -> None:

@@ -90,7 +90,7 @@ def test_a_sound_source(write: Write) -> None:
     ("changes", "expected"),
     [
         ({"url": None}, "url: is required"),
-        ({"url": "ws://h"}, "url: is of an unknown kind"),
+        ({"url": "ws://h"}, "url: has an unknown scheme"),
         ({"tables": None}, "tables: is required"),
         ({"tables": ["main.orders"]}, "tables[0]: is not a table pattern"),
         ({"tables": ["*_orders"]}, "tables[0]: is not a table pattern"),

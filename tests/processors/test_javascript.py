@@ -188,7 +188,7 @@ def test_routes(scripts: Make) -> None:
 )
 def test_fields_that_are_none_stop_the_batch(scripts: Make, source: str) -> None:
     """Values that no event can have are rejected, and nothing of the batch is passed on."""
-    with pytest.raises(ProcessorFailed, match="processor js: the script gave back"):
+    with pytest.raises(ProcessorFailed, match="processor js: the script returned"):
         made(scripts(source), [row()])
 
 

@@ -69,8 +69,8 @@ def test_the_config_is_that_of_the_package(acme: None) -> None:
     ("topic", "said"),
     [
         ("raise", "processor label: ValueError$"),
-        ("short", "processor label: gave back no column ordinal"),
-        ("nothing", "processor label: gave back NoneType, not a pyarrow RecordBatch"),
+        ("short", "processor label: returned no column ordinal"),
+        ("nothing", "processor label: returned NoneType, not a pyarrow RecordBatch"),
     ],
 )
 def test_what_it_does_wrong(acme: None, topic: str, said: str) -> None:
@@ -82,7 +82,7 @@ def test_what_it_does_wrong(acme: None, topic: str, said: str) -> None:
 def test_one_that_cannot_be_made(acme: None) -> None:
     """The error of a failing factory is reported."""
     with pytest.raises(
-        SpecError, match="processor broken: broken: cannot be made: RuntimeError: no"
+        SpecError, match="processor broken: broken: cannot be created: RuntimeError: no"
     ):
         made(chain({"type": "broken"}))
 
@@ -91,7 +91,7 @@ def test_unknown_types_name_the_known_ones(acme: None) -> None:
     """The message lists the built-in types and those of installed packages."""
     with pytest.raises(
         ValidationError,
-        match=r"is lable, which no installed package has; known are javascript, .*, broken, label",
+        match=r"is lable, which no installed package provides; known are javascript, .*, broken, label",
     ):
         chain({"type": "lable"})
 
@@ -103,5 +103,5 @@ def test_a_package_that_is_not_installed_where_it_runs(
     spec = chain({"type": "label", "config": {"topic": "t"}})
     monkeypatch.undo()
 
-    with pytest.raises(SpecError, match="no package that is installed here has it"):
+    with pytest.raises(SpecError, match="no package that is installed here provides it"):
         made(spec)

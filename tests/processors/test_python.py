@@ -128,11 +128,11 @@ def f(t):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def f(t): return None", "user_code:f: gave back NoneType, not a pyarrow Table"),
-        ("def f(t): return t.drop_columns(['op'])", "gave back 0 columns op, not one"),
-        ("def f(t): return t.append_column('x', t['op'])", "gave back the column x, which events do not have"),
+        ("def f(t): return None", "user_code:f: returned NoneType, not a pyarrow Table"),
+        ("def f(t): return t.drop_columns(['op'])", "returned 0 columns op, not one"),
+        ("def f(t): return t.append_column('x', t['op'])", "returned the column x, which events do not have"),
         ("def f(t): return column(t, 'after', pa.array([5]))", "column after is int64, not string"),
-        ("def f(t): return column(t, 'ts_us', pa.array([2**63], pa.uint64()))", "column ts_us has values that are no int64"),
+        ("def f(t): return column(t, 'ts_us', pa.array([2**63], pa.uint64()))", "column ts_us has values that are not of type int64"),
         ("def f(t): return column(t, 'op', pa.nulls(1))", "column op has nulls"),
         ("def f(t): return column(t, 'op', pa.array(['x']))", "column op has values other than"),
         ("def f(t): return column(t, 'after', pa.array(['{secret']))", "column after has a value that is not a JSON object"),
@@ -154,10 +154,10 @@ def test_what_a_function_may_not_do(make_chain: MakeChain, source: str, said: st
 def test_pandas_types(make_chain: MakeChain) -> None:
     """A pandas column with values of a wrong type is rejected with its name and type."""
     with pytest.raises(
-        ProcessorFailed, match="column after is int64, with values that are no string"
+        ProcessorFailed, match="column after is int64, with values that are not of type string"
     ):
         made(make_chain("def f(t): return t.assign(after=5)", format="pandas"), [row()])
-    with pytest.raises(ProcessorFailed, match="gave back Table, not a pandas DataFrame"):
+    with pytest.raises(ProcessorFailed, match="returned Table, not a pandas DataFrame"):
         made(make_chain("def f(t): return pa.table({})", format="pandas"), [row()])
 
 
@@ -242,7 +242,7 @@ def f(t):
             ProcessorFailed, match=r"python: user_code:f: KeyError in line 12 of its module$"
         ):
             list(chain.run([batch([row()])]))
-        with pytest.raises(ProcessorFailed, match="gave back NoneType, not a pyarrow Table"):
+        with pytest.raises(ProcessorFailed, match="returned NoneType, not a pyarrow Table"):
             list(chain.run([batch([row()])]))
         (found,) = chain.run([batch([row()])])
 

@@ -128,7 +128,7 @@ def test_rows_arrive_in_nats(
             {"stream": "s", "uri": "${URI}"},
             "row 0 .* has no value",
         ),
-        ("'x' AS value", {"stream": "${source.table}", "uri": "${URI}"}, "rows are no events"),
+        ("'x' AS value", {"stream": "${source.table}", "uri": "${URI}"}, "rows are not events"),
         (
             "'x' AS value",
             {"stream": "s", "uri": "${URI}", "send_timeout_secs": "soon"},
