@@ -1,7 +1,7 @@
-"""Everything Dagster loads: composed from the pipelines of files and state store, nothing else.
+"""The Dagster definitions, composed from the pipelines in files and in the state store.
 
-`workspace.yaml` names this module. Where the pipeline files and the rest of the installation are, environment
-variables say (`config.settings`).
+`workspace.yaml` names this module. Environment variables tell where the pipeline files and the rest of the
+installation are (`config.settings`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def build_definitions(
     *,
     single_process: bool = False,
 ) -> dg.Definitions:
-    """Return the definitions of pipelines; one that cannot be loaded is an asset with a failing check.
+    """Return the definitions of pipelines; a broken pipeline is an asset with a failing check.
 
     Args:
-        settings: The installation.
-        pipelines: Just these, instead of all that are installed.
-        single_process: Nothing but this process will use the state.
+        settings: The settings of the installation.
+        pipelines: The pipelines; by default all that are installed.
+        single_process: Whether only this process uses the state store.
     """
     if pipelines is None:
         pipelines = installed_pipelines(settings)

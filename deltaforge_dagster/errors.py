@@ -1,35 +1,35 @@
-"""One tree of errors; the whole package raises nothing else on purpose.
+"""The hierarchy of errors; the package deliberately raises no others.
 
 ::
 
     DeltaforgeError
     ├── Retryable                 the same call may succeed later: wait and try again
-    │   ├── SourceUnavailable     the source's server cannot be reached, or cut the connection
-    │   ├── SinkUnavailable       a sink cannot be reached, timed out, or refused for now
+    │   ├── SourceUnavailable     the source's server cannot be reached, or closed the connection
+    │   ├── SinkUnavailable       a sink cannot be reached, timed out, or rejects data temporarily
     │   ├── SinkOverdue           a sink took longer for a batch than the pipeline file allows
     │   ├── PositionMoved         a sink's own position is not where this sender left it
     │   ├── SparkUnavailable      the Spark server or its session is gone
     │   └── StoreUnavailable      the state store or the journal cannot be reached
-    └── Terminal                  nothing changes until a person acts
-        ├── SpecError             a pipeline file is wrong (carries every problem found)
-        ├── SettingsError         the installation is configured wrongly
-        ├── AuthFailed            a server refused our credentials
-        ├── PermissionMissing     a server refused an action; the message names the grant
-        ├── SourceMisconfigured   the source's server lacks a setting we need
-        ├── PositionLost          the log no longer holds the position we need
-        ├── UnsupportedEvent      a log event or type this version does not decode
+    └── Terminal                  a retry fails until a person changes something
+        ├── SpecError             a pipeline file is invalid (lists every problem found)
+        ├── SettingsError         the installation is misconfigured
+        ├── AuthFailed            a server rejected the credentials
+        ├── PermissionMissing     a server denied an action; the message names the missing grant
+        ├── SourceMisconfigured   the source's server lacks a required setting
+        ├── PositionLost          the log no longer contains the required position
+        ├── UnsupportedEvent      a log event or type that this version cannot decode
         ├── CorruptLog            log bytes that do not follow their format
         ├── JournalDamaged        a journal file is missing or differs from its checksum
-        ├── ProcessorFailed       a processor broke on a batch, or met a limit
-        ├── SinkRejected          a sink refuses what it is sent, or cannot go on with what it holds
+        ├── ProcessorFailed       a processor failed on a batch, or exceeded a limit
+        ├── SinkRejected          a sink rejects what it is sent, or cannot continue from its own data
         │   └── Undeliverable     one message can never be delivered; the others can
-        ├── LeaseLost             another run holds the pipeline now; this one must stop
+        ├── LeaseLost             another run holds the lease now; this one must stop
         │   └── StoreLost         the state store's file is gone, and every lease with it
-        └── NotAllowed            the request makes no sense now (an open range, an unknown name)
-            └── SensingDisabled   the pipeline's file does not ask for what sensing would know
+        └── NotAllowed            the request is invalid now (an open range, an unknown name)
+            └── SensingDisabled   the pipeline's file does not enable the sensing that is asked for
 
-Messages say what and where, and what to do next. They never contain a secret or a value of a
-row. Errors are built from plain strings, so they survive pickling between processes.
+Messages tell what is wrong, where, and what to do next. They never contain a secret or a value of a
+row. Errors are built from plain strings, so they can be pickled between processes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 
 
 class DeltaforgeError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base class of all errors that this package raises deliberately.
 
     Attributes:
         kind: Label of the error class in metrics (`auth`, `connect`, `checkpoint`, ...).
@@ -73,24 +73,24 @@ class DeltaforgeError(Exception):
     kind = "other"
 
 
-class Retryable(DeltaforgeError):  # noqa: N818 - names what to do, not what went wrong
+class Retryable(DeltaforgeError):  # noqa: N818 - the name tells how to react
     """The same call may succeed later."""
 
     kind = "io"
 
 
-class Terminal(DeltaforgeError):  # noqa: N818 - names what to do, not what went wrong
+class Terminal(DeltaforgeError):  # noqa: N818 - the name tells how to react
     """The same call fails again until a person changes something."""
 
 
 class SourceUnavailable(Retryable):
-    """The source's server cannot be reached, or it cut the connection."""
+    """The source's server cannot be reached, or it closed the connection."""
 
     kind = "connect"
 
 
 class SinkUnavailable(Retryable):
-    """A sink cannot be reached, timed out, or refused for now."""
+    """A sink cannot be reached, timed out, or rejects data temporarily."""
 
     kind = "connect"
 
@@ -102,10 +102,10 @@ class SinkOverdue(Retryable):
 
 
 class PositionMoved(Retryable):
-    """A sink's own position is not where this sender left it: nothing may be sent after it blindly.
+    """A sink's own position is not where this sender left it, so nothing more may be sent.
 
-    Another sender moved it, or the sink lost data. Open the sink again, read the position, and
-    decide anew where to go on.
+    Another sender moved it, or the sink lost data. Open the sink again, read its position, and
+    decide from it where to continue.
     """
 
     kind = "checkpoint"
@@ -124,7 +124,7 @@ class StoreUnavailable(Retryable):
 
 
 class SpecError(Terminal):
-    """A pipeline file is wrong.
+    """A pipeline file is invalid.
 
     Attributes:
         problems: Every problem found, one line each, with file and path in the document.
@@ -141,37 +141,37 @@ class SpecError(Terminal):
 
 
 class SettingsError(Terminal):
-    """The installation (environment variables, state URL, journal URL) is configured wrongly."""
+    """The installation (environment variables, state URL, journal URL) is misconfigured."""
 
     kind = "incompatible"
 
 
 class AuthFailed(Terminal):
-    """A server refused our credentials."""
+    """A server rejected the credentials."""
 
     kind = "auth"
 
 
 class PermissionMissing(Terminal):
-    """A server refused an action; the message names the grant that is missing."""
+    """A server denied an action; the message names the missing grant."""
 
     kind = "permission"
 
 
 class SourceMisconfigured(Terminal):
-    """The source's server lacks a setting we need; the message names the statement."""
+    """The source's server lacks a required setting; the message names the statement that sets it."""
 
     kind = "incompatible"
 
 
 class PositionLost(Terminal):
-    """The source's log no longer holds the position we need."""
+    """The source's log no longer contains the required position."""
 
     kind = "checkpoint"
 
 
 class UnsupportedEvent(Terminal):
-    """A log event or type that this version does not decode; named with its position."""
+    """A log event or type that this version cannot decode; the message names it and its position."""
 
     kind = "schema"
 
@@ -189,22 +189,22 @@ class JournalDamaged(Terminal):
 
 
 class ProcessorFailed(Terminal):
-    """A processor broke on a batch, or met a limit: nothing of the batch goes on."""
+    """A processor failed on a batch, or exceeded a limit; no row of the batch is passed on."""
 
     kind = "processor"
 
 
 class SinkRejected(Terminal):
-    """A sink refuses what it is sent, or cannot go on with what it holds."""
+    """A sink rejects what it is sent, or cannot continue from its own data."""
 
 
 class Undeliverable(SinkRejected):
-    """One message can never be delivered, however often it is tried; the others can.
+    """One message can never be delivered, however often it is retried; the others can.
 
     Attributes:
-        ordinal: Of the message's change in its segment.
-        cause: What the destination does not take: `routing` (no destination, or a name that is none),
-            `serialization` (the change cannot become a message) or `too_large`.
+        ordinal: The ordinal of the message's change in its segment.
+        cause: `routing` (there is no destination, or its name is invalid), `serialization` (the change
+            cannot be converted to a message) or `too_large`.
     """
 
     def __init__(self, message: str, ordinal: int, cause: str) -> None:
@@ -217,20 +217,20 @@ class Undeliverable(SinkRejected):
 
 
 class LeaseLost(Terminal):
-    """Another run holds the pipeline now, or may: this one must write nothing more."""
+    """Another run holds the lease now, or may hold it; this one must not write any more."""
 
     kind = "cancelled"
 
 
 class StoreLost(LeaseLost):
-    """The state store's file was removed or replaced under this process: nothing it writes lasts."""
+    """The state store's file was removed or replaced while in use, so this process's writes are lost."""
 
 
 class NotAllowed(Terminal):
-    """The request makes no sense now: an open range, an unknown pipeline, sink or range."""
+    """The request is invalid now: an open range, an unknown pipeline, sink or range."""
 
     kind = "not_found"
 
 
 class SensingDisabled(NotAllowed):
-    """The pipeline's file does not ask for what sensing would know."""
+    """The pipeline's file does not enable the schema sensing that the request asks for."""

@@ -1,4 +1,4 @@
-"""Folders that outlive a crash: an entry is durable once the folder that holds it is synced."""
+"""Create folders durably: an entry survives a crash once the folder that contains it is synced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its parents, 0700, each entry durable in the directory above it."""
+    """Create `path` and its parents with mode 0700, and make each of them durable."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -16,7 +16,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the entries of a folder durable (fsync(2), NOTES: the directory needs its own)."""
+    """Make the entries of a folder durable (fsync(2): a directory needs its own fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

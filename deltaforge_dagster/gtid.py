@@ -1,8 +1,8 @@
-"""GTID sets: which transactions a server has executed, or a reader has seen.
+"""MySQL GTID sets: which transactions a server has executed, or a reader has seen.
 
-A GTID is `<uuid of the server>:<number>`, or, from MySQL 8.3 on, `<uuid>:<tag>:<number>`. A set is
-written as MySQL writes it (manual: "GTID Format and Storage"), with `,` between servers, tags behind
-what has none, and no white space::
+A GTID is `<uuid of the server>:<number>` or, since MySQL 8.3, `<uuid>:<tag>:<number>`. Sets are
+written in MySQL's notation (manual: "GTID Format and Storage"), with `,` between servers, tagged intervals
+after those without a tag, and no white space::
 
     3e11fa47-71ca-11e1-9e33-c80aa9429562:1-57:60:batch:1-3,4d2e...:1
 
@@ -11,7 +11,7 @@ In PREVIOUS_GTIDS events and in COM_BINLOG_DUMP_GTID a set is little-endian byte
     Int64 number of servers | for each: Byte16 uuid | Int64 number of intervals
                             | for each: Int64 first | Int64 last + 1
 
-With tags (`Gtid_set::encode` in the server's source) each pair of server and tag is an entry::
+With tags (`Gtid_set::encode` in the server's source code), each pair of server and tag is an entry::
 
     Int8 1 | Int48 number of entries | Int8 1
     | for each: Byte16 uuid | Int8 2 * size of tag | tag | Int64 number of intervals | ...
@@ -34,24 +34,24 @@ _INTERVAL = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?\Z", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _TAG = re.compile(r"[a-z_][a-z0-9_]{0,31}\Z")
 _FORM = 56
-"""The highest byte of the first number says how a set is written: 0 without tags, 1 with."""
+"""The shift of the first number's highest byte, which is the format of a set: 0 without tags, 1 with."""
 
 Source = tuple[str, str]
-"""What numbers GTIDs: a server's UUID, and a tag, "" for none."""
+"""The source of a sequence of GTIDs: a server's UUID and a tag, "" for none."""
 
 
 class GtidSet:
-    """A set of GTIDs that grows: per server and tag, disjoint intervals in order."""
+    """A growing set of GTIDs: sorted, disjoint intervals for each server and tag."""
 
     __slots__ = ("_intervals",)
 
     def __init__(self) -> None:
-        # Per source: the first numbers of the intervals, and the last ones; they do not touch.
+        # Per source: the first and the last numbers of the intervals, which do not touch each other.
         self._intervals: dict[Source, tuple[list[int], list[int]]] = {}
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the set that `text` writes; white space and letter case do not matter.
+        """Parse a set in MySQL's notation; white space and letter case do not matter.
 
         Raises:
             CorruptLog: The text is not a GTID set.
@@ -119,7 +119,7 @@ class GtidSet:
         """Add the GTIDs with numbers `first` to `last`; UUID and tag are in lower case.
 
         Raises:
-            CorruptLog: There are no such GTIDs.
+            CorruptLog: The interval is not valid.
         """
         if not 1 <= first <= last <= MAX_NUMBER:
             raise CorruptLog(f"not an interval of GTIDs: {server}:{first}-{last}")
@@ -132,21 +132,21 @@ class GtidSet:
         firsts[begin:end], lasts[begin:end] = [first], [last]
 
     def contains(self, server: str, number: int, tag: str = "") -> bool:
-        """Say whether a GTID is in the set."""
+        """Return whether a GTID is in the set."""
         firsts, lasts = self._intervals.get((server, tag), ([], []))
         at = bisect.bisect_right(firsts, number) - 1
         return at >= 0 and number <= lasts[at]
 
     def copy(self) -> GtidSet:
-        """Return a set of its own with the same GTIDs."""
+        """Return an independent copy of the set."""
         made = GtidSet()
         made._intervals = {s: (f.copy(), e.copy()) for s, (f, e) in self._intervals.items()}
         return made
 
     def to_bytes(self) -> bytes:
-        """Return the set as COM_BINLOG_DUMP_GTID carries it.
+        """Return the set in the binary form of COM_BINLOG_DUMP_GTID.
 
-        With tags only where there are any: servers before MySQL 8.3 know no other form.
+        The form with tags is used only if there are tags: servers before MySQL 8.3 do not know it.
         """
         tagged = any(tag for _, tag in self._intervals)
         count = len(self._intervals)
@@ -161,7 +161,7 @@ class GtidSet:
         return b"".join(parts)
 
     def __le__(self, other: GtidSet) -> bool:
-        """Say whether every GTID of this set is in the other one."""
+        """Return whether every GTID of this set is in the other one."""
         for source, (firsts, lasts) in self._intervals.items():
             theirs = other._intervals.get(source, ([], []))
             for first, last in zip(firsts, lasts, strict=True):
@@ -176,7 +176,7 @@ class GtidSet:
     __hash__ = None  # type: ignore[assignment] # a set that grows
 
     def __str__(self) -> str:
-        """Return the set in MySQL's notation, servers and tags in order; empty for no GTID."""
+        """Return the set in MySQL's notation, sorted by server and tag; empty for the empty set."""
         texts: dict[str, str] = {}
         for server, tag in sorted(self._intervals):
             intervals = ":".join(

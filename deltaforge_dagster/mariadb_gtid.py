@@ -1,7 +1,7 @@
-"""MariaDB's GTIDs: the last transaction of each domain says where a server, or a reader, stands.
+"""MariaDB GTID positions: the last transaction of each domain that a server, or a reader, has reached.
 
 A GTID is `domain-server-number` (MariaDB's manual: "Global Transaction ID"). Within a domain the
-numbers rise, whichever server writes, so one GTID stands for all before it, and a position has one
+numbers increase, whichever server writes, so one GTID implies all before it. A position has one GTID
 per domain, as in the variables `gtid_binlog_pos` and `gtid_slave_pos`::
 
     0-1-100,7-3-25
@@ -22,7 +22,7 @@ _MAX_ID = (1 << 32) - 1
 
 
 class DomainGtids:
-    """The last GTID of each domain, which moves on."""
+    """The last GTID of each domain; mutable."""
 
     __slots__ = ("_last",)
 
@@ -31,7 +31,7 @@ class DomainGtids:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the GTIDs that `text` lists; white space does not matter.
+        """Parse a list of GTIDs; white space does not matter.
 
         Raises:
             CorruptLog: The text is not such a list.
@@ -46,10 +46,10 @@ class DomainGtids:
         return made
 
     def advance(self, domain: int, server: int, number: int) -> None:
-        """Take in the next transaction of a domain.
+        """Advance to the next transaction of a domain.
 
         Raises:
-            CorruptLog: There is no such GTID, or its number does not rise.
+            CorruptLog: The GTID is invalid, or its number does not increase.
         """
         before, by = self._last.get(domain, (0, server))
         if not (before < number <= MAX_NUMBER and max(domain, server) <= _MAX_ID):
@@ -61,7 +61,7 @@ class DomainGtids:
         self._last[domain] = (number, server)
 
     def __le__(self, other: DomainGtids) -> bool:
-        """Say whether the other one stands at the same place or later, in every domain."""
+        """Return whether the other one is at the same GTID or a later one in every domain of this one."""
         for domain, (number, server) in self._last.items():
             theirs, by = other._last.get(domain, (0, server))
             if theirs < number or (theirs == number and by != server):
@@ -74,12 +74,12 @@ class DomainGtids:
     __hash__ = None  # type: ignore[assignment] # it moves
 
     def __str__(self) -> str:
-        """Return the list in MariaDB's notation, domains in order; empty for no GTID at all."""
+        """Return the list in MariaDB's notation, sorted by domain; empty without GTIDs."""
         return ",".join(
             f"{domain}-{server}-{number}" for domain, (number, server) in sorted(self._last.items())
         )
 
 
 def is_of_mariadb(text: str) -> bool:
-    """Say whether a text is in MariaDB's notation, rather than in MySQL's or empty."""
+    """Return whether text is in MariaDB's notation, rather than in MySQL's or empty."""
     return _GTID.fullmatch("".join(text.split()).split(",")[0]) is not None

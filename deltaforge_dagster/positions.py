@@ -1,15 +1,16 @@
-"""Positions: where a source's log stands, as ordered values and as JSON text.
+"""Positions in a source's log, as ordered values and as JSON text.
 
-The state store, the journal and Dagster's metadata carry a position as JSON text. Only the source
-that made it looks inside; everything else compares two positions of one source with `<`.
+The state store, the journal and Dagster's metadata contain positions as JSON text. Only the source
+that created a position interprets it; everything else only compares positions of the same source with `<`.
 
 PostgreSQL: `{"lsn": "0/16B6C50", "tx_id": 731}`, the `end_lsn` of a commit (Streaming
 Replication Protocol, section "Logical Replication Message Formats").
 MySQL: `{"file": "mysql-bin.000003", "pos": 12345, "gtid_set": "3e11fa47-...:1-57"}`, the end of a
 transaction in the binary log and every GTID executed up to there (manual: "GTID Sets"). MariaDB: the
 same with the last GTID of each domain, `"gtid_set": "0-1-57"`.
-Turso and SQLite: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`, the newest row of a
-table of changes, or by table the newest row that was seen.
+
+Turso and SQLite: `{"mode": "native", "last_change_id": 57, "table_positions": {}}`, the newest row of the
+change table or, in mode `polling`, the newest row of each table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BINLOG_FILE = re.compile(r"(?s).*\.[0-9]{1,18}\Z")
 
 
 class Position(Protocol):
-    """A place in one source's log; totally ordered among positions of that source."""
+    """A position in a source's log, comparable with positions of the same source."""
 
     def to_json(self) -> str:
         """Return the text that `parse_position` reads back."""
@@ -60,7 +61,7 @@ def format_lsn(lsn: int) -> str:
 @functools.total_ordering
 @dataclass(frozen=True, slots=True)
 class LsnPosition:
-    """A PostgreSQL position; `tx_id` says which transaction ended there and is not compared."""
+    """A PostgreSQL position; `tx_id` is the transaction that ended there and is not compared."""
 
     lsn: int
     tx_id: int | None = None
@@ -82,12 +83,12 @@ class LsnPosition:
 @functools.total_ordering
 @dataclass(frozen=True, slots=True)
 class BinlogPosition:
-    """A MySQL position: a place between two transactions of the binary log.
+    """A MySQL position, between two transactions of the binary log.
 
-    Of two positions with GTIDs the one is later whose set holds the other's: that is so on every
-    server that has the transactions, whatever it calls its files. Otherwise the place decides:
-    first the number that the file's name ends in (which gets a seventh digit after `.999999`),
-    then the offset.
+    Of two positions with GTIDs, the one whose set contains the other's is later: this holds on every
+    server that has the transactions, whatever the names of its files. Otherwise the file decides,
+    by the number at the end of its name (which gets a seventh digit after `.999999`), and then the
+    offset.
 
     Attributes:
         file: Name of the binary log file.
@@ -143,14 +144,14 @@ class BinlogPosition:
 class TursoPosition:
     """A position in a Turso or SQLite database.
 
-    Of two positions by table the one is later that has no table less far; positions of different
-    modes do not compare.
+    In mode `polling`, a position is earlier than another one if it is not ahead of it in any table.
+    Positions of different modes are not comparable.
 
     Attributes:
-        mode: `native`, `triggers` or `polling`: what it counts.
-        last_change_id: The newest change, by its number in the table of changes; None before any.
-        table_positions: `polling`: the newest row of each table, by rowid.
-        change_time: `native`: when that change was made, by which it is known again; not compared.
+        mode: `native`, `triggers` or `polling`.
+        last_change_id: The number of the newest change in the change table; None before the first.
+        table_positions: `polling`: the rowid of the newest row of each table.
+        change_time: `native`: the time of that change, by which it is recognized; not compared.
     """
 
     mode: str
@@ -190,19 +191,19 @@ class TursoPosition:
 
 
 def covers(whole: str, part: str) -> bool:
-    """Say whether `whole` has every GTID of `part`; MySQL's and MariaDB's have nothing in common.
+    """Return whether `whole` contains every GTID of `part`; false for a MySQL and a MariaDB set.
 
     Raises:
-        CorruptLog: One of the texts is no set of GTIDs.
+        CorruptLog: One of the texts is not a set of GTIDs.
     """
     found = _compare(part, whole)
     return found is not None and found[0]
 
 
 def _compare(mine: str, theirs: str) -> tuple[bool, bool] | None:
-    """Say whether the other set has all GTIDs of this one, and the other way round.
+    """Return whether `theirs` contains all GTIDs of `mine`, and vice versa.
 
-    None where they are of servers of different kinds.
+    None if one is a MySQL set and the other one a MariaDB set.
     """
     if mine == theirs:
         return True, True
@@ -223,7 +224,7 @@ def parse_position(text: str) -> KnownPosition:
     """Return the position that `to_json` wrote.
 
     Raises:
-        CorruptLog: The text is not a position of any kind this version knows.
+        CorruptLog: The text is not a position that this version knows.
     """
     try:
         fields = json.loads(text)

@@ -1,7 +1,7 @@
-"""Table versions: how a table looked from some position of the log on.
+"""Table versions: the columns and key of a table from some log position on.
 
-A source makes them from what the log says (never from today's catalog), the state store gives
-them numbers, and rows carry the stamp of the version they were decoded with.
+A source builds them from the log (never from the current catalog), the state store numbers
+them, and each row has the stamp of the version that it was decoded with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A version of a table: what the rows after some position are decoded with."""
+    """A version of a table, with which the rows after some position are decoded."""
 
     db: str
     schema: str | None
@@ -35,7 +35,7 @@ class TableSchema:
 
     @property
     def full_name(self) -> str:
-        """`schema.table`, or `db.table` where the source has no schemas."""
+        """`schema.table`, or `db.table` if the source has no schemas."""
         return f"{self.schema or self.db}.{self.table}"
 
     def to_json(self) -> str:
@@ -53,12 +53,13 @@ class TableSchema:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDetails:
-    """What a catalog says of a column now, and the log does not.
+    """Properties of a column that are only in the current catalog, not in the log.
 
     Attributes:
-        nullable: Whether the database takes NULL.
-        default: The default as the catalog writes it; None without one, and for a column whose values are hidden.
-        extra: How the database makes its values, such as `auto_increment`; empty where it does not.
+        nullable: Whether the column accepts NULL.
+        default: The default in the catalog's notation; None without one, and for a column whose values are
+            hidden.
+        extra: How the database generates its values, such as `auto_increment`; empty if it does not.
     """
 
     nullable: bool
@@ -68,13 +69,13 @@ class ColumnDetails:
 
 @dataclass(frozen=True, slots=True)
 class TableDetails:
-    """What a catalog says of a table now, and the log does not.
+    """Properties of a table that are only in the current catalog, not in the log.
 
     Attributes:
         columns: Its columns by name.
-        engine: MySQL's storage engine; None elsewhere, as are the next two.
-        charset: The character set of new text columns.
-        collation: Their collation.
+        engine: MySQL: the storage engine; None for other databases.
+        charset: MySQL: the default character set of new text columns.
+        collation: MySQL: the default collation of new text columns.
     """
 
     columns: Mapping[str, ColumnDetails]
@@ -93,16 +94,16 @@ class SchemaStamp:
 
 
 Contained = str | Sequence[str]
-"""Fingerprint of the one version that rows of a table have, or those of several in the rows' order."""
+"""The fingerprint of the table version of some rows, or of several versions in the rows' order."""
 
 
 def fingerprints(contained: Contained) -> list[str]:
-    """Return the fingerprints of the versions that rows have, the newest last."""
+    """Return the fingerprints of the versions as a list, the newest last."""
     return [contained] if isinstance(contained, str) else list(contained)
 
 
 def contained(before: Contained | None, after: Contained) -> Contained:
-    """Return the versions of rows that follow one another, each where it came last."""
+    """Combine the versions of earlier and later rows, ordered by the last occurrence of each."""
     older = [] if before is None else fingerprints(before)
     newer = fingerprints(after)
     found = [*(one for one in older if one not in newer), *newer]

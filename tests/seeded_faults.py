@@ -230,10 +230,10 @@ FAULTS = (
         "deliverer-order",
         "order of two writes",
         "deltaforge_dagster/pipeline/deliverer.py",
-        "            try:\n                if not self._send_after(reached, prepared, row):\n",
+        "            try:\n                if not self._send_after(reached, encoded, row):\n",
         "            try:\n"
         "                self._advance(row, last, complete=last == row.rows - 1)\n"
-        "                if not self._send_after(reached, prepared, row):\n",
+        "                if not self._send_after(reached, encoded, row):\n",
         ("tests/pipeline/test_sink_life.py::test_units",),
         "The checkpoint moves before the sink has anything: what was not acknowledged in time is lost.",
     ),
@@ -258,10 +258,10 @@ FAULTS = (
     Fault(
         "splice-moved-key",
         "forgotten removal",
-        "deltaforge_dagster/pipeline/splice_rows.py",
+        "deltaforge_dagster/pipeline/deduplicated_rows.py",
         "row = self._moved.pop(old_key or key, -1)",
         "row = self._moved.get(old_key or key, -1)",
-        ("tests/pipeline/test_splice_rows.py",),
+        ("tests/pipeline/test_deduplicated_rows.py",),
         "A snapshot's row whose key moved and came back is delivered under the key that it has left.",
     ),
     Fault(

@@ -30,10 +30,10 @@ from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed
 from deltaforge_dagster.pipeline.catch_up import catch_up
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.preflight import preflight
-from deltaforge_dagster.pipeline.prepare import Preparer
 from deltaforge_dagster.pipeline.preview import preview
 from deltaforge_dagster.pipeline.publication import CHANGES, publication_of
 from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
@@ -321,7 +321,7 @@ def _deliver(
                 loaded.spec,
                 sink_id,
                 [row.range for row in delivered],
-                preparer=Preparer(loaded.spec, run_context.journal, sessions, run_id, warn),
+                encoder=Encoder(loaded.spec, run_context.journal, sessions, run_id, warn),
                 build_sink=lambda: run_context.build_sink(sink_id),
                 run_id=run_id,
                 progress=log,

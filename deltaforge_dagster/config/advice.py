@@ -1,6 +1,6 @@
-"""What a pipeline file may say, and probably does not mean: worth a warning, no problem.
+"""Warnings about valid settings of a pipeline file that are probably mistakes.
 
-The file loads and does what it says; a warning names the place and what else to write.
+The file loads and does what it says; each warning names the place and what to write instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.config.templates import compile_template
 
 
 def advice(spec: PipelineSpec) -> Iterator[Problem]:
-    """Yield a warning for each such thing."""
+    """Yield a warning for each setting that is probably a mistake."""
     yield from _snapshot(spec.spec.source.config.snapshot)
     for index, sink in enumerate(spec.spec.sinks):
         path = ("spec", "sinks", index, "config")

@@ -1,4 +1,4 @@
-"""`spec.engine.alerts`: who is told when a check or a run of the pipeline fails."""
+"""`spec.engine.alerts`: who is notified when a check or a run of the pipeline fails."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from deltaforge_dagster.config.blocks import Block, resolved
 
 
 class AlertHook(Block):
-    """Somebody who is told, once when a problem begins and once when it is over."""
+    """A receiver that is notified once when a problem begins and once when it is resolved."""
 
     type: Literal["webhook", "slack"]
-    """`webhook`: a POST of a JSON object; `slack`: a message of an incoming webhook."""
+    """`webhook`: POST a JSON object; `slack`: post a message through a Slack incoming webhook."""
     url: SecretStr
-    """Where to. Usually a variable of the environment: whoever knows it can post there."""
+    """The URL to post to. Usually given through an environment variable, because anyone who knows it
+    can post there.
+    """
 
     @field_validator("url")
     @classmethod

@@ -1,7 +1,7 @@
-"""What the models of all blocks of a pipeline file share: their base, and checked kinds of text.
+"""The base class and the validated field types that all models of a pipeline file share.
 
-The models are frozen values that mirror the file; each holds what its block can check by itself. What a
-validator raises names the problem and what to write instead; the place is added by `load`.
+The models are frozen values that mirror the file; each checks what its own block can check. The message
+of a validator's error names the problem and what to write instead; `load` adds the place in the file.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from deltaforge_dagster.config.templates import compile_template, unknown_variab
 from deltaforge_dagster.errors import SpecError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of pipelines and sinks: they become asset keys, file names and keys in sinks."""
+"""Matches the names of pipelines and sinks, which become asset keys, file names and keys in sinks."""
 
 
 def resolved(text: str) -> str:
-    """Return text that is neither empty nor waits for an environment variable."""
+    """Check that text is not empty and has no unexpanded environment variable; return it."""
     if not text.strip():
         raise ValueError("is empty")
     return environment_filled(text)
 
 
 def environment_filled(text: str) -> str:
-    """Return text in which no environment variable was left unfilled; it may be empty."""
+    """Check that text, which may be empty, has no unexpanded environment variable; return it."""
     name = unresolved(text)
     if name is None:
         return text
@@ -73,7 +73,7 @@ Name = Annotated[str, AfterValidator(resolved), AfterValidator(_name)]
 
 
 TEMPLATE = Field(json_schema_extra={"format": "template"})
-"""Marks templates in the JSON Schema."""
+"""Marks a field as a template in the JSON Schema."""
 
 TemplateText = Annotated[str, AfterValidator(_template), TEMPLATE]
 
@@ -91,22 +91,22 @@ def bare_type(value: object) -> object:
 
 @dataclass(frozen=True)
 class AlsoAccepts:
-    """Adds to the JSON Schema of a field the form that its validator accepts beside the usual one."""
+    """Adds to a field's JSON Schema an alternative form that its validator also accepts."""
 
     form: Mapping[str, Any]
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return the schema of both."""
+        """Return a schema that accepts the usual form and the alternative one."""
         return {"anyOf": [handler(schema), dict(self.form)]}
 
 
 class Block(BaseModel):
-    """One block of the file. Unknown fields are errors here; `load` makes them warnings.
+    """One block of the file. Unknown fields are errors here; `load` turns them into warnings.
 
-    The text below a field is its description for users, in Markdown: the JSON Schema and the reference
-    of all fields (`schema`) are made of it.
+    The docstring below a field is its description for users, in Markdown: the JSON Schema (`schema`) and
+    the reference of all fields (`reference`) are generated from it.
     """
 
     model_config = ConfigDict(

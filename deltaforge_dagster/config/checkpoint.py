@@ -1,8 +1,8 @@
-"""`spec.engine.checkpoint`: how often checkpoints are written, and what a new pipeline's is.
+"""`spec.engine.checkpoint`: how often checkpoints are written, and where a new pipeline starts.
 
-Replicators of event stores have options of this kind: a store for checkpoints, a number of events after
-which they are written, seeds for the first one. Here the state store is the one place for checkpoints,
-since they are written in the transaction that compares the run's lease.
+Event store replicators have similar options: a store for checkpoints, a number of events after which
+they are written, and seeds for the first one. Here checkpoints are always kept in the state store,
+because they are written in the transaction that compares the run's lease.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ONLY_STATE = (
     "a checkpoint is written in the transaction that compares the run's lease, so it is where the lease is, "
     "in the state store, which DELTAFORGE_STATE_URL names (a SQLite file, PostgreSQL or memory)"
 )
-"""Why there is no other store."""
+"""The reason, for messages, why checkpoints cannot be kept in another store."""
 
 ONLY_POSTGRES = (
     "a chaser file holds one number, which is a position of PostgreSQL only (use type position)"
 )
-"""Why other sources have no such seed."""
+"""The reason, for messages, why only PostgreSQL sources accept a chaser file as seed."""
 
 _Fields = Mapping[str, str | int | None]
 
@@ -51,13 +51,13 @@ def _position(fields: _Fields) -> _Fields:
 
 
 class Seed(Block):
-    """Where a new pipeline begins, instead of where its source says."""
+    """Where a new pipeline starts, in place of the source's own rule."""
 
     type: Literal["none", "chaser", "position"] = "none"
-    """What the position is read from."""
+    """The form in which the position is given; `none`: no seed."""
     path: Text | None = None
-    """`chaser`: a copy of a file of exactly 8 bytes. `position`: a file with a position as JSON
-    text.
+    """`chaser`: a copy of the chaser file, exactly 8 bytes. `position`: a file that holds a position as
+    JSON text.
     """
     position: Annotated[_Fields, AfterValidator(_position)] | None = None
     """`position`: `{lsn: "0/16B6C50"}`, or `{file: mysql-bin.000003, pos: 4, gtid_set: ...}`."""
@@ -76,27 +76,27 @@ class Seed(Block):
 
 
 class CheckpointOptions(Block):
-    """How often checkpoints are written, what the first one is, and whose they are."""
+    """How often checkpoints are written, what the first one is, and which instance they belong to."""
 
     store: Annotated[Literal["state"], BeforeValidator(_known_store)] = "state"
-    """Where checkpoints are: in the state store, `DELTAFORGE_STATE_URL`. Anything else is an
+    """Where checkpoints are kept: in the state store, `DELTAFORGE_STATE_URL`. Any other value is an
     error.
     """
     after: Count | None = None
-    """At most so many messages are acknowledged without a written checkpoint: the most that
-    arrives again, at least once, when a run is killed inside a segment. They are sent in units
-    of no more than that, so that small numbers are slow; 1 is one message at a time. By default
-    the checkpoint is written at the end of each segment, and every second inside a larger one.
-    It is always written when a run ends in order.
+    """The maximum number of messages that are acknowledged before a checkpoint is written, and
+    therefore the maximum that is delivered again when a run is killed inside a segment (at-least-once
+    delivery). Delivery batches are no larger than this, so small numbers are slow; 1 sends one message
+    at a time. By default the checkpoint is written at the end of each segment, and every second
+    within a larger one. It is always written when a run ends normally.
     """
     instance_id: Name = DEFAULT_INSTANCE
-    """Lets several installations run one file over one state store and the same servers: an
-    instance `b` of `orders` is the pipeline `orders.b`, with checkpoints, assets, journal and
-    names on servers of its own. Each needs a `slot` of its own, in MySQL a source `id`, which
-    decides the id that it reads with.
+    """Lets several installations run the same file with the same state store and servers: instance
+    `b` of `orders` is the pipeline `orders.b`, with its own checkpoints, assets, journal and
+    names on servers. Each instance needs its own `slot`, or with MySQL its own source `id`, from which
+    the replica's server id is derived.
     """
     seed: Annotated[Seed, BeforeValidator(bare_type), AlsoAccepts({"const": "none"})] = Seed()
-    """Where a new pipeline begins, instead of where the source's own rule says
-    ([configuration.md](configuration.md#where-a-new-pipeline-begins)). Means nothing once it
+    """Where a new pipeline starts, in place of the source's own rule
+    ([configuration.md](configuration.md#where-a-new-pipeline-begins)). Ignored once the pipeline
     has a position.
     """

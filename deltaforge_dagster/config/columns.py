@@ -1,4 +1,4 @@
-"""`spec.engine.columns`: what is hidden of rows before anything is written."""
+"""`spec.engine.columns`: which column values are hidden before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import (
 
 from deltaforge_dagster.config.blocks import Block, Count, Text, environment_filled, resolved
 
-# A table as in `source.config.tables`, the last dot, and a column of it.
+# A table pattern as in `source.config.tables`, a dot, and a column pattern.
 _COLUMN_PATTERN = re.compile(
     r"""(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^.*%]+[*%]?|[*%]) )? \. (?:[^.*%]+[*%]?|[*%])""",
     re.VERBOSE,
@@ -43,12 +43,14 @@ _MaskText = Annotated[str, AfterValidator(environment_filled)]
 
 
 class HashedColumns(Block):
-    """Columns whose values become salted hashes: equal values stay equal, and say nothing else."""
+    """Columns whose values become salted hashes: equal values have equal hashes, which reveal nothing else."""
 
     columns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    """Patterns of the columns whose values become the SHA-256 of salt and value."""
+    """Patterns of the columns whose values are replaced by the SHA-256 of salt and value."""
     salt: SecretStr
-    """A secret of at least 16 characters that is hashed before each value. Usually a variable of the environment."""
+    """A secret of at least 16 characters that is hashed before each value. Usually given through an
+    environment variable.
+    """
 
     @field_validator("salt")
     @classmethod
@@ -67,18 +69,18 @@ class HashedColumns(Block):
 
 
 class ColumnOptions(Block):
-    """What is hidden of rows at capture (docs/columns.md)."""
+    """Which column values are hidden at capture (docs/columns.md)."""
 
     exclude: tuple[Pattern, ...] = ()
-    """Patterns of columns that events do not have."""
+    """Patterns of columns that are left out of events."""
     include: tuple[Pattern, ...] = ()
-    """Patterns of columns: of the tables that they name, events have only these columns and the key."""
+    """Patterns of columns: events of the tables that they name contain only these columns and the key."""
     hash: HashedColumns | None = None
     """Columns whose values are replaced by salted hashes."""
     mask: Mapping[Pattern, _MaskText] = {}
-    """Patterns of columns, each with the text that stands in place of every value."""
+    """Patterns of columns, each with the text that replaces every value."""
     truncate: Mapping[Pattern, Count] = {}
-    """Patterns of columns of text, each with the number of characters that stay of a value."""
+    """Patterns of text columns, each with the number of characters to keep of a value."""
 
     @model_validator(mode="after")
     def _check_repeated(self) -> ColumnOptions:
@@ -93,7 +95,10 @@ class ColumnOptions(Block):
         return self
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Return the patterns of each action that takes something away, by its name in the file."""
+        """Return the patterns of each action that hides something, by the action's name in the file.
+
+        `include` is not among them.
+        """
         return {
             "exclude": self.exclude,
             "mask": tuple(self.mask),
@@ -102,7 +107,7 @@ class ColumnOptions(Block):
         }
 
     def salt_digest(self) -> str:
-        """Return what tells this salt from others without telling it; empty without one."""
+        """Return a keyed digest that identifies the salt without revealing it; empty without a salt."""
         if self.hash is None:
             return ""
         salt = self.hash.salt.get_secret_value().encode()

@@ -1,4 +1,4 @@
-"""A small check of cron schedules, so that a wrong one is a problem of its pipeline file."""
+"""A check of cron schedules, so that an invalid one is reported as a problem of the pipeline file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def cron_problem(text: str) -> str | None:
-    """Return what is wrong with a schedule of five fields (crontab(5)), or None."""
+    """Return what is wrong with a five-field schedule (crontab(5)), or None."""
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):
         return f"has {len(fields)} fields, a schedule has five (minute hour day month weekday)"
@@ -37,10 +37,10 @@ def cron_problem(text: str) -> str | None:
 
 
 def _numbers(item: str, low: int, high: int, names: dict[str, int]) -> range:
-    """Return the numbers that one item of a field stands for, none when it is wrong."""
+    """Return the numbers that one item of a field stands for; empty if the item is invalid."""
     match = _ITEM.fullmatch(item)
     if match is None or not 1 <= int(match["step"] or 1) <= high:
-        return range(0)  # `*/90` minutes would be once an hour
+        return range(0)  # `*/90` minutes would silently run once an hour
     first = names.get(match["first"], match["first"] or low)
     last = names.get(match["last"], match["last"] or (first if match["first"] else high))
     if not (str(first).isdecimal() and str(last).isdecimal()):

@@ -1,10 +1,10 @@
-"""YAML text as plain values that still know their lines.
+"""Parse YAML into plain values, and keep the line of each value.
 
 Scalars follow the YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), as DeltaForge
 reads them: `yes`, `on` and `12:30` are text, only `true` and `false` are booleans. Sequences become
 tuples, so that everything built from a document can be frozen. A key without a value counts as
-absent. What PyYAML would accept in silence and is most likely a mistake is a problem here: the
-same key twice, tags, merge keys.
+absent. Duplicate keys, tags and merge keys, which PyYAML would accept silently, are most likely mistakes
+and are reported as problems.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Document:
         return self.lines.get(path, 1)
 
     def at(self, path: DocumentPath) -> Any:
-        """Return what is at `path`, None where nothing is."""
+        """Return the value at `path`, or None if there is none."""
         value = self.value
         for part in path:
             try:
@@ -80,7 +80,7 @@ class Document:
 
 
 def format_path(path: DocumentPath) -> str:
-    """Return `spec.sinks[0].type`, the way problems name a place; empty for the whole document."""
+    """Return a path as messages show it, `spec.sinks[0].type`; empty for the whole document."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
@@ -102,7 +102,7 @@ def parse(text: str) -> Document:
 
 
 def plain(value: Any) -> Any:
-    """Return JSON values in the form of a document's: tuples for lists, and no key without a value."""
+    """Convert JSON values to the form of a parsed document: tuples for lists, and no null values."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items() if one is not None}
     if isinstance(value, list | tuple):
@@ -118,7 +118,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     elif error.problem == r"found character '\t' that cannot start any token":
         text = "is not valid YAML: a tab stands before a key or value (indent with spaces)"
     else:
-        # PyYAML quotes pieces of the file, which may be pieces of a password; names of its own
+        # PyYAML quotes parts of the file, which may be parts of a password; the names of its
         # tokens and single characters are harmless and useful.
         said = ", ".join(filter(None, (error.context, error.problem)))
         said = re.sub(r"'(?!<[a-z ]+>'|.')[^']*'|\"(?!.\")[^\"]*\"", "'...'", said)

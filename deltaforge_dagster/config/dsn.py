@@ -1,13 +1,13 @@
-"""Connection strings of sources, as DeltaForge takes them.
+"""Connection strings of sources, in the forms that DeltaForge accepts.
 
-PostgreSQL: turned into what libpq takes. Both forms of the manual ("Connection Strings") are
-accepted: a URL, and `key=value` pairs. In the second, `database` is another word for `dbname`,
-missing keys have fixed defaults (libpq would look at environment variables and the system's user),
+PostgreSQL: converted to a string that libpq accepts. Both forms of the manual ("Connection Strings") are
+accepted: a URL, and `key=value` pairs. In the second form, `database` is a synonym for `dbname`,
+missing keys have fixed defaults (libpq would use environment variables and the operating system's user),
 and keys that libpq does not know are ignored.
 
 MySQL: a URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`. Its
 options are those of MySQL's own programs (manual: "Command Options for Encrypted Connections");
-others are refused, since one that goes unread might have been there to protect something.
+others are rejected, because an ignored option might have been meant to protect the connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     """Return `text` as a connection string that libpq accepts, and the names of ignored keys.
 
     Raises:
-        SpecError: The text is neither form. The message repeats nothing of the text.
+        SpecError: The text has neither form. The message does not quote the text.
     """
     ignored: tuple[str, ...] = ()
     if not text.startswith(("postgres://", "postgresql://")):
@@ -43,7 +43,7 @@ def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
     try:
         conninfo.conninfo_to_dict(text)
     except psycopg.ProgrammingError:
-        valid = False  # libpq's message quotes the text, password included
+        valid = False  # libpq's message quotes the text, including the password
     else:
         valid = True
     if not valid:
@@ -85,12 +85,12 @@ _SSL_MODES: tuple[str, ...] = get_args(SslMode)
 
 @dataclass(frozen=True, slots=True)
 class MysqlDsn:
-    """Where a MySQL server is, and as whom to log in.
+    """The address and login of a MySQL server.
 
     Attributes:
         database: The session's default database, or "".
-        ssl_mode: As in MySQL's programs: `PREFERRED` uses TLS where the server has it, only the
-            `VERIFY_` modes look at its certificate.
+        ssl_mode: As in MySQL's programs: `PREFERRED` uses TLS if the server supports it; only the
+            `VERIFY_` modes check the server's certificate.
         ssl_ca, ssl_cert, ssl_key: Paths of PEM files.
     """
 
@@ -106,11 +106,11 @@ class MysqlDsn:
 
 
 def mysql_dsn(text: str) -> MysqlDsn:
-    """Return what a MySQL URL says.
+    """Parse a MySQL URL.
 
     Raises:
-        SpecError: The text is no such URL, or has an option that is not known. The message repeats
-            nothing of the text but an option's name.
+        SpecError: The text is not a MySQL URL, or its options are unknown or inconsistent. Of the text,
+            the message quotes at most the name of an option and the `ssl-mode`.
     """
     if text.startswith("mysql://"):
         check_encoded(text)
@@ -142,7 +142,7 @@ def _mysql_url(text: str) -> SplitResult | None:
         parts = urlsplit(text)
         valid = parts.scheme == "mysql" and parts.username and parts.port != 0
     except ValueError:
-        return None  # its message quotes a part of the text
+        return None  # the error's message quotes a part of the text
     return parts if valid and not parts.fragment else None
 
 
@@ -150,7 +150,7 @@ def _ssl_options(options: list[tuple[str, str]]) -> dict[str, str | None]:
     known: dict[str, str | None] = dict.fromkeys(("ssl-mode", "ssl-ca", "ssl-cert", "ssl-key"))
     for name, value in options:
         if "@" in value and name not in known:
-            raise SpecError(NOT_ENCODED)  # the name may be a part of the password
+            raise SpecError(NOT_ENCODED)  # the option's name may be a part of the password
         if name not in known:
             raise SpecError(
                 f"has the option {name[:40]!r}, which is not known (known are {', '.join(known)})"

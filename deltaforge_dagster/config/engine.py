@@ -1,4 +1,4 @@
-"""`spec.engine`: every field of our own, which the original does not have.
+"""`spec.engine`: the fields that DeltaForge does not have.
 
 Numbers named `seconds` are seconds, `ms` milliseconds, `bytes` bytes.
 """
@@ -24,15 +24,15 @@ class RunLimits(Block):
     """How long a run lives, and how it holds its lease."""
 
     max_seconds: Seconds = 900.0
-    """A run ends after this time; the next one goes on."""
+    """A run ends after this time, and the next one continues."""
     idle_seconds: Seconds = 30.0
-    """A run ends when nothing was captured and no sink moved for so long."""
+    """A run ends when for this long nothing was captured and no sink made progress."""
     lease_seconds: Seconds = 30.0
     """How long the right to work on the pipeline lasts without renewal: the time until another run
     may take over from one that died.
     """
     renew_seconds: Seconds = 5.0
-    """How often it is renewed; at most half of `lease_seconds`."""
+    """How often the lease is renewed; at most half of `lease_seconds`."""
 
     @model_validator(mode="after")
     def _check_renewal(self) -> RunLimits:
@@ -45,21 +45,23 @@ class RunLimits(Block):
 
 
 class RangeLimits(Block):
-    """Where a range closes: at the first limit it reaches."""
+    """When a range closes: at the first limit that it reaches."""
 
     max_seconds: Seconds = 60.0
     """After this time."""
     max_events: Count = 2_000_000
     """At this many changes."""
     max_bytes: Count = GIB
-    """At this size of journal files."""
+    """At this total size of its journal files."""
 
 
 class SegmentLimits(Block):
-    """Where a segment ends: between `min_ms` and `max_ms`, earlier when it is large."""
+    """When a segment ends: between `min_ms` and `max_ms`, or earlier when it is large."""
 
     min_ms: Annotated[int, Field(ge=0)] = 50
-    """No earlier than this (except at its size limits), and only if a sink waits for work."""
+    """The minimum time, unless a size limit is reached; before `max_ms`, a segment ends only if a sink
+    waits for work.
+    """
     max_events: Count = 200_000
     """At this many changes."""
     max_bytes: Count = 64 * MIB
@@ -78,9 +80,9 @@ class DeliverLimits(Block):
     """How a deliverer catches up, and how it waits after a failure."""
 
     max_bytes: Count = 32 * MIB
-    """Journal that one Spark job prepares at most, while a sink catches up."""
+    """How much of the journal one Spark job encodes at most while a sink catches up."""
     backoff_initial_seconds: Seconds = 1.0
-    """Wait after a sink's first failure; doubles with each further one."""
+    """The wait after a sink's first failure; it doubles with each further failure."""
     backoff_max_seconds: Seconds = 60.0
     """The longest wait after a failure."""
 
@@ -92,39 +94,39 @@ class DeliverLimits(Block):
 
 
 class JournalLimits(Block):
-    """How large the journal may get, how long it is kept, and when the source may forget."""
+    """How large the journal may become, how long it is kept, and when the source may discard its log."""
 
     max_bytes: Count = 10 * GIB
-    """Of all segments together. At the limit delivered segments go early, optional sinks that hold
-    the journal are detached, and otherwise capture pauses until 80 %
-    ([guarantees](guarantees.md#when-the-journal-is-full)).
+    """The maximum size of all segments together. At the limit, delivered segments are deleted early,
+    then optional sinks that hold the journal back are detached, and otherwise capture pauses until the
+    journal has drained to 80 % ([guarantees](guarantees.md#when-the-journal-is-full)).
     """
     confirm: Literal["delivered", "captured"] = "delivered"
-    """What the source may forget: what the commit policy counts as delivered, or already what the
-    journal holds.
+    """What the source may discard from its log: changes that the commit policy counts as delivered, or
+    changes as soon as the journal holds them.
     """
     retention_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 24.0
-    """How long a segment is kept for replays, unless the journal is full before. One that an
+    """How long a segment is kept for replays, unless the journal is full earlier. A segment that an
     attached sink still needs is always kept.
     """
 
 
 class DeadLetterOptions(Block):
-    """What comes after a change that went to the dead letters (`spec.journal`)."""
+    """What happens to the changes that follow a dead letter (`spec.journal`)."""
 
     hold_key: bool = False
-    """Later changes of the same row wait behind it in the queue, in order. Needs
+    """Later changes of the same row wait behind the dead letter in the queue, in order. Needs
     `spec.journal.enabled`.
     """
 
 
 class Freshness(Block):
-    """How old a change may be that was captured and that a sink still lacks."""
+    """How old a captured change may be before a sink must have received it."""
 
     warn_seconds: Seconds = 60.0
     """The sink's check `freshness` warns beyond this."""
     error_seconds: Seconds = 600.0
-    """And fails beyond this."""
+    """The sink's check `freshness` fails beyond this."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Freshness:
@@ -134,14 +136,18 @@ class Freshness(Block):
 
 
 class DagsterOptions(Block):
-    """How the pipeline shows and starts in Dagster."""
+    """How Dagster shows and starts the pipeline."""
 
     schedule: str | None = None
-    """Five fields of cron: look for work on this schedule instead of a sensor."""
+    """A cron schedule of five fields: Dagster checks for work on this schedule instead of with a
+    sensor.
+    """
     sensor_interval_seconds: Annotated[int, Field(gt=0)] = 5
-    """How often the sensor looks, at most; Dagster's daemon does so every five seconds. Its UI shows a second less."""
+    """The minimum time between two checks for work by the sensor; Dagster's daemon itself evaluates
+    sensors every five seconds. The UI shows one second less.
+    """
     group: str | None = None
-    """Asset group in the UI, of letters, digits and `_`; by default the pipeline's own."""
+    """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own group."""
     freshness: Freshness = Freshness()
     """When a sink counts as late."""
 
@@ -162,84 +168,84 @@ class DagsterOptions(Block):
 
 
 class ValueOptions(Block):
-    """How values look in events, where there is a choice (docs/types.md)."""
+    """How events represent values that have several possible forms (docs/types.md)."""
 
     toast: Literal["unchanged", "omit", "reselect"] = "unchanged"
-    """PostgreSQL: a large value that an update did not touch, which the log does not have:
-    `{"_unchanged":true}`, the column left out, or the row's value of now
+    """PostgreSQL: how an unchanged TOAST value appears, that is a large value that an update did not
+    change and that the log therefore lacks: as `{"_unchanged":true}`, not at all (the column is left
+    out), or with the row's current value, selected again
     ([types](types.md#unchanged-large-values)).
     """
     postgres_timestamp: Literal["text", "iso"] = "text"
-    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in the form of ISO 8601
-    (`"2026-03-01T12:34:56"`, a `timestamptz` with its offset, `"2026-03-01T12:34:56+00:00"`).
+    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in ISO 8601 format
+    (`"2026-03-01T12:34:56"`; a `timestamptz` has its offset, `"2026-03-01T12:34:56+00:00"`).
     """
     mysql_enum: Literal["label", "index"] = "label"
-    """MySQL: an ENUM as its label, or as the label's number from 1 on."""
+    """MySQL: an ENUM as its label, or as the label's index, counted from 1."""
     mysql_set: Literal["labels", "bits"] = "labels"
-    """MySQL: a SET as labels separated by commas, or as a number with a bit for each."""
+    """MySQL: a SET as labels separated by commas, or as a number with one bit for each label."""
     mysql_timestamp: Literal["iso", "micros"] = "iso"
     """MySQL: a TIMESTAMP as `"2026-03-01T12:00:00.000000Z"`, or as microseconds since 1970."""
     mysql_binary: Literal["base64", "text"] = "base64"
-    """MySQL: a BINARY or VARBINARY as `{"_base64":"..."}`, or as a string where its bytes are
-    UTF-8.
+    """MySQL: a BINARY or VARBINARY as `{"_base64":"..."}`, or as a string if its bytes are valid UTF-8.
     """
 
 
 class SchemaOptions(Block):
-    """What happens when a captured table gets another form."""
+    """What happens when the form (the columns) of a captured table changes."""
 
     on_schema_change: Literal["continue", "pause_table"] = "continue"
-    """`pause_table`: from the first row of a new form on a table's changes are kept back, in order,
-    until somebody approves the form; other tables go on ([schemas](schemas.md#approval)).
+    """`pause_table`: a table's changes are held, in order, from the first row of a new form until
+    somebody approves the form; other tables continue ([schemas](schemas.md#approval)).
     """
 
     @property
     def pauses(self) -> bool:
-        """Whether new forms wait for approval."""
+        """Whether changes of a new form wait for schema approval."""
         return self.on_schema_change == "pause_table"
 
 
 class PostgresOptions(Block):
-    """How a PostgreSQL server is used, where there is a choice."""
+    """Options for PostgreSQL servers."""
 
     failover_slot: bool = False
-    """Make the slot one that replicas keep a copy of (PostgreSQL 17). Means nothing for a slot
-    that exists.
+    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17). Has no effect
+    on a slot that already exists.
     """
     heartbeat_seconds: Seconds | None = None
-    """How often a run writes a small message of its own into the log, so that the slot moves while
-    only other databases of the server write.
+    """How often a run writes a small logical message into the log, so that the slot advances even while
+    only other databases of the server are written to.
     """
 
 
 class Engine(Block):
-    """Fields of our own: everything that the original does not have."""
+    """The fields that DeltaForge does not have."""
 
     run: RunLimits = RunLimits()
     """One Dagster run of the pipeline."""
     range: RangeLimits = RangeLimits()
-    """A range, Dagster's partition, closes at the first of these."""
+    """A range, which is a Dagster partition, closes at the first of these limits."""
     segment: SegmentLimits = SegmentLimits()
-    """A segment ends between two transactions."""
+    """Limits of a segment, which always ends between two transactions."""
     deliver: DeliverLimits = DeliverLimits()
-    """How sinks catch up, and wait after failures."""
+    """How sinks catch up, and how long they wait after failures."""
     journal: JournalLimits = JournalLimits()
-    """How large the journal may get."""
+    """How large the journal may become, and what is kept."""
     checkpoint: CheckpointOptions = CheckpointOptions()
-    """How often checkpoints are written, and where a new pipeline begins."""
+    """How often checkpoints are written, and where a new pipeline starts."""
     dlq: DeadLetterOptions = DeadLetterOptions()
-    """What comes after a dead letter."""
+    """What happens to the changes that follow a dead letter."""
     dagster: DagsterOptions = DagsterOptions()
-    """How the pipeline shows and starts in Dagster."""
+    """How Dagster shows and starts the pipeline."""
     alerts: tuple[AlertHook, ...] = ()
-    """Who is told when checks and runs fail ([logs.md](logs.md#alerts))."""
+    """Who is notified when checks and runs fail ([logs.md](logs.md#alerts))."""
     columns: ColumnOptions = ColumnOptions()
-    """What is hidden of rows at capture ([columns.md](columns.md))."""
+    """Which column values are hidden at capture ([columns.md](columns.md))."""
     schemas: SchemaOptions = SchemaOptions()
-    """What happens when a table gets another form ([schemas.md](schemas.md))."""
+    """What happens when the form of a table changes ([schemas.md](schemas.md))."""
     values: ValueOptions = ValueOptions()
-    """How values look ([types.md](types.md))."""
+    """How events represent values ([types.md](types.md))."""
     postgres: PostgresOptions = PostgresOptions()
-    """How a PostgreSQL server is used ([postgres.md](postgres.md))."""
+    """Options for PostgreSQL servers ([postgres.md](postgres.md))."""
     snapshot: SnapshotOptions = SnapshotOptions()
-    """How snapshots use the journal's disk ([snapshots.md](snapshots.md))."""
+    """How much of the journal's disk snapshots may use ([snapshots.md](snapshots.md))."""

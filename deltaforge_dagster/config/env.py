@@ -1,8 +1,8 @@
-"""Environment variables in a pipeline file, expanded on the raw text before YAML is parsed.
+"""Expand environment variables in the raw text of a pipeline file, before YAML is parsed.
 
 `${NAME}` and `$NAME` become the variable's value, `${NAME:-default}` becomes the default when the
 variable is unset or empty, `$$` becomes `$`. An unknown variable stays, as `${NAME}`: routing
-templates (`${source.table}`) are written the same way and are resolved per event, much later.
+templates (`${source.table}`) have the same syntax and are resolved later, for each event.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person should know about variable `name`; `line` counts from 1.
+    """Something to report about the variable `name`; `line` counts from 1.
 
-    A `fatal` one is a problem of the file, the others are warnings.
+    A `fatal` note is a problem of the file, the others are warnings.
     """
 
     line: int
@@ -31,10 +31,10 @@ class Note:
 
 
 def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
-    """Return `text` with its variables expanded, and what is worth a warning.
+    """Return `text` with its variables expanded, and the notes about them.
 
-    Whatever is not a reference to a known variable stays for whoever reads the field.
-    The values of variables are never part of a note.
+    References to unknown variables stay in the text; the code that reads the field decides about them.
+    Notes never contain the values of variables.
     """
     notes: list[Note] = []
 
@@ -70,13 +70,13 @@ def expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[Note]]:
 
 
 def unexpanded(text: str) -> list[str]:
-    """Return the variables that `text` names as `${NAME}`, and that are no fields of events."""
+    """Return the names in `text` written as `${NAME}` that are not fields of events."""
     names = (match[2].partition(":-")[0] for match in _REFERENCE.finditer(text) if match[2])
     return [name for name in names if _NAME.fullmatch(name) and name not in EVENT_FIELDS]
 
 
 def _is_text(value: str) -> bool:
-    """Whether a variable is text; Python stands in for other bytes with halves of surrogate pairs."""
+    """Return whether a variable's value is UTF-8; Python represents other bytes as lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:

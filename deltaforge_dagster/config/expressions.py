@@ -1,9 +1,9 @@
-"""SQL expressions of a pipeline file, as far as they can be judged without Spark.
+"""Checks of the SQL expressions in a pipeline file that are possible without Spark.
 
-Spark's own analysis says whether an expression is right, at the beginning of a run. Here it is
-only cut into tokens, which is enough to find what could never be one: quotes and brackets that
-do not end, several statements, and everything that reads more than the one row, which Spark would
-accept (subqueries, window functions). And it tells which columns an expression may read.
+Spark's analyzer decides whether an expression is valid when a run starts. This module only splits
+it into tokens. That is enough to find quotes and brackets that are not closed, several statements, and
+whatever reads more than the current row, which Spark would accept (subqueries, window functions). It
+also finds the columns that an expression may read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TOKEN = re.compile(
 )
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 _QUERY = frozenset({"select", "values", "with", "using", "lateral"})
-"""Words of queries that no expression over one row has."""
+"""Keywords of queries that cannot occur in an expression over one row."""
 _OPERATORS = frozenset(
     {"and", "between", "collate", "ilike", "in", "is", "like", "not", "or", "regexp", "rlike"}
 )
-"""What may follow a column that is named `table`, which is no query then."""
+"""What may follow a column named `table` or `from`, in contrast to a query."""
 _STATEMENTS = frozenset(
     {
         "alter", "analyze", "begin", "cache", "call", "clear", "create", "declare", "delete", "describe",
@@ -44,20 +44,20 @@ _STATEMENTS = frozenset(
 
 
 def words(expression: str) -> set[str]:
-    """Return the names that an expression may mean columns by, in lower case."""
+    """Return all words of an expression that may be names of columns, in lower case."""
     return {
         text.strip("`").lower() for kind, text in _tokens(expression) if kind in {"word", "quoted"}
     }
 
 
 def problem(expression: str) -> str | None:
-    """Return why a text can be no expression over one row, None where only Spark can tell."""
+    """Return why text cannot be an expression over one row, or None if only Spark can decide."""
     tokens = list(_tokens(expression))
     return _form_problem(tokens) or _meaning_problem(tokens)
 
 
 def _form_problem(tokens: list[tuple[str, str]]) -> str | None:
-    """Find quotes and brackets that do not match, and ends of statements."""
+    """Find unbalanced quotes and brackets, and semicolons."""
     if not tokens:
         return "is empty"
     open_brackets = []
@@ -76,7 +76,7 @@ def _form_problem(tokens: list[tuple[str, str]]) -> str | None:
 
 
 def _meaning_problem(tokens: list[tuple[str, str]]) -> str | None:
-    """Find what reads more than one row, or does more than compute."""
+    """Find statements, subqueries and window functions."""
     before = ("", "")
     for place, (kind, text) in enumerate(tokens):
         word = text.lower() if kind == "word" and before[1] not in {":", "."} else ""

@@ -1,7 +1,7 @@
-"""The fields that the models know, by their path in the file.
+"""The fields of the models, by their path in the file.
 
-Suggestions for misspelt fields and the check of the reference documentation read this table, so that
-neither can differ from the models.
+Suggestions for misspelt fields and the check of the reference documentation both read this table, so
+they cannot differ from the models.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from deltaforge_dagster.config.model import PipelineSpec
 
 @functools.cache
 def field_table() -> dict[str, FieldInfo]:
-    """Return every field of a pipeline file; items of lists as in `spec.sinks[].config.id`.
+    """Return every field of a pipeline file by its path; `[]` marks list items, `spec.sinks[].config.id`.
 
-    Where a block has several forms (sinks of different types), the first form that has a field
-    describes it.
+    If a block has several forms (sinks of different types), a field is described by the first form
+    that has it.
     """
     table: dict[str, FieldInfo] = {}
     for path, info in _fields(PipelineSpec, ""):
@@ -30,7 +30,7 @@ def field_table() -> dict[str, FieldInfo]:
 
 
 def field_names(block: str) -> list[str]:
-    """Return the names of the fields in a block, given as in `field_table` ("" is the file)."""
+    """Return the names of the fields in a block; `block` is a path of `field_table`, "" the whole file."""
     prefix = f"{block}." if block else ""
     below = (path.removeprefix(prefix) for path in field_table() if path.startswith(prefix))
     return [name for name in below if "." not in name and "[" not in name]

@@ -1,4 +1,4 @@
-"""Patterns of names: `*` and `%` stand for any text, everything else, `_` too, for itself."""
+"""Patterns of names: `*` and `%` match any text; every other character, even `_`, matches itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WILDCARDS = re.compile(r"[*%]+")
 
 
 class Globs:
-    """Patterns, one of which has to fit; case counts."""
+    """A set of patterns; a name matches if any of them does. Case-sensitive."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         parts = [
@@ -23,18 +23,18 @@ class Globs:
         return self._pattern is not None
 
     def match(self, names: Collection[str]) -> bool:
-        """Say whether a pattern fits one of several names of the same thing."""
+        """Return whether any pattern matches any of `names`, which all denote the same object."""
         return self._pattern is not None and any(map(self._pattern.fullmatch, names))
 
 
 def table_parts(pattern: str) -> tuple[str, str]:
-    """Return the patterns of database and table in one of a table, which may name any database."""
+    """Split a table pattern into the patterns of database and table; without a dot, any database."""
     database, dot, table = pattern.partition(".")
     return (database, table) if dot else ("*", pattern)
 
 
 def overlap(one: str, other: str) -> bool:
-    """Say whether there is a name that both patterns fit."""
+    """Return whether some name matches both patterns."""
 
     @functools.cache
     def from_here(at: int, there: int) -> bool:

@@ -1,18 +1,18 @@
-"""The ids that a pipeline file may leave out: of its source, its sinks and its processors.
+"""Derive the ids that a pipeline file may omit: those of its source, sinks and processors.
 
-Given ids are never changed. A derived id is the same whenever the file is read, differs from all other
-ids of its list, and a warning names it.
+Ids in the file are never changed. A derived id is the same each time the file is read, and differs from
+all other ids of its list. A warning names it, except where it is the default of the model.
 
 ===========  ================================================================
-block        id, where the file has none
+block        derived id
 ===========  ================================================================
 source       the pipeline's name
 sink         type and index: `redis-0`
 javascript   type and index: `javascript-0`
-processor    the type: `outbox`; that is the model's own default, no warning
+processor    the type: `outbox`; this is the model's default, no warning
 ===========  ================================================================
 
-Where another block of the list has that id, `-2`, `-3` ... follows: two outbox processors without ids are
+If another block of the list has that id, `-2`, `-3` ... is appended: two outbox processors without ids are
 `outbox` and `outbox-2`.
 """
 
@@ -57,11 +57,14 @@ def derive_ids(value: dict[str, Any], name: str | None) -> list[Problem]:
 
 
 def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[Problem]:
-    """Add the missing ids to a list of processors, except those that models add; return the warnings.
+    """Add the missing ids to a list of processors, except those that are defaults of the models.
 
     Args:
-        processors: The blocks as they stand in the file.
-        here: The list's place in the document.
+        processors: The blocks as they are in the file.
+        here: The list's path in the document.
+
+    Returns:
+        The warnings.
     """
     blocks = [one if isinstance(one, dict) else None for one in processors]
     types = [None if one is None else one.get("type") for one in blocks]
@@ -80,7 +83,11 @@ def derive_processor_ids(processors: Sequence[Any], here: DocumentPath) -> list[
 def _derived(
     blocks: Sequence[dict[str, Any] | None], usual: Sequence[str | None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the index and the id of each block without one; `usual` ids that are free come first."""
+    """Yield index and derived id of each block without an id.
+
+    `usual` has the preferred id of each block. All preferred ids that are free are assigned before
+    numbered ones are chosen.
+    """
     taken = {one["id"] for one in blocks if one is not None and isinstance(one.get("id"), str)}
     found: dict[int, str] = {}
     later: list[tuple[int, str]] = []

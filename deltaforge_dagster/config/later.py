@@ -1,7 +1,7 @@
-"""Sinks and encodings of DeltaForge that this version lacks: their fields, to be checked.
+"""Models of the sinks and encodings of DeltaForge that this version does not support yet.
 
-A file that has one of these is refused (`support`); what is wrong with the block is said with it, so that
-it need not be found out later.
+A file that uses one of them is rejected (`support`). The block is checked against its model all the same,
+so that the error also lists what else is wrong with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltaforge_dagster.config.sink_config import Encoding, Envelope, NativeEnve
 
 
 class AvroEncoding(Block):
-    """Messages in Avro, their schemas in a registry."""
+    """Messages in Avro, with their schemas in a schema registry."""
 
     type: Literal["avro"]
     schema_registry_url: Text
@@ -68,7 +68,7 @@ class HttpSink(Block):
 
 
 class FileRoll(Block):
-    """When an object is finished: at the first of these."""
+    """When an object is finished: at the first of these limits."""
 
     max_bytes: Count = 268_435_456
     max_events: Count = 1_000_000

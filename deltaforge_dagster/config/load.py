@@ -1,14 +1,15 @@
-"""From files to pipelines: every problem of a file at once, each with its line and its place.
+"""Load pipeline files, and report all problems of a file at once, with line and path.
 
-What has no file, as a document that the state store keeps, goes the same way from the third step on
-(`load_document`); its problems have a place and no line.
-
-A file goes through five steps: environment variables, YAML, features this version lacks, the models,
-rules between blocks. Each step adds its problems, and the file is loaded only without any. A problem reads
+A file goes through five steps: expanding environment variables, parsing YAML, finding features that this
+version lacks, validating against the models, and checking rules between blocks. Each step adds its
+problems, and the file is loaded only if there are none. A problem reads
 `file:line: path.in.document: what is wrong (what to do)`. Lines are those of the text after
-expansion: they differ from the file's only if a variable holds several lines.
+expansion: they differ from the file's only if a variable's value has several lines.
 
-One bad file never stops the others: `load_pipelines` returns it as a `BrokenPipeline`.
+A document without a file, such as one kept in the state store, goes through the same steps from the third
+one on (`load_document`); its problems have a path and no line.
+
+One invalid file never stops the others: `load_pipelines` returns it as a `BrokenPipeline`.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class LoadedPipeline:
     """A pipeline file without problems.
 
     Attributes:
-        path: The file; None for a pipeline that the state store keeps.
-        spec: Its effective content.
-        warnings: What a person should know, one line each, with file and line.
-        hash: SHA-256 over the effective spec, passwords masked: equal for files that do the same.
+        path: The file; None for a pipeline that is kept in the state store.
+        spec: Its effective content, defaults included.
+        warnings: One line each, with file and line.
+        hash: SHA-256 of the effective spec, with passwords masked: equal for files that do the same.
     """
 
     path: Path | None
@@ -71,10 +72,10 @@ class BrokenPipeline:
     """A pipeline file with problems.
 
     Attributes:
-        path: The file; the first of them when several claim one name. None for a pipeline that the state
-            store keeps.
-        name: `metadata.name` where that can be read, else made from the file's name. No other
-            pipeline of the same load has it.
+        path: The file, or the first one if several files have the same name. None for a pipeline that is
+            kept in the state store.
+        name: `metadata.name` if it can be read, otherwise derived from the file's name. Unique among the
+            pipelines that are loaded together.
         error: All problems.
         warnings: As in `LoadedPipeline`.
     """
@@ -127,13 +128,14 @@ def load_pipeline(path: Path, *, strict: bool = False) -> LoadedPipeline:
 def load_document(
     name: str, value: Mapping[str, Any], *, strict: bool = False
 ) -> LoadedPipeline | BrokenPipeline:
-    """Return the pipeline of a document that is no file: plain JSON values.
+    """Return the pipeline of a document without a file, given as plain JSON values.
 
-    Environment variables are not expanded: who writes such documents need not know this machine's. One
-    that is named where a value is needed is a problem that says so, elsewhere a warning.
+    Environment variables are not expanded, because the author of such a document need not know those of
+    this machine. A reference to a variable is a problem in a field that needs a value, and a warning
+    elsewhere.
 
     Args:
-        name: What a broken pipeline is called when the document does not tell.
+        name: The name of a broken pipeline whose document has none.
         value: The document.
         strict: Unknown fields are problems, not warnings.
     """
@@ -144,7 +146,7 @@ def load_document(
 
 
 def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline | BrokenPipeline]:
-    """Return the pipelines of a file, or of every file below a directory, which may have none.
+    """Return the pipelines of a file, or of all files below a directory, which may be empty.
 
     With `strict` unknown fields are problems, not warnings.
 
@@ -157,7 +159,7 @@ def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline |
 def pipeline_files(path: Path) -> list[Path]:
     """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
 
-    Names that start with a dot are left out: editors and mounted volumes keep copies there.
+    Names that start with a dot are skipped: editors and mounted volumes keep copies under such names.
 
     Raises:
         SpecError: There is nothing at `path`.
@@ -180,10 +182,10 @@ def pipeline_files(path: Path) -> list[Path]:
 def load_files(
     paths: Iterable[Path], *, strict: bool = False
 ) -> list[LoadedPipeline | BrokenPipeline]:
-    """Return the pipelines of these files, in their order, with unique names.
+    """Return the pipelines of these files, in the same order, with unique names.
 
-    A name that several files claim makes one broken pipeline of them all. With `strict` unknown
-    fields are problems, not warnings.
+    Files with the same name become one broken pipeline. With `strict` unknown fields are problems, not
+    warnings.
     """
     files = {path: _read(path, strict=strict) for path in paths}
     claims: dict[str, list[_File]] = {}
@@ -204,7 +206,7 @@ def load_files(
 
 
 def _report_rivals(files: list[_File]) -> None:
-    """Add to the first of several files with one name what is wrong with all of them."""
+    """Report the conflict of several files with the same name, and collect all problems in the first."""
     first, *others = files
     for other in others:
         for file, rival in ((first, other), (other, first)):
@@ -215,7 +217,7 @@ def _report_rivals(files: list[_File]) -> None:
 
 
 def _free_name(path: Path, taken: set[str]) -> str:
-    """Return a name for a file that does not tell its own."""
+    """Return a free name for a file whose own name cannot be read."""
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:90] or "pipeline"
     names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     return next(name for name in names if name not in taken)
@@ -231,7 +233,7 @@ def _outcome(file: _File, name: str) -> LoadedPipeline | BrokenPipeline:
 def spec_hash(spec: PipelineSpec) -> str:
     """Return the SHA-256 (hex) of the spec as canonical JSON: sorted keys, passwords masked.
 
-    The salt of hashed columns counts, since other hashes are other values; nothing tells it.
+    A digest of the salt of hashed columns is included, because a different salt produces different values.
     """
     text = json.dumps(spec.masked(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()
@@ -261,7 +263,7 @@ def _read(path: Path, *, strict: bool) -> _File:
 
 
 def _build(file: _File, value: Any) -> None:
-    """Fill `file` from the document's value, which is taken apart on the way."""
+    """Fill `file` from the document's value, which is modified on the way."""
     if not isinstance(value, dict):
         if not file.problems:
             file.add([Problem((), "must be a mapping with `metadata` and `spec`", 1)])
@@ -292,7 +294,7 @@ def _build(file: _File, value: Any) -> None:
 
 
 def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
-    """Yield what a document without a file says of environment variables, which only files may."""
+    """Yield a problem for each environment variable in a document; only files may use them."""
     if isinstance(value, str):
         for name in unexpanded(value)[:1]:
             text = (
@@ -309,7 +311,7 @@ def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
 
 
 def _ignored(text: str) -> str:
-    """Return what an unknown field is called where it is no problem."""
+    """Turn the text of a problem with an unknown field into that of a warning."""
     return text.replace("known field", "known field, it is ignored", 1)
 
 
@@ -320,7 +322,7 @@ def _readable_name(value: Mapping[str, Any]) -> str | None:
 
 
 def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
-    """Give an instance of a pipeline a name of its own, in the document as well; return it."""
+    """Append the instance id, if there is one, to the name, also in the document; return the name."""
     try:
         instance = value["spec"]["engine"]["checkpoint"]["instance_id"]
     except (KeyError, TypeError):
@@ -333,7 +335,7 @@ def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
 
 
 def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
-    """Make the directories of Python processors absolute, which are relative to the file."""
+    """Make the directories of Python processors absolute; in the file they are relative to it."""
     spec = value.get("spec")
     processors = spec.get("processors") if isinstance(spec, dict) else None
     for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
@@ -352,7 +354,7 @@ def _ignored_dsn_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
         dsn = value["spec"]["source"]["config"]["dsn"]
         _, ignored = postgres_dsn(dsn)
     except (KeyError, TypeError, AttributeError, SpecError):
-        return  # the models say what is wrong
+        return  # the models report what is wrong
     path = ("spec", "source", "config", "dsn")
     for key in ignored:
         yield Problem(path, f"has the key {key}, which PostgreSQL does not know; it is ignored")

@@ -1,14 +1,14 @@
-"""Logs: one line for each thing that happened, as JSON or text, without secrets.
+"""Logs: one line for each event, as JSON or text, without secrets.
 
-A line carries the fields that its thread is bound to (`bound`: pipeline, tenant, run, sink, segment) and those
-that the caller gives as `extra={"fields": {...}}`. Which lines are written is said in the words of
-`RUST_LOG`: a level, and targets with levels of their own, `info,pipeline=debug`; a target is a logger's
-name, with or without the package's.
+A line has the fields that are bound to its thread (`bound`: pipeline, tenant, run, sink, segment) and those
+that the caller passes as `extra={"fields": {...}}`. The filter has the syntax of `RUST_LOG`: a default
+level, and levels for single targets, `info,pipeline=debug`; a target is a logger's name, with or without the
+package's name.
 
 =========================  ==========================================================================
 variable                   meaning
 =========================  ==========================================================================
-DELTAFORGE_LOG             the filter; `RUST_LOG` counts where it is unset; `info` without both
+DELTAFORGE_LOG             the filter; if unset, `RUST_LOG`; if both are unset, `info`
 DELTAFORGE_LOG_FORMAT      `json` or `text`; unset, text on a terminal and JSON elsewhere
 =========================  ==========================================================================
 """
@@ -51,7 +51,7 @@ _fields: ContextVar[Mapping[str, Any]] = ContextVar(
 
 @contextmanager
 def bound(**fields: Any) -> Iterator[None]:
-    """Put fields on every line that the block writes, in this thread and those begun `in_context`."""
+    """Add fields to every line logged in the block, by this thread and threads started `in_context`."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -60,15 +60,15 @@ def bound(**fields: Any) -> Iterator[None]:
 
 
 def in_context(target: Callable[[], None]) -> Callable[[], None]:
-    """Return what a new thread runs, so that its lines carry the fields of the one that made it."""
+    """Wrap a thread's target, so that its lines have the fields of the thread that creates it."""
     return functools.partial(copy_context().run, target)
 
 
 def setup_logs(environment: Mapping[str, str] = os.environ) -> None:
-    """Write this process's lines to standard error; once more changes how.
+    """Log to standard error; calling it again replaces the handler and applies new levels.
 
     Raises:
-        SettingsError: The filter or the format has no meaning; the message says which variable.
+        SettingsError: The filter or the format is invalid; the message names the variable.
     """
     levels = _parse(*_filter(environment))
     form = environment.get("DELTAFORGE_LOG_FORMAT", "").strip() or (
@@ -120,12 +120,12 @@ class TextLines(logging.Formatter):
 
 
 class _Handler(logging.Handler):
-    """Writes to what standard error is when a line comes."""
+    """Writes to the current `sys.stderr`, which may have been replaced since setup."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(self.format(record) + "\n")
-        except Exception:  # noqa: BLE001 - logging must not end what it talks about
+        except Exception:  # noqa: BLE001 - a failure to log must not stop the caller
             self.handleError(record)
 
 
@@ -141,7 +141,7 @@ def _masked(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _stack(kind: type[BaseException] | None, trace: TracebackType | None) -> str:
-    """Return where a defect is. What it says is left out: that may quote a row."""
+    """Return the stack and the type of an exception, without its message, which may quote a row."""
     name = "" if kind is None else kind.__name__
     return "".join(traceback.format_tb(trace)) + name
 
@@ -152,7 +152,7 @@ def _moment(record: logging.LogRecord) -> str:
 
 
 def _filter(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the variable that says what to write, and what it says."""
+    """Return the name of the variable that sets the filter, and the filter."""
     for variable in ("DELTAFORGE_LOG", "RUST_LOG"):
         text = environment.get(variable, "").strip()
         if text:
@@ -161,7 +161,7 @@ def _filter(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _parse(variable: str, text: str) -> dict[str, int]:
-    """Return levels by the names of loggers."""
+    """Return the levels by logger name."""
     levels = {_PACKAGE: logging.INFO}
     for part in text.split(","):
         target, _, name = part.strip().rpartition("=")

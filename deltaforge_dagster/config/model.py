@@ -1,9 +1,10 @@
-"""The pipeline file as frozen values: every field that this version reads, with its default.
+"""The models of the pipeline file: every field that this version reads, with its default.
 
-The models mirror the file: `PipelineSpec` is the document, `PipelineSpec.spec.source.config.slot` is
-`spec.source.config.slot`. They hold what one block can check by itself; `load` checks what spans
-blocks, derives missing ids, and turns unknown fields into warnings. Fields of our own live under
-`spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms` milliseconds, `bytes` bytes.
+The models are frozen and mirror the file: `PipelineSpec` is the document, and
+`PipelineSpec.spec.source.config.slot` is `spec.source.config.slot`. Each model checks what its own block can
+check; `load` checks what spans blocks, derives missing ids, and turns unknown fields into warnings. Fields
+that DeltaForge does not have are under `spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms`
+milliseconds, `bytes` bytes.
 """
 
 from __future__ import annotations
@@ -26,54 +27,53 @@ from deltaforge_dagster.positions import parse_position
 
 
 class Metadata(Block):
-    """Who a pipeline is."""
+    """The identity of a pipeline."""
 
     name: Name
-    """The pipeline's name: up to 100 letters, digits, `-`, `_`, `.`. Part of asset keys, of
-    journal paths and of what is kept in the state store; a renamed pipeline is a new one.
+    """The pipeline's name: up to 100 letters, digits, `-`, `_`, `.`. Part of asset keys, journal
+    paths and keys of the state store; a renamed pipeline is a new pipeline.
     """
     tenant: Text
     """`tenant_id` of every event, and the first part of its idempotency key."""
     labels: Mapping[str, str] = {}
-    """Text to text, free."""
+    """Any labels, text to text."""
     annotations: Mapping[str, str] = {}
-    """Text to text, free."""
+    """Any annotations, text to text."""
 
 
 class Batch(Block):
-    """Upper limits of one acknowledgement inside a segment; each only when the file gives it.
+    """Limits of a delivery batch: the messages of a segment that a sink acknowledges together.
 
-    A change waits for others `max_ms` at most. `max_inflight` is accepted: what is sent next is
-    prepared meanwhile, whatever it says.
+    A limit applies only if the file sets it. `max_ms` limits how long a change waits for others.
     """
 
     max_events: Count | None = None
-    """Messages of a unit. With `max_bytes` alone: 50,000."""
+    """Messages of a delivery batch. If only `max_bytes` is set: 50,000."""
     max_bytes: Count | None = None
-    """Of values, keys, headers and destinations. With `max_events` alone: 32 MiB. A single larger
-    message is a unit.
+    """Bytes of values, keys, headers and destinations of a delivery batch. If only `max_events` is set:
+    32 MiB. A single larger message is a batch by itself.
     """
     max_ms: Annotated[int, Field(ge=0)] | None = None
-    """How long a change waits for others, at most: lowers `engine.segment.min_ms`."""
+    """The maximum time that a change waits for others: lowers `engine.segment.min_ms`."""
     respect_source_tx: bool = True
-    """A unit ends only where a transaction of the source ends; one that is larger than the limits
-    makes a larger unit. Transactions of more than some 300,000 changes or 100 MiB are divided
-    all the same, and so are those of more than 5,000 in Redis with `exactly_once`. Without
-    `max_events` and `max_bytes` it means nothing: segments never divide a transaction.
+    """A delivery batch ends only at the end of a source transaction; a transaction that is larger than
+    the limits makes a larger batch. Transactions of more than about 300,000 changes or 100 MiB are
+    divided nevertheless, and so are those of more than 5,000 changes in Redis with `exactly_once`.
+    Without `max_events` and `max_bytes` this has no effect: segments never divide a transaction.
     """
     max_inflight: Count | None = None
-    """Accepted, without effect, which a warning says: what is sent next is prepared meanwhile in
-    any case, and sent in order.
+    """Accepted without effect, with a warning: the next messages are always encoded while the current
+    ones are sent, and are sent in order.
     """
 
 
 class CommitPolicy(Block):
-    """Which sinks the source must wait for before it may forget."""
+    """Which sinks must have acknowledged a change before the source may discard it from its log."""
 
     mode: Literal["required", "all", "quorum"] = "required"
     """Wait for every sink with `required: true`, for every sink, or for any `quorum` of them."""
     quorum: Count | None = None
-    """With `mode: quorum`: how many; at most the number of sinks."""
+    """With `mode: quorum`: the number of sinks; at most all of them."""
 
     @model_validator(mode="after")
     def _check_quorum(self) -> CommitPolicy:
@@ -83,27 +83,31 @@ class CommitPolicy(Block):
 
 
 class DeadLetterQueue(Block):
-    """How many dead letters a pipeline keeps, for how long, and what happens when there is no room."""
+    """How many dead letters a pipeline keeps, for how long, and what happens when the queue is full."""
 
     max_entries: Count = 10_000
-    """How many entries there may be."""
+    """The maximum number of entries."""
     max_age_secs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 604_800.0
-    """Older entries are dropped, those that wait for others excepted; `0`: none is."""
+    """Older entries are dropped, except those that wait for others; `0`: entries are never dropped for
+    their age.
+    """
     overflow_policy: Literal["drop_oldest", "reject", "block"] = "block"
-    """When there is no room: the sink waits, the oldest entry is lost, or the new one is."""
+    """When the queue is full: `block` makes the sink wait, `drop_oldest` loses the oldest entry,
+    `reject` loses the new one.
+    """
 
 
 class DeadLetters(Block):
-    """The file's `journal`: whether changes that can never be delivered are put aside."""
+    """The file's `journal`: whether undeliverable changes go to the dead letter queue."""
 
     enabled: bool = False
-    """Put such changes aside."""
+    """Put changes that can never be delivered into the dead letter queue."""
     max_event_bytes: Count = 262_144
-    """An entry shows its event up to this size, and a larger one without its row images. The whole
-    change is kept all the same.
+    """An entry shows its event up to this size, and a larger event without its row images. The complete
+    change is kept in any case.
     """
     dlq: DeadLetterQueue = DeadLetterQueue()
-    """The queue of the pipeline, for all of its sinks."""
+    """The pipeline's queue, shared by all of its sinks."""
 
 
 class Spec(Block):
@@ -112,29 +116,29 @@ class Spec(Block):
     source: Source
     """The database whose changes are captured."""
     processors: tuple[Processor, ...] = ()
-    """What happens to changes on the way, in this order ([processors.md](processors.md))."""
+    """What transforms changes before delivery, in this order ([processors.md](processors.md))."""
     sinks: Annotated[tuple[Sink, ...], Field(min_length=1)]
-    """Where changes go. Every sink has its own checkpoint, and its own asset in Dagster."""
+    """Where changes are delivered. Every sink has its own checkpoint, and its own asset in Dagster."""
     batch: Batch | None = None
-    """How a segment is divided for sinks; without it a sink takes a segment in as few steps as it
-    can.
+    """How a segment is divided into delivery batches; by default a sink takes a segment in as few
+    steps as it can.
     """
     sink_batch_deadline_secs: Seconds | None = None
-    """How long a sink may take for one batch that it is given, whatever its own timeouts are. Then
-    it is closed, the failure counts as its others do, and it gets the batch again.
+    """How long a sink may take for one batch, whatever its own timeouts are. After that the sink is
+    closed, which counts as an ordinary failure, and it gets the batch again.
     """
     commit_policy: CommitPolicy = CommitPolicy()
-    """Which sinks the source must wait for."""
+    """Which sinks must have acknowledged a change before the source may discard it."""
     journal: DeadLetters = DeadLetters()
-    """Dead letters: what becomes of changes that a sink can never be given."""
+    """Dead letters: what happens to changes that can never be delivered to a sink."""
     engine: Engine = Engine()
-    """Fields of our own, which DeltaForge ignores."""
+    """Fields that DeltaForge does not have, and ignores."""
     schema_sensing: Annotated[SchemaSensing | None, Field(exclude_if=is_off)] = None
-    """What to find out about tables and the documents in their columns ([sensing.md](sensing.md))."""
+    """What to learn about tables and the documents in their columns ([sensing.md](sensing.md))."""
     sharding: Annotated[Sharding | None, Field(exclude=True)] = None
-    """Accepted and not read, by DeltaForge neither."""
+    """Accepted and not used, as in DeltaForge."""
     connection_policy: Annotated[ConnectionPolicy | None, Field(exclude=True)] = None
-    """Accepted and not read, by DeltaForge neither."""
+    """Accepted and not used, as in DeltaForge."""
 
     @model_validator(mode="after")
     def _check_hold_key(self) -> Spec:
@@ -160,7 +164,7 @@ class Spec(Block):
 
     @property
     def segment_limits(self) -> SegmentLimits:
-        """The limits of segments, in which a change waits for others `batch.max_ms` at most."""
+        """The limits of segments, with `min_ms` lowered to `batch.max_ms` if that is set."""
         limits = self.engine.segment
         if self.batch is None or self.batch.max_ms is None:
             return limits
@@ -171,13 +175,13 @@ class PipelineSpec(Block):
     """A pipeline file."""
 
     api_version: Annotated[str | None, Field(alias="apiVersion", exclude=True)] = None
-    """By convention `deltaforge/v1`; not read."""
+    """By convention `deltaforge/v1`; not used."""
     kind: Annotated[str | None, Field(exclude=True)] = None
-    """By convention `Pipeline`; not read."""
+    """By convention `Pipeline`; not used."""
     storage: Annotated[Storage | None, Field(exclude=True)] = None
-    """Not read, which a warning says: `DELTAFORGE_STATE_URL` names the state store."""
+    """Not used, with a warning: `DELTAFORGE_STATE_URL` names the state store."""
     metadata: Metadata
-    """Who the pipeline is."""
+    """The pipeline's identity."""
     spec: Spec
     """What the pipeline does."""
 

@@ -1,4 +1,4 @@
-"""Which types of processors installed packages bring along.
+"""The processor types that installed packages provide.
 
 A package declares each in its `pyproject.toml`, as an entry point (Python Packaging User Guide, "Entry
 points specification")::
@@ -6,7 +6,7 @@ points specification")::
     [project.entry-points."deltaforge_dagster.processors"]
     redact = "acme_processors:Redact"
 
-The name is the `type` in pipeline files. What the object must be is said in `processors.plugins`.
+The name is the `type` in pipeline files. `processors.plugins` describes what the object must be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processors of a file, to try them: of a pipeline file, or of one that holds nothing else."""
+"""Load the processors of a file in order to try them: of a pipeline file, or of a file with nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_processors(path: Path) -> tuple[Processor, ...]:
     """Return the processors of a pipeline file, or of a file with `processors` alone.
 
     Raises:
-        SpecError: With every problem of the file.
+        SpecError: The file has problems; the error lists all of them.
     """
     try:
         text = path.read_text("utf-8-sig")

@@ -1,4 +1,4 @@
-"""The processors of a pipeline file: what happens to changes between source and sinks."""
+"""The processors of a pipeline file, which transform changes between source and sinks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from deltaforge_dagster.errors import SpecError
 
 LeafPolicy = Literal["preserve", "drop", "null"]
 Glob = Annotated[str, Field(min_length=1)]
-"""A pattern of names: `*` and `%` are any text, everything else is itself."""
+"""A pattern of names: `*` and `%` match any text, everything else matches itself."""
 
 
 def _template(text: str) -> str:
-    """Accept any path: it is one into the outbox row, whose columns are the user's."""
+    """Check a template's syntax. Any path is valid: it refers to the user's columns of the outbox row."""
     try:
         compile_template(text)
     except SpecError as error:
@@ -29,7 +29,7 @@ def _template(text: str) -> str:
 
 
 def _script(text: str) -> str:
-    """Accept any text: `${...}` in it is JavaScript's own."""
+    """Accept any text that is not empty: `${...}` in it belongs to JavaScript."""
     if not text.strip():
         raise ValueError("is empty")
     return text
@@ -39,14 +39,14 @@ RowTemplate = Annotated[str, AfterValidator(_template)]
 
 
 class ScriptLimits(Block):
-    """What one call of a script may take."""
+    """Limits of one call of a script."""
 
     cpu_ms: Count = 50
     """Milliseconds of processor time."""
     mem_mb: Count = 128
     """MiB of heap."""
     timeout_ms: Count = 500
-    """Milliseconds on the clock."""
+    """Milliseconds of elapsed time."""
 
 
 class JavascriptProcessor(Block):
@@ -54,37 +54,37 @@ class JavascriptProcessor(Block):
 
     type: Literal["javascript"]
     id: Name
-    """Unique in the list. Derived with a warning when absent: type and index."""
+    """Unique in the list. If absent, it is derived from type and index, with a warning."""
     inline: Annotated[str, AfterValidator(_script)]
-    """The script. Environment variables are filled in before it is read: an unknown `${name}`
+    """The script. Environment variables in it are expanded when the file is loaded: an unknown `${name}`
     stays, `$$` is a dollar sign.
     """
     limits: ScriptLimits = ScriptLimits()
-    """What one call may take."""
+    """Limits of one call."""
 
 
 class FlattenProcessor(Block):
-    """Nested objects of row images become columns: `a: {b: 1}` is `a__b: 1`."""
+    """Turns nested objects of row images into columns: `a: {b: 1}` becomes `a__b: 1`."""
 
     type: Literal["flatten"]
     id: Name = "flatten"
     """Unique in the list."""
     separator: Annotated[str, Field(min_length=1)] = "__"
-    """Between the names of a path."""
+    """The separator between the names of a path."""
     max_depth: Annotated[int, Field(ge=0)] | None = None
-    """Objects so deep stay objects; columns are at depth 0."""
+    """Objects at this depth are not flattened; columns are at depth 0."""
     on_collision: Literal["last", "first", "error"] = "last"
-    """Which of two values with one name stays."""
+    """Which of two values with the same name is kept."""
     empty_object: LeafPolicy = "preserve"
-    """What becomes of `{}` (write `"null"` with quotes)."""
+    """What happens to `{}` (write `"null"` with quotes)."""
     lists: Literal["preserve", "index"] = "preserve"
-    """Leave lists, or make each element a column (`tags__0`)."""
+    """Keep lists, or make each element a column (`tags__0`)."""
     empty_list: LeafPolicy = "preserve"
-    """What becomes of `[]` (write `"null"` with quotes)."""
+    """What happens to `[]` (write `"null"` with quotes)."""
 
 
 class OutboxColumns(Block):
-    """Which column of an outbox row holds what."""
+    """The names of the columns of an outbox row."""
 
     payload: Text = "payload"
     """Column of the event's payload."""
@@ -101,38 +101,38 @@ class OutboxColumns(Block):
 
 
 class OutboxProcessor(Block):
-    """Rows of outbox tables, and messages of outbox prefixes, become the events that they hold."""
+    """Turns rows of outbox tables, and messages with outbox prefixes, into the events that they contain."""
 
     type: Literal["outbox"]
     id: Name = "outbox"
     """Unique in the list."""
     tables: tuple[Glob, ...] = ()
-    """Patterns of table names or message prefixes, none for all."""
+    """Patterns of table names or message prefixes; empty matches all."""
     topic: RowTemplate | None = None
-    """Where the event goes; variables are columns of the row."""
+    """Template of the event's destination; variables are columns of the row."""
     default_topic: Text | None = None
-    """Where neither the template nor the row gives a topic."""
+    """The topic if neither the template nor the row gives one."""
     key: RowTemplate | None = None
-    """Message key; variables are columns of the row. Without it the aggregate's id."""
+    """Template of the message key; variables are columns of the row. By default the aggregate's id."""
     raw_payload: bool = False
     """Sinks write the payload without an envelope."""
     strict: bool = False
-    """A row without topic, payload, aggregate type, aggregate id or event type stops the pipeline.
-
+    """Whether a row without topic, payload, aggregate type, aggregate id or event type stops the
+    pipeline.
     """
     additional_headers: Mapping[str, Text] = {}
-    """Headers by name, each from a column."""
+    """Headers by name, each with the column that its value is taken from."""
     columns: OutboxColumns = OutboxColumns()
     """The names of the row's columns."""
 
 
 class TableGlobs(Block):
-    """Tables by the pattern of their full name; `exclude` wins."""
+    """Tables by patterns of their full names; `exclude` takes precedence."""
 
     include: tuple[Glob, ...] = ()
-    """Tables that pass; none for all."""
+    """Tables that pass; empty matches all."""
     exclude: tuple[Glob, ...] = ()
-    """Tables that do not."""
+    """Tables that do not pass."""
 
 
 Comparison = Literal[
@@ -147,11 +147,11 @@ class Predicate(Block):
     """A condition on one field of `after`."""
 
     path: Text
-    """Names through objects, with dots between them."""
+    """The path to the field: names separated by dots."""
     op: Comparison
     """How to compare ([processors.md](processors.md#filter))."""
     value: Any = None
-    """What the field is compared with."""
+    """The value that the field is compared with."""
 
     @model_validator(mode="after")
     def _check_value(self) -> Predicate:
@@ -170,52 +170,52 @@ class Predicate(Block):
 
 
 class FilterProcessor(Block):
-    """Lets only some events pass: by operation, table and fields, all of which must agree."""
+    """Passes only some events: those that match by operation, table and fields."""
 
     type: Literal["filter"]
     id: Name = "filter"
     """Unique in the list."""
     ops: tuple[Literal["create", "update", "delete", "read", "truncate"], ...] = ()
-    """Operations that pass; none for all."""
+    """Operations that pass; empty matches all."""
     tables: TableGlobs = TableGlobs()
     """Tables that pass."""
     fields: tuple[Predicate, ...] = ()
     """Conditions on `after`."""
     match: Literal["all", "any"] = "all"
-    """Whether all conditions must agree, or one."""
+    """Whether all conditions of `fields` must hold, or any of them."""
 
 
 class SqlRoute(Block):
-    """Where events go, by expressions; null leaves a part as it is."""
+    """Where events go, by SQL expressions; null leaves a part as it is."""
 
     topic: Expression | None = None
-    """The destination, in the place of the sink's template."""
+    """The destination, which overrides the sink's template."""
     key: Expression | None = None
     """The message key."""
     headers: Mapping[str, Expression] = {}
-    """Headers by name, beside those that the event has."""
+    """Headers by name, added to those that the event has."""
 
 
 class SqlProcessor(Block):
-    """Spark SQL over each event: which pass, fields that are computed or dropped, and the route."""
+    """Spark SQL over each event: which events pass, which fields are computed or dropped, and the route."""
 
     type: Literal["sql"]
     id: Name = "sql"
     """Unique in the list."""
     where: Expression | None = None
-    """Events pass for which this is true; others, null too, are dropped."""
+    """Events for which this is true pass; others, including null, are dropped."""
     set: Mapping[str, Expression] = {}
-    """Fields by `after.<name>` or `before.<name>`, and what each becomes. A missing field is added, an
-    image that is null stays null.
+    """Fields, as `after.<name>` or `before.<name>`, with the expressions of their values. A missing field
+    is added; an image that is null stays null.
     """
     drop: tuple[Text, ...] = ()
-    """Names of fields that are taken out of both images."""
+    """Names of fields that are removed from both images."""
     route: SqlRoute = SqlRoute()
     """Where the events go."""
 
     @property
     def computed(self) -> dict[str, str]:
-        """What Spark computes for each row: expressions by their place in the block."""
+        """The expressions that Spark computes for each row, by their path in the block."""
         found = {} if self.where is None else {"where": self.where}
         found |= {f"set.{target}": text for target, text in self.set.items()}
         parts = {"topic": self.route.topic, "key": self.route.key}
@@ -245,11 +245,12 @@ def _function(text: str) -> str:
 
 
 class FunctionLimits(Block):
-    """What one call of a Python function may take."""
+    """Limits of one call of a Python function."""
 
     timeout_ms: Count | None = None
-    """Milliseconds on the clock; no limit without it. With it the function runs in a process of its own, which
-    is ended at the limit, also amid C code ([what that costs](processors.md#a-time-limit)).
+    """Milliseconds of elapsed time; no limit by default. With a limit the function runs in a separate
+    process, which is killed at the limit, even inside C code
+    ([what that costs](processors.md#a-time-limit)).
     """
 
 
@@ -262,13 +263,13 @@ class PythonProcessor(Block):
     function: Annotated[str, AfterValidator(_function)]
     """`module:function`."""
     format: Literal["arrow", "pandas"] = "arrow"
-    """What the function takes and returns."""
+    """The type of the tables that the function takes and returns."""
     path: Text | None = None
-    """Directory that the module is looked for in first, relative to the pipeline file; else, where Python
-    looks for modules, in every Spark worker.
+    """Directory that is searched first for the module, relative to the pipeline file. By default only the
+    module search path of the Spark workers is used.
     """
     limits: FunctionLimits = FunctionLimits()
-    """What one call may take."""
+    """Limits of one call."""
 
 
 def _installed(text: str) -> str:
@@ -288,9 +289,9 @@ class CustomProcessor(Block):
         Field(json_schema_extra=lambda schema: schema.update({"not": {"enum": [*OWN_TYPES]}})),
     ]
     id: Name
-    """Unique in the list; the type when absent."""
+    """Unique in the list; by default the type."""
     config: Mapping[str, Any] = {}
-    """What the processor wants to know; the package says what."""
+    """The processor's configuration; the package documents it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -299,11 +300,11 @@ class CustomProcessor(Block):
 
 
 CUSTOM = "custom processor"
-"""Stands for the block of a custom processor in places of the models, never in a file."""
+"""Stands for the block of a custom processor in the paths of validation errors, never in a file."""
 
 
 def _form(value: Any) -> str | None:
-    """Return which model a block is meant for."""
+    """Return the tag of the model that a block is meant for."""
     found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if not isinstance(found, str):
         return None
@@ -324,4 +325,4 @@ Processor = Annotated[
 OWN_TYPES: tuple[str, ...] = tuple(
     get_args(form)[1].tag for form in get_args(get_args(Processor)[0])[:-1]
 )
-"""The types of this package's own processors."""
+"""The types of the built-in processors."""

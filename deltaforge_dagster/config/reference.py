@@ -1,6 +1,6 @@
 """The reference of the pipeline file: every field with type, default and meaning, as Markdown.
 
-It is made from the JSON Schema, which is made from the models, so that it says what they do.
+It is generated from the JSON Schema, which is generated from the models, so it cannot differ from them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from deltaforge_dagster.config.schema import VARIABLE, pipeline_schema
 _Schema = Mapping[str, Any]
 
 _DIVIDED = frozenset({"", "spec", "spec.engine"})
-"""Blocks whose blocks have sections of their own; those of all others are rows of one table."""
+"""Blocks whose inner blocks get their own sections; those of all others are rows of one table."""
 
 _INTRODUCTION = """\
 # Every field of the pipeline file
 
-Made from the models by `make reference`; [configuration.md](configuration.md) explains the rules behind it. `[]` in a path is an
-entry of a list. Fields that end in `_seconds` or `_secs` are seconds, `_ms` milliseconds, `_bytes` bytes. A *template* is text with
-variables ([templates](configuration.md#templates)), a *secret* is shown nowhere. A *derived* id is made up, with a warning,
-where the file has none.
+Generated from the models by `make reference`; [configuration.md](configuration.md) explains the rules behind it. `[]` in a path
+is an entry of a list. Fields that end in `_seconds` or `_secs` are in seconds, `_ms` in milliseconds, `_bytes` in bytes. A
+*template* is text with variables ([templates](configuration.md#templates)); a *secret* is never shown. A *derived* id is
+generated, with a warning, if the file has none.
 """
 
 _WORDS = {
@@ -45,7 +45,7 @@ class _Reference:
         self._definitions = definitions
 
     def sections(self, path: str, block: _Schema) -> Iterator[str]:
-        """Yield the section of a block, and those of the blocks in it."""
+        """Yield the section of a block, and those of its inner blocks."""
         if path:
             form = block["properties"].get("type", {}).get("const")
             yield f"## {path}" + (f", type {form}" if form else "") + "\n"
@@ -86,7 +86,7 @@ class _Reference:
             yield from self._rows(path, {**form, "properties": others}, f"`{kind}`: ")
 
     def _forms(self, field: _Schema) -> list[_Schema]:
-        """Return the blocks that a field, or an entry of its list, can be."""
+        """Return the schemas of the blocks that a field, or an entry of its list, can be."""
         if "$ref" in field:
             return [self._definitions[field["$ref"].rpartition("/")[2]]]
         found = [*field.get("anyOf", ()), *field.get("oneOf", ())]
@@ -120,7 +120,7 @@ def _kind(field: _Schema) -> str:
 
 
 def _below(path: str, name: str, field: _Schema) -> str:
-    """Return the path of what is in a field."""
+    """Return the path of a field's content, with `[]` for a list."""
     here = f"{path}.{name}" if path else name
     return here + ("[]" if field.get("type") == "array" else "")
 

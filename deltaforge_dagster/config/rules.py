@@ -1,6 +1,6 @@
-"""What is wrong between blocks of a pipeline file, as far as the blocks can be read.
+"""Rules between the blocks of a pipeline file, checked as far as the blocks can be read.
 
-The models check what one block can check by itself; here is what needs two of them.
+The models check what concerns a single block; this module checks what concerns several.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WORDS_NULL = frozenset({"empty_object", "empty_list"})
 
 
 def unquoted_nulls(document: Document) -> Iterator[Problem]:
-    """Yield a problem for each field that has YAML's null where the word `null` means something."""
+    """Yield a problem for each field that has YAML's null where the text `null` was probably meant."""
     for path in document.lines:
         if path[:2] == ("spec", "processors") and path[-1] in _WORDS_NULL:
             block = document.at(path[:-1])
@@ -24,7 +24,7 @@ def unquoted_nulls(document: Document) -> Iterator[Problem]:
 
 
 def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong between the blocks of a document."""
+    """Yield a problem for each violated rule between the blocks of a document."""
     spec = value.get("spec")
     sinks = spec.get("sinks") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(sinks, tuple):
@@ -43,7 +43,7 @@ def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Problem]:
-    """Yield a problem for each outbox processor that no event of the source could reach."""
+    """Yield a problem for each outbox processor whose source captures no outbox."""
     config = source.get("config") if isinstance(source, dict) else None
     if not isinstance(config, dict) or "outbox" in config:
         return
@@ -57,7 +57,7 @@ def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Pro
 
 
 def _id(block: object) -> str | None:
-    """Return the id of a block; processors have their type as default."""
+    """Return the id of a block; the default is its type."""
     if not isinstance(block, dict):
         return None
     found = block.get("id", block.get("type"))
@@ -65,7 +65,7 @@ def _id(block: object) -> str | None:
 
 
 def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[Problem]:
-    """Yield a problem for each id that an earlier entry of a list has."""
+    """Yield a problem for each id that an earlier entry of the list already has."""
     seen: dict[str, int] = {}
     for index, one in enumerate(ids):
         if one is not None and seen.setdefault(one, index) != index:

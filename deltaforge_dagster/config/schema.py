@@ -1,7 +1,7 @@
-"""The pipeline file as a JSON Schema (draft 2020-12), made from the models, for editors and programs.
+"""The JSON Schema (draft 2020-12) of the pipeline file, generated from the models, for editors and programs.
 
-The schema accepts what `load` accepts, except that unknown fields are errors in it: an editor should mark
-them. What only the models can check, such as a DSN or a rule between two fields, is not in it.
+The schema accepts what `load` accepts, except that unknown fields are errors, so that editors mark
+them. What only the models can check, such as a DSN or a rule between two fields, is not part of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic_core import core_schema
 from deltaforge_dagster.config.model import PipelineSpec
 
 VARIABLE: JsonSchemaValue = {"type": "string", "pattern": r"^\$"}
-"""A value that an environment variable will give: numbers, flags and choices take it, too."""
+"""A value given by an environment variable: numbers, flags and choices accept it, too."""
 
 _DERIVED = "id"
-"""The field that `load` fills in where the file leaves it out."""
+"""The field that `load` fills in if the file omits it."""
 
 
 class _Generator(GenerateJsonSchema):
@@ -36,13 +36,13 @@ class _Generator(GenerateJsonSchema):
         return found if "const" in found else _or_variable(found)
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Leave out the default of a block: its fields have theirs."""
+        """Omit the default of a block: its fields have their own defaults."""
         if isinstance(schema.get("default"), BaseModel):
             return self.generate_inner(schema["schema"])
         return super().default_schema(schema)
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
-        """Leave out titles, which would only repeat the names of fields."""
+        """Omit titles, which would only repeat the names of fields."""
         return False
 
 

@@ -1,8 +1,7 @@
-"""Hiding of passwords in text that people will read: errors, logs, Dagster's metadata.
+"""Hide passwords in text for people: errors, logs, Dagster's metadata.
 
-Connection strings reach this project as URLs and as `key=value` pairs. `mask` hides the secret part of
-both and leaves the rest, so that a message still says which server it talks about. In doubt it
-hides too much.
+Connection strings are URLs or `key=value` pairs. `mask` hides the secret part of both and keeps the rest,
+so that a message still names the server. In case of doubt it hides too much.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ _NAMED_SECRET = re.compile(
     (?: '(?:[^'\\]|\\.)*' | "[^"]*" | (?:\\.|\S)+ )"""
 )
 
-# Properties of librdkafka whose values are secrets ("CONFIGURATION.md" of its sources), and those of
-# Java clients that people copy.
+# Properties of librdkafka whose values are secrets (its "CONFIGURATION.md"), and those of Java clients,
+# which people copy.
 SECRET_NAME = re.compile(
     r"password|passphrase|secret|token|key\.pem|jaas|oauthbearer\.config", re.IGNORECASE
 )
-"""Finds the names of fields whose whole value is a secret."""
+"""Matches the names of fields whose whole value is a secret."""
 
 
 def mask(text: str) -> str:
-    """Return `text` with the password of every URL and every `password=` value as `***`."""
+    """Return `text` with `***` in place of the password of every URL and of every `password=` value."""
     return _NAMED_SECRET.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))

@@ -1,4 +1,4 @@
-"""`spec.schema_sensing`: what to find out about the shape of JSON columns and tables."""
+"""`spec.schema_sensing`: what to learn about the structure of JSON columns and tables."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ JsonSchemaFormat = Literal["draft-07", "draft-2020-12"]
 
 
 class Selection(Block):
-    """Names by pattern: exact, `prefix%` or `prefix*`, `*`; `exclude` wins."""
+    """Names by pattern: exact, `prefix%` or `prefix*`, `*`; `exclude` takes precedence."""
 
     include: tuple[Text, ...] = ()
-    """What is looked at; none for all."""
+    """What is inspected; empty for everything."""
     exclude: tuple[Text, ...] = ()
-    """What is not."""
+    """What is not inspected."""
 
 
 class DeepInspection(Block):
-    """How far into JSON values to look."""
+    """How deeply JSON values are inspected."""
 
     enabled: bool = True
-    """Whether columns are looked into at all; without it the fields of whole documents are all there is."""
+    """Whether JSON in columns is inspected at all; if not, only the fields of whole documents are."""
     max_depth: Count = 10
-    """How many levels down."""
+    """How many levels of nesting are inspected."""
     max_sample_size: Number = 1000
-    """After so many documents a schema learns no more, and others are compared with it; 0: never."""
+    """After this many documents a schema stops learning, and further documents are compared with it; 0:
+    it never stops.
+    """
     columns: Selection = Selection()
-    """Which columns, of those that may hold JSON."""
+    """Which of the columns that may contain JSON are inspected."""
 
 
 class Sampling(Block):
-    """How many events are looked at."""
+    """How many events are inspected."""
 
     warmup_events: Number = 1000
-    """So many at the beginning, all of them."""
+    """How many events at the beginning are all inspected."""
     sample_rate: int = 10
-    """Afterwards one in so many."""
+    """Afterwards, one in this many events is inspected."""
     structure_cache: bool = True
-    """Whether structures that are known are skipped."""
+    """Whether known structures are skipped."""
     structure_cache_size: Number = 100
     """How many structures are remembered for each table."""
 
@@ -54,15 +56,15 @@ class HighCardinality(Block):
     enabled: bool = True
     """Whether such objects are found."""
     min_events: Number = 100
-    """Not before so many events."""
+    """The minimum number of events before an object is judged."""
     stable_threshold: Share = 0.5
-    """Share of events from which a key counts as stable."""
+    """A key counts as stable if at least this share of events has it."""
     min_dynamic_fields: Number = 5
-    """So many other keys make an object dynamic."""
+    """An object with at least this many other keys may be dynamic."""
     confidence_threshold: Share = 0.7
-    """How sure to be."""
+    """The minimum confidence of the judgment."""
     reevaluate_interval: Number = 10_000
-    """Again after so many events; 0: never."""
+    """The judgment is repeated after this many events; 0: never."""
     hll_precision: Annotated[int, Field(ge=10, le=16)] = 12
     """Precision of HyperLogLog."""
     heavy_hitter_capacity: Number = 50
@@ -72,31 +74,31 @@ class HighCardinality(Block):
 
 
 class Tracking(Block):
-    """What is counted for each field."""
+    """What is recorded for each field."""
 
     field_statistics: bool = False
-    """Least and greatest value, and how many different ones."""
+    """Whether to record the minimum, the maximum and the number of distinct values."""
     null_rates: bool = True
-    """How often a field is null."""
+    """Whether to record how often a field is null."""
     enum_detection: bool = True
-    """Whether a field has few values."""
+    """Whether to detect fields with few distinct values."""
     enum_max_cardinality: Number = 50
-    """How many are few."""
+    """The maximum number of distinct values of such a field."""
     detect_drift: bool = False
-    """Has no effect: drift is always looked for."""
+    """Has no effect: drift is always detected."""
     drift_threshold: Share = 0.1
     """Has no effect: every row that differs is counted."""
 
 
 class Output(Block):
-    """Where the findings go."""
+    """How the findings are published."""
 
     expose_api: bool = True
-    """Over the API."""
+    """Whether the REST API shows them."""
     emit_events: bool = False
     """As events `_schema_change`; must be false."""
     export_json_schema: bool = True
-    """As JSON Schema."""
+    """Whether they are available as JSON Schema."""
     emit_schemas: bool = False
     """Has no effect: API, commands and Dagster show every schema."""
     json_schema_format: JsonSchemaFormat = "draft-2020-12"
@@ -104,24 +106,24 @@ class Output(Block):
 
 
 class SchemaSensing(Block):
-    """What to find out about tables and JSON columns."""
+    """What to learn about tables and JSON columns."""
 
     enabled: bool = False
-    """Whether anything is. It changes nothing that is delivered, and delays nothing."""
+    """Whether schema sensing is on. It neither changes nor delays delivery."""
     tables: Selection = Selection()
-    """Which tables, by their bare names."""
+    """Which tables, by their names without schema or database."""
     deep_inspect: DeepInspection = DeepInspection()
-    """JSON values."""
+    """How deeply JSON values are inspected."""
     sampling: Sampling = Sampling()
-    """How many events."""
+    """How many events are inspected."""
     high_cardinality: HighCardinality = HighCardinality()
-    """Keys that are values."""
+    """Objects whose keys are values."""
     tracking: Tracking = Tracking()
-    """What is counted."""
+    """What is recorded for each field."""
     output: Output = Output()
-    """Where the findings go."""
+    """How the findings are published."""
 
 
 def is_off(sensing: SchemaSensing | None) -> bool:
-    """Say whether a block finds out nothing."""
+    """Return whether schema sensing is absent or disabled."""
     return sensing is None or not sensing.enabled

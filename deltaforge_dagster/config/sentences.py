@@ -1,4 +1,4 @@
-"""Sentences for what the models find wrong, in words of the file instead of Python's."""
+"""Messages for the validation errors of the models, in the terms of the file instead of Python's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BOUNDS = {
 
 
 def sentence(error: ErrorDetails) -> str:
-    """Return what is wrong, without the value: it may be a secret."""
+    """Return the message of an error, without the value, which may be a secret."""
     kind = error["type"]
     context = error.get("ctx", {})
     if kind == "value_error":

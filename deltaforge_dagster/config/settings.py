@@ -10,16 +10,17 @@ DELTAFORGE_STATE_URL       `sqlite:///FILE`, `postgresql://...`,      SQLite in 
 DELTAFORGE_JOURNAL_URL     a folder as URL, or a plain path           journal in the home
 DELTAFORGE_STRICT          `true`: unknown fields of pipeline files   false
                            are errors, not warnings
-DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        our own local server
+DELTAFORGE_SPARK_REMOTE    `sc://host:port` of a Spark Connect        its own local server
                            server
-DELTAFORGE_API_TOKEN       what clients of the REST API must know      none: this machine only
+DELTAFORGE_API_TOKEN       bearer token of the REST API               none: this machine only
 DELTAFORGE_DAGSTER_URL     webserver that is asked to reload when     that of `dev`
                            pipelines change                           and `demo`
 DELTAFORGE_LOG             filter of logs (`config.logs`)             `info`
-DELTAFORGE_LOG_FORMAT      `json` or `text`                           by the terminal
+DELTAFORGE_LOG_FORMAT      `json` or `text`                           `text` on a terminal
 =========================  =========================================  =======================
 
-Those of the API and of the logs are read there. What one pipeline does is not here: that is its file.
+The variables of the API and of the logs are read by their modules. Settings of a single pipeline are in its
+file.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from deltaforge_dagster.errors import SettingsError, SpecError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where an installation keeps things; URLs may hold passwords and are not in the repr.
+    """Where an installation keeps its data. URLs may contain passwords and are not in the repr.
 
     Attributes:
         pipelines: A pipeline file or a directory.
         home: Directory for state, journal and caches; absolute.
         state_url: SQLAlchemy URL of the state store, or `memory`.
         journal_url: fsspec URL of the journal's folder.
-        spark_remote: Spark Connect URL; None for our own local server.
+        spark_remote: Spark Connect URL; None to start a local server.
         strict: Whether unknown fields of pipeline files are errors.
         dagster_url: Dagster's webserver, which is asked to reload when pipeline files change.
     """
@@ -62,7 +63,7 @@ class Settings:
         """Return the settings of this process; an empty variable counts as unset.
 
         Raises:
-            SettingsError: A variable cannot be used; the message names it, not its value.
+            SettingsError: A variable is invalid; the message contains its name but not its value.
         """
 
         def get(name: str) -> str | None:

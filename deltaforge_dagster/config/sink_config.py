@@ -1,4 +1,4 @@
-"""What every sink of a pipeline file has: its id, the shape of its messages, which events it gets."""
+"""The options of every sink of a pipeline file: id, form of the messages, which events it gets."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class NativeEnvelope(Block):
 
 
 class DebeziumEnvelope(Block):
-    """A message is the event as the payload of what Debezium writes."""
+    """A message is the event as the `payload` of a Debezium message."""
 
     type: Literal["debezium"]
 
 
 class CloudEventsEnvelope(Block):
-    """A message is a CloudEvent, whose types begin with `type_prefix`."""
+    """A message is a CloudEvent whose `type` begins with `type_prefix`."""
 
     type: Literal["cloudevents"]
     type_prefix: Text
-    """What the events' `type` begins with (`com.example.shop` makes `com.example.shop.created`)."""
+    """The beginning of the events' `type` (`com.example.shop` gives `com.example.shop.created`)."""
 
 
 Envelope = Annotated[
@@ -45,27 +45,27 @@ Envelope = Annotated[
 
 
 class Encoding(Block):
-    """How a message becomes bytes."""
+    """How a message is encoded."""
 
     type: Literal["json"] = "json"
 
 
 class SinkFilter(Block):
-    """Which events a sink gets, by who made them; every condition must hold."""
+    """Which events a sink gets, by their origin; every condition must hold."""
 
     exclude_synthetic: bool = False
-    """Only events that a source captured."""
+    """Only events that were captured from the source."""
     synthetic_only: bool = False
-    """Only events that processors made."""
+    """Only events that processors created."""
     producers: tuple[Text, ...] = ()
-    """Only events that processors with these ids made."""
+    """Only events that processors with these ids created."""
 
 
 _OPERATIONS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
 
 
 def _operations(value: object) -> object:
-    """Accept `c,u` and words for the list of letters; `none` is no operation."""
+    """Accept `c,u` and words in place of a list of letters; `none` means no operation."""
     if isinstance(value, str):
         value = () if value.strip() == "none" else tuple(one.strip() for one in value.split(","))
     if not isinstance(value, tuple | list):
@@ -81,47 +81,48 @@ def _operations(value: object) -> object:
 
 
 class SinkConfig(Block):
-    """What every sink has."""
+    """The options of every sink."""
 
     id: Name
-    """Same letters as the pipeline's name; unique in the pipeline. A renamed sink is a new one.
-    Derived with a warning when absent: type and index (`redis-0`).
+    """Same characters as in the pipeline's name; unique in the pipeline. A renamed sink is a new sink.
+    If absent, it is derived from type and index (`redis-0`), with a warning.
     """
     required: bool = True
     """Whether the commit policy `required` waits for this sink."""
     start: Literal["tail", "journal", "snapshot"] | None = None
-    """Where the sink begins when it is added to a pipeline that has run already: with what is
-    captured from then on (`tail`), with the oldest segment that the journal still has, or with what
-    is captured from then on and, by a [snapshot](snapshots.md#for-one-sink), the rows that are there.
-    Without it, where the hindmost of the other sinks stands. The log and `deltaforge status` say
-    where it began. Means nothing afterwards: `deltaforge checkpoint reset` moves a sink.
+    """Where the sink starts when it is added to a pipeline that has already run. `tail`: with what is
+    captured from then on. `journal`: with the oldest segment that the journal still has. `snapshot`: like
+    `tail`, and a [snapshot](snapshots.md#for-one-sink) delivers the existing rows. By default it starts
+    where the sink that is furthest behind stands. The log and `deltaforge status` show where it
+    started. Ignored afterwards: use `deltaforge checkpoint reset` to move a sink.
     """
     key: TemplateText | None = None
-    """Message key; without it the event id, in Kafka the row's primary key, in NATS none. An
-    unresolved variable becomes empty text. `${key.id}` is the same for every change of a row.
+    """Template of the message key. By default the event id; in Kafka the row's primary key, in NATS none.
+    An unresolved variable becomes empty text. `${key.id}` is the same for every change of a row.
     """
     envelope: Envelope = NativeEnvelope()
-    """Shape of a message ([events.md](events.md)): the event itself,
-    `{"schema":null,"payload":<the event>}`, or a CloudEvent 1.0. `envelope: debezium` is
-    accepted for the block.
+    """Form of a message ([events.md](events.md)): the event itself (`native`),
+    `{"schema":null,"payload":<the event>}` (`debezium`), or a CloudEvent 1.0 (`cloudevents`).
+    `envelope: debezium` is accepted in place of the block.
     """
     encoding: Annotated[Encoding, BeforeValidator(bare_type), AlsoAccepts({"const": "json"})] = (
         Encoding()
     )
-    """How a message becomes bytes. `encoding: json` is accepted for the block."""
+    """How a message is encoded. `encoding: json` is accepted in place of the block."""
     filter: SinkFilter | None = None
-    """Which events the sink gets, by who made them; every condition must hold. Its checkpoint
-    passes the others.
+    """Which events the sink gets, by their origin; every condition must hold. Its checkpoint moves past
+    the others.
     """
     skipped_operations: Annotated[
         tuple[str, ...], BeforeValidator(_operations), AlsoAccepts({"type": "string"})
     ] = ()
-    """Operations that the sink does not get: inserts, updates, deletes, snapshot rows, truncates.
-    Words (`create`, `update`, `delete`, `read`, `truncate`) and one text (`u,d`, `none`) are
-    accepted, too. The halves of an update count as what they are; other DDL is never skipped.
+    """Operations that the sink does not get: `c` inserts, `u` updates, `d` deletes, `r` snapshot rows,
+    `t` truncates. Words (`create`, `update`, `delete`, `read`, `truncate`) and a single text (`u,d`,
+    `none`) are accepted, too. The delete and the insert that `key_updates` makes of an update count as
+    such; other DDL is never skipped.
     """
     key_updates: Literal["update", "delete_insert"] = "update"
-    """What becomes of an update that changes the row's primary key: one message, with the new key,
-    or a delete of the old key and an insert of the new one
+    """How an update that changes the row's primary key is delivered: as one message with the new key,
+    or as a delete of the old key and an insert of the new one
     ([events](events.md#several-messages-for-one-change)).
     """

@@ -1,4 +1,4 @@
-"""The sinks of a pipeline file: where changes go, and in which shape."""
+"""The sinks of a pipeline file: where changes are delivered, and in which form."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _topic(text: str) -> str:
 
 
 def _client_value(value: object) -> object:
-    """Accept numbers and flags for the text that the client library wants."""
+    """Accept numbers and flags in place of the text that the client library expects."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -77,7 +77,7 @@ def _check_encoded(url: str) -> None:
 _REDIS_SCHEMES = frozenset(
     ["unix", *(f"redis{tls}+{kind}" for tls in ("", "s") for kind in ("sentinel", "cluster"))]
 )
-"""Those whose addresses are checked where the sink is made; the others name one host."""
+"""Schemes whose addresses are checked when the sink is created; URLs of other schemes name one host."""
 
 
 class RedisConfig(SinkConfig):
@@ -89,24 +89,24 @@ class RedisConfig(SinkConfig):
     `redis+cluster://host:port,host:port` (one node of a cluster can also be `redis://`).
     """
     stream: TemplateText
-    """Name of the stream. An event for which a variable is unresolved fails the sink until the
-    file is changed.
+    """Template of the stream's name. An event for which a variable cannot be resolved makes the sink
+    fail until the file is changed.
     """
     send_timeout_secs: Seconds = 5.0
-    """How long the server may neither take nor send a byte."""
+    """How long the server may neither accept nor send a byte."""
     batch_timeout_secs: Seconds = 30.0
-    """For one block of at most 5,000 entries, until it is acknowledged."""
+    """How long it may take until a block of at most 5,000 entries is acknowledged."""
     connect_timeout_secs: Seconds = 10.0
-    """For one try to connect."""
+    """The timeout of one connection attempt."""
     exactly_once: bool = False
-    """Whether the sink also keeps how far it has come: then every change arrives once
+    """Whether the sink also stores its own position, so that every change arrives exactly once
     ([guarantees](guarantees.md#exactly-once)). Redis keeps it in the key
-    `deltaforge:position:<pipeline>:<sink>`; its user needs `+watch +unwatch +get +set` and that
-    key, too. A cluster needs all streams in one slot.
+    `deltaforge:position:<pipeline>:<sink>`; the user additionally needs `+watch +unwatch +get +set` and
+    access to that key. In a cluster, all streams must be in one hash slot.
     """
     event_field: Literal["df-event", "event"] = "df-event"
-    """Name of the field with the message. `event` is also the entry's first field: what
-    DeltaForge's sample consumers read, by that name or as the first value.
+    """Name of the field that holds the message. `event` is also the entry's first field, as
+    DeltaForge's sample consumers expect: they read it by name or as the first value.
     """
 
     @property
@@ -144,7 +144,7 @@ class RedisSink(Block):
 
     type: Literal["redis"]
     config: RedisConfig
-    """How to write to it."""
+    """How to write to Redis."""
 
 
 class KafkaConfig(SinkConfig):
@@ -153,20 +153,20 @@ class KafkaConfig(SinkConfig):
     brokers: Annotated[Text, AfterValidator(_brokers)]
     """`host:port,host:port`: some brokers of the cluster."""
     topic: Annotated[TemplateText, AfterValidator(_topic)]
-    """Name of the topic. An event for which a variable is unresolved fails the sink until the file
-    is changed.
+    """Template of the topic's name. An event for which a variable cannot be resolved makes the sink fail
+    until the file is changed.
     """
     tombstones: bool = False
-    """Whether a message without a value follows each delete, with its key: a topic with
-    `cleanup.policy=compact` then forgets the row.
+    """Whether each delete is followed by a message with its key and no value, so that a topic with
+    `cleanup.policy=compact` removes the row.
     """
     exactly_once: bool = False
-    """Every batch is a transaction that holds the sink's position, too: consumers with
-    `isolation.level=read_committed` then see every change once
+    """Whether every batch is a transaction that also contains the sink's position: consumers with
+    `isolation.level=read_committed` then see every change exactly once
     ([guarantees](guarantees.md#exactly-once)).
     """
     send_timeout_secs: Seconds = 30.0
-    """How long the brokers may take to acknowledge what was handed to them."""
+    """How long the brokers may take to acknowledge messages."""
     client_conf: Mapping[
         str,
         Annotated[
@@ -178,7 +178,7 @@ class KafkaConfig(SinkConfig):
     """[Properties of
     librdkafka](https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md):
     [users, passwords and certificates](kafka.md#logging-in), and [what the producer is set
-    to](kafka.md#what-the-producer-is-set-to). They win over what the sink sets by itself.
+    to](kafka.md#what-the-producer-is-set-to). They override what the sink sets itself.
     `message.timeout.ms` is never longer than the lease allows.
     """
 
@@ -200,7 +200,7 @@ class KafkaSink(Block):
 
     type: Literal["kafka"]
     config: KafkaConfig
-    """How to write to it."""
+    """How to write to Kafka."""
 
 
 def _subject(text: str) -> str:
@@ -224,36 +224,37 @@ class NatsConfig(SinkConfig):
     """How to publish to NATS subjects."""
 
     url: SecretStr
-    """`nats://host:port,nats://host:port`, or `tls://` where TLS must be used (it is used in any
-    case where the server wants it). The first that answers is taken.
+    """`nats://host:port,nats://host:port`, or `tls://` to require TLS (it is also used if the server
+    requires it). The first server that answers is used.
     """
     subject: Annotated[TemplateText, AfterValidator(_subject)]
-    """The subject. One that is empty or has blanks, `*`, `>` or empty words makes its message
-    undeliverable.
+    """Template of the subject. A subject that is empty, or has blanks, `*`, `>` or empty tokens, makes its
+    message undeliverable.
     """
     stream: Annotated[Text, AfterValidator(_stream)] | None = None
-    """The JetStream stream that takes these subjects, looked at when the sink opens; no template.
-    Without it, messages go to whoever listens, and nothing is stored (core NATS).
+    """The JetStream stream that captures these subjects, checked when the sink opens; not a template.
+    Without it, messages go only to current subscribers, and nothing is stored (core NATS).
     """
     send_timeout_secs: Seconds = 5.0
-    """How long the server may neither take nor send a byte."""
+    """How long the server may neither accept nor send a byte."""
     batch_timeout_secs: Seconds = 30.0
-    """For one block of at most 2,000 messages, until it is acknowledged."""
+    """How long it may take until a block of at most 2,000 messages is acknowledged."""
     connect_timeout_secs: Seconds = 10.0
-    """For one try to connect."""
+    """The timeout of one connection attempt."""
     credentials_file: Text | None = None
-    """A file with a user's JWT and key (`nsc generate creds`). It comes before `username`, that
-    before `token`, and that before what `url` says.
+    """A file with a user's JWT and key (`nsc generate creds`). It takes precedence over `username`, that
+    over `token`, and that over the login in `url`.
     """
     username: Text | None = None
-    """User, with `password`."""
+    """The user's name; needs `password`."""
     password: SecretStr | None = None
-    """See `username`."""
+    """The user's password; needs `username`."""
     token: SecretStr | None = None
-    """Token."""
+    """Authentication token."""
     exactly_once: bool = False
-    """Keeps how far the sink has come in a header of the messages, `df-position`; it needs a
-    stream, and subjects that nobody else writes to ([guarantees](guarantees.md#nats)).
+    """Whether the sink stores its own position in a header of the messages, `df-position`, so that every
+    change arrives exactly once; needs a stream, and subjects that nobody else writes to
+    ([guarantees](guarantees.md#nats)).
     """
 
     @property
@@ -309,15 +310,15 @@ class NatsSink(Block):
 
     type: Literal["nats"]
     config: NatsConfig
-    """How to publish to it."""
+    """How to publish to NATS."""
 
 
 class FileConfig(SinkConfig):
     """How to write to files: one message per line."""
 
     path: TemplateText
-    """The file, made with its directories when missing. Variables can choose a file only below the
-    directory that the template's beginning names.
+    """Template of the file's path. The file and its directories are created if they are missing.
+    Variables can choose a file only below the directory that the beginning of the template names.
     """
 
     @property
@@ -327,7 +328,7 @@ class FileConfig(SinkConfig):
 
 
 class FileSink(Block):
-    """A file sink, for local use: JSON lines."""
+    """A file sink, for local use: it writes JSON lines."""
 
     type: Literal["file"]
     config: FileConfig

@@ -1,4 +1,4 @@
-"""Snapshots: whether a source's tables are read as they are, when, and how wide."""
+"""Snapshots: whether and when the existing rows of a source's tables are read, and with how many readers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ class Snapshot(Block):
     """`snapshot` of a source. Without the block, and in a block without it, `mode` is `never`."""
 
     mode: Literal["initial", "always", "never"] = "never"
-    """When the source's tables are read without anybody asking: `initial` once, when the pipeline starts
-    for the first time; `always` whenever it starts with a changed file or by `deltaforge start`, too; `never`."""
-
+    """When the source's tables are read automatically. `initial`: once, when the pipeline starts for the
+    first time. `always`: also whenever it starts with a changed file or by `deltaforge start`. `never`:
+    only on request.
+    """
     max_parallel_tables: Count = 8
-    """How many tables are read at the same time, at most."""
-
+    """The maximum number of tables that are read at the same time."""
     chunk_size: Count = 10_000
-    """How many rows a chunk has, roughly. A large table gets larger chunks, so that their number stays
-    bounded."""
+    """The approximate number of rows of a chunk. A large table gets larger chunks, so that their number
+    stays bounded.
+    """
 
     intra_table_parallel: bool = False
     """Whether chunks of one table are read at the same time."""
 
     max_parallel_chunks: Count = 4
-    """How many chunks of one table are read at the same time, at most, with `intra_table_parallel`."""
+    """The maximum number of chunks of one table that are read at the same time with
+    `intra_table_parallel`.
+    """
 
 
 class SnapshotOptions(Block):
-    """`engine.snapshot`: how snapshots use the journal's disk."""
+    """`engine.snapshot`: how much of the journal's disk snapshots may use."""
 
     max_staged_bytes: Count = 1 << 30
-    """How many bytes of chunks may wait for the pipeline's run to take them over; reading waits then."""
+    """The maximum size of chunks that wait for the pipeline's run to capture them; at this limit reading
+    pauses.
+    """

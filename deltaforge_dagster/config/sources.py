@@ -1,4 +1,4 @@
-"""The sources of a pipeline file: which database to read, and how."""
+"""The sources of a pipeline file: which database is read, and how."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from deltaforge_dagster.positions import (
     parse_lsn,
 )
 
-# `schema.table` or `table`; the first dot divides, and only a part's end may be a wildcard.
+# `schema.table` or `table`; the first dot is the separator, and a wildcard may only end a part.
 _TABLE_PATTERN = re.compile(r"(?:[^.*%]+[*%]?|[*%]) (?: \. (?:[^*%]+[*%]?|[*%]) )?", re.VERBOSE)
 
 
@@ -44,7 +44,7 @@ def _table_pattern(text: str) -> str:
 
 
 def _share_a_table(one: str, other: str) -> bool:
-    """Say whether two patterns of MySQL's tables have a table in common."""
+    """Return whether some MySQL table matches both patterns."""
     parts = zip(table_parts(one), table_parts(other), strict=True)
     return all(overlap(first, second) for first, second in parts)
 
@@ -88,15 +88,16 @@ class StartLsn(Block):
     """A start position given as an LSN."""
 
     lsn: str
-    """That place in the log, `"0/16B6C50"`; it must lie in what the slot holds."""
+    """The position, `"0/16B6C50"`; the slot must still hold it."""
 
 
 class OutboxPrefixes(Block):
-    """Which logical messages are those of outboxes."""
+    """Which logical messages are outbox events."""
 
     prefixes: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Patterns of prefixes of logical messages; `*` and `%` stand for any text. What fits has the
-    schema `__outbox` instead of `__wal_message`."""
+    """Patterns of prefixes of logical messages; `*` and `%` match any text. Messages that match have the
+    schema `__outbox` instead of `__wal_message`.
+    """
 
 
 class OutboxTables(Block):
@@ -105,47 +106,49 @@ class OutboxTables(Block):
     tables: Annotated[
         tuple[Annotated[Text, AfterValidator(_outbox_pattern)], ...], Field(min_length=1)
     ]
-    """Patterns of tables that are outboxes, `database.table` or `table` in any database; `*` and `%`
-    stand for any text, anywhere. The pipeline's `tables` must capture them, too."""
+    """Patterns of outbox tables, `database.table` or `table` in any database; `*` and `%` match any text,
+    anywhere. The source's `tables` must capture them, too.
+    """
 
 
 class PostgresConfig(Block):
     """How to read a PostgreSQL database."""
 
     id: Text
-    """Names the source; part of every event id. Derived with a warning when absent: the pipeline's
-    name.
+    """Identifies the source; part of every event id. If absent, the pipeline's name is used, with a
+    warning.
     """
     dsn: SecretStr
     """`postgres://user:password@host:port/database?sslmode=...`, or `host=... port=... user=...
-    password=... dbname=...` (or `database=`). Without host, port, user or database: localhost,
-    5432, postgres, postgres. Keys that PostgreSQL does not know are ignored with a warning.
+    password=... dbname=...` (or `database=`). Defaults of the second form for host, port, user and
+    database: localhost, 5432, postgres, postgres. Keys that PostgreSQL does not know are ignored with a
+    warning.
     """
     slot: Annotated[Text, AfterValidator(_slot)]
-    """Replication slot, made when missing, never dropped. Lower-case letters, digits and `_`."""
+    """Replication slot; created if missing, never dropped. Lower-case letters, digits and `_`."""
     publication: Annotated[Text, AfterValidator(_publication)]
-    """Made when missing, with the tables that match, and extended when more do; one that somebody
-    else made is checked and never changed.
+    """Publication; created if missing, with the tables that match, and extended when more tables match.
+    A publication that somebody else created is checked and never changed.
     """
     tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...]
-    """`public.orders`; `orders` means `public.orders`; a part may end in `*` or `%` (`shop.*`,
-    `shop.order_%`, `*.orders`). `[]` is every table of users. Case counts, `_` is an ordinary
-    character.
+    """Tables to capture: `public.orders`; `orders` means `public.orders`; a part may end in `*` or `%`
+    (`shop.*`, `shop.order_%`, `*.orders`). `[]` means every user table. Case-sensitive; `_` is an
+    ordinary character.
     """
     start_position: Annotated[
         Literal["earliest", "latest"] | StartLsn, BeforeValidator(_start_position)
     ] = "earliest"
-    """Where a new pipeline begins: the oldest change that the slot still holds, or now (for a new
-    slot both are now), or at an LSN. Means nothing once the pipeline has a position.
+    """Where a new pipeline starts: at the oldest change that the slot still holds, at the current
+    position (for a new slot both are the same), or at an LSN. Ignored once the pipeline has a position.
     """
     on_schema_drift: Literal["adapt", "halt"] = "adapt"
-    """What to do when another server took the source's place and its tables differ: go on with
+    """What to do when another server has taken the source's place and its tables differ: continue with
     them, or stop. See "Another server" in [postgres.md](postgres.md).
     """
     snapshot: Snapshot | None = None
-    """When and how the tables' present rows are read ([snapshots.md](snapshots.md))."""
+    """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""
     outbox: OutboxPrefixes | None = None
-    """Which logical messages are events of outboxes; see [outbox](processors.md#outbox)."""
+    """Which logical messages are outbox events; see [outbox](processors.md#outbox)."""
 
     @field_validator("dsn")
     @classmethod
@@ -166,30 +169,30 @@ class PostgresSource(Block):
 
     type: Literal["postgres"]
     config: PostgresConfig
-    """How to read it."""
+    """How to read the database."""
 
 
 class MysqlConfig(Block):
     """How to read a MySQL server."""
 
     id: Text
-    """Names the source; part of every event id, and what the server id is derived from. Derived
-    with a warning when absent: the pipeline's name.
+    """Identifies the source; part of every event id, and the replica's server id is derived from it. If
+    absent, the pipeline's name is used, with a warning.
     """
     dsn: SecretStr
     """`mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=...`, with the options
-    `ssl-mode`, `ssl-ca`, `ssl-cert` and `ssl-key` of MySQL's own programs and no others.
+    `ssl-mode`, `ssl-ca`, `ssl-cert` and `ssl-key` of MySQL's own programs; other options are rejected.
     """
     tables: tuple[Annotated[Text, AfterValidator(_table_pattern)], ...] = ()
-    """`shop.orders`; `orders` is that table in any database; a part may end in `*` or `%`. Left
-    out or `[]`: every table of users. Case counts, `_` is an ordinary character.
+    """Tables to capture: `shop.orders`; `orders` means that table in any database; a part may end in `*`
+    or `%`. Absent or `[]` means every user table. Case-sensitive; `_` is an ordinary character.
     """
     on_schema_drift: Literal["adapt", "halt"] = "adapt"
-    """What to do when another server took the source's place and its tables differ: go on with
+    """What to do when another server has taken the source's place and its tables differ: continue with
     them, or stop. See "Another server" in [mysql.md](mysql.md).
     """
     snapshot: Snapshot | None = None
-    """When and how the tables' present rows are read ([snapshots.md](snapshots.md))."""
+    """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""
     outbox: OutboxTables | None = None
     """Which tables are outboxes; see [outbox](processors.md#outbox)."""
 
@@ -218,18 +221,18 @@ class MysqlConfig(Block):
 
 
 class MysqlSource(Block):
-    """A MySQL source: the binary log, read as a replica reads it."""
+    """A MySQL source: the binary log, read as a replica does."""
 
     type: Literal["mysql"]
     config: MysqlConfig
-    """How to read it."""
+    """How to read the server's binary log."""
 
 
 Source = Annotated[PostgresSource | MysqlSource | TursoSource, Field(discriminator="type")]
 
 
 def position_type(source: Source) -> type[KnownPosition]:
-    """Return what positions of a source are."""
+    """Return the class of a source's positions."""
     match source:
         case MysqlSource():
             return BinlogPosition

@@ -1,8 +1,8 @@
-"""What a pipeline file may say and this version does not do.
+"""Report what a pipeline file asks for and this version does not support.
 
 DeltaForge's files have more fields than this version reads. A field that changes what is delivered
-must never be left out in silence: it is a problem, named at its place, beside what is wrong with the block
-itself.
+must never be ignored silently: it is reported as a problem at its path, together with the errors in the
+block itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REPLICATOR = (
     ("spec", "checkpoint"),
     ("spec", "engine", "checkpoint"),
 )
-"""Where somebody may have put the checkpoint options of a replicator of event stores, by its own names."""
+"""Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
 _SENSING_WITHOUT_EFFECT = (
     ("tracking", "detect_drift", "drift is always looked for; tables.exclude leaves tables out"),
     ("tracking", "drift_threshold", "every row that differs is counted"),
@@ -32,11 +32,12 @@ _SENSING_WITHOUT_EFFECT = (
 
 
 def take_unsupported(document: Any) -> list[Problem]:
-    """Take everything out of `document` that only later versions do.
+    """Remove from `document` what only later versions support.
 
     Returns:
-        A problem for each feature that the file asks for and this version lacks, and what is wrong with
-        its block. The `type` of a sink that is not supported stays; its problem covers the whole block.
+        A problem for each feature that the file asks for and this version lacks, and the errors in that
+        feature's block. The `type` of an unsupported sink stays in the document; its problem covers the
+        whole block.
     """
     if not isinstance(document, dict):
         return []
@@ -46,7 +47,7 @@ def take_unsupported(document: Any) -> list[Problem]:
 
 
 def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
-    """Yield what the file sets, the models check, and nothing reads; worth a warning."""
+    """Yield a warning for each field that is set and valid but has no effect."""
     if "max_inflight" in _mapping(_mapping(document, "spec"), "batch"):
         text = "has no effect (what is sent next is prepared meanwhile in any case)"
         yield Problem(("spec", "batch", "max_inflight"), text)
@@ -90,7 +91,7 @@ def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem
 
 
 def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[Problem]:
-    """Return what a block of a replicator's checkpoint options asks for and nothing here does."""
+    """Return the problems of a block with a replicator's checkpoint options, and remove what they cover."""
     parent = document
     for part in here[:-1]:
         parent = _mapping(parent, str(part))
@@ -124,6 +125,6 @@ def _problems(model: type[Block], block: dict[str, Any], here: DocumentPath) -> 
 
 
 def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the mapping under `key`, or an empty one that is no part of the document."""
+    """Return the mapping under `key`, or an empty one that is not part of the document."""
     below = parent.get(key)
     return below if isinstance(below, dict) else {}

@@ -1,10 +1,9 @@
 """Routing templates: `${path}` in a stream name, a file path or a message key.
 
 A template is literal text with variables in it. A variable is a dotted path into the native event,
-of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. Beside the event there
-is the row's primary key, `${key.id}`: inserts, updates and deletes all have it. Templates are
-compiled once, when the pipeline file is loaded; what a variable becomes for one event is decided
-where the messages are made.
+of one to three segments: `${source.table}`, `${op}`, `${after.customer_id}`. In addition, `${key.id}` is
+a column of the row's primary key, which inserts, updates and deletes all have. Templates are compiled
+when the pipeline file is loaded; variables are resolved for each event when messages are encoded.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ SOURCE_FIELDS = frozenset(
         "sequence",
     ]
 )
-"""Keys of the native event's `source`, over all kinds of sources."""
+"""Keys of the native event's `source`, for all source types together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A place in the event: `("after", "id")` for `${after.id}`."""
+    """A path into the event: `("after", "id")` for `${after.id}`."""
 
     path: tuple[str, ...]
 
@@ -76,7 +75,7 @@ class Template:
 
     Attributes:
         text: The template as written.
-        parts: Literal pieces and variables, in order; never two literals side by side.
+        parts: Literals and variables, in order; never two adjacent literals.
     """
 
     text: str
@@ -89,7 +88,7 @@ class Template:
 
 
 def unknown_variable(template: Template) -> str | None:
-    """Return the first variable that no event can ever resolve, `source.tabel`, or None."""
+    """Return the first variable that no event can resolve, such as `source.tabel`, or None."""
     for variable in template.variables:
         first, *rest = variable.path
         if first not in EVENT_FIELDS | {KEY} or (

@@ -1,4 +1,4 @@
-"""The source `turso` of a pipeline file: a Turso, libSQL or SQLite database, in a file or on a server."""
+"""The `turso` source of a pipeline file: a Turso, libSQL or SQLite database, in a file or on a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _URL = "write libsql://host, https://host or http://host:port, file:/path or a p
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFile:
-    """A database in a file of this machine."""
+    """A database in a local file."""
 
     path: Path
 
@@ -30,19 +30,19 @@ class DatabaseServer:
     """A database on a server that speaks Hrana over HTTP.
 
     Attributes:
-        url: `https://host:port/path`, without a slash at its end.
+        url: `https://host:port/path`, without a trailing slash.
     """
 
     url: str
 
 
 def database_place(url: str) -> DatabaseFile | DatabaseServer:
-    """Return where a URL says that a database is.
+    """Return the file or server that a URL or path denotes.
 
-    `libsql://` is HTTPS, or HTTP with `?tls=0`, as in Turso's own clients.
+    `libsql://` means HTTPS, or HTTP with `?tls=0`, as in Turso's own clients.
 
     Raises:
-        SpecError: It is no such URL; the message does not repeat it, for it may hold a secret.
+        SpecError: The URL is invalid; the message does not quote it, because it may contain a secret.
     """
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() == "file":
@@ -81,52 +81,60 @@ def _pattern(text: str) -> str:
 
 
 class NativeCdc(Block):
-    """What is captured of Turso's own change table."""
+    """What is captured from Turso's own change table."""
 
     level: Literal["data", "binlog"] = "data"
-    """`data`: changes of rows. `binlog`: also what changes tables, as DDL events."""
+    """`data`: changes of rows. `binlog`: also schema changes, as DDL events."""
 
 
 class TursoConfig(Block):
     """How to read a Turso, libSQL or SQLite database."""
 
     id: Text
-    """Names the source; part of every event id. Derived with a warning when absent: the pipeline's
-    name."""
+    """Identifies the source; part of every event id. If absent, the pipeline's name is used, with a
+    warning.
+    """
     url: Text
-    """`libsql://name.turso.io`, `https://host`, `http://host:port`, `file:/path` or a path. A file is never
-    made."""
+    """`libsql://name.turso.io`, `https://host`, `http://host:port`, `file:/path` or a path. A missing file
+    is never created.
+    """
     auth_token: SecretStr | None = None
-    """Token of a server."""
+    """Authentication token for a server."""
     tables: tuple[Annotated[Text, AfterValidator(_pattern)], ...]
-    """`orders`, `order_%` (or `order_*`), `*`; `[]` is every table, too. Case counts, `_` is an ordinary
-    character."""
+    """Tables to capture: `orders`, `order_%` (or `order_*`), `*`; `[]` also means every table.
+    Case-sensitive; `_` is an ordinary character.
+    """
     cdc_mode: Literal["auto", "native", "triggers", "polling"] = "auto"
-    """How changes are found ([turso.md](turso.md#modes)): in Turso's table `turso_cdc`, in a table that
-    triggers fill, or by new rows. `auto` takes the first of these that the database has, once, and stays
-    with it."""
+    """How changes are found ([turso.md](turso.md#modes)): in Turso's table `turso_cdc` (`native`), in a
+    table that triggers fill (`triggers`), or as new rows (`polling`). `auto` chooses the first of these
+    that the database supports, once, and keeps it.
+    """
     poll_interval_ms: Count = 1000
-    """How long to wait after a look that found nothing more."""
+    """How long to wait after a poll that found no more changes."""
     native_cdc: NativeCdc = NativeCdc()
     """What is captured in mode `native`."""
     native_cdc_level: Literal["id", "before", "after", "full"] = "full"
     """What the application's connections capture (`PRAGMA unstable_capture_data_changes_conn`). `id` and
-    `before` have no new rows, and are refused."""
+    `before` lack the new rows, and are rejected.
+    """
     cdc_table_name: Text = "turso_cdc"
-    """Mode `native`: the change table, where the application's PRAGMA names another one."""
+    """Mode `native`: the change table, if the application's PRAGMA names a different one."""
     tracking_column: Text = "_rowid_"
-    """Mode `polling`: the rowid by any of its names, which in a table with an INTEGER PRIMARY KEY is
-    that column."""
+    """Mode `polling`: the rowid, by any of its names; in a table with an INTEGER PRIMARY KEY that column
+    is the rowid.
+    """
     auto_create_triggers: bool = False
-    """Mode `triggers`: make the table of changes and the triggers that fill it, and make them anew when
-    columns were added. `auto` then means `triggers` in a database without `turso_cdc`."""
+    """Mode `triggers`: create the change table and the triggers that fill it, and recreate the triggers
+    when columns are added. `auto` then means `triggers` in a database without `turso_cdc`.
+    """
     batch_size: Count = 1000
     """How many changes are read at a time."""
     on_schema_drift: Literal["adapt", "halt"] = "adapt"
-    """What to do when `url` names another database than before and its tables differ: go on with them,
-    or stop."""
+    """What to do when `url` names a different database than before and its tables differ: continue with
+    them, or stop.
+    """
     snapshot: Snapshot | None = None
-    """When and how the tables' present rows are read ([snapshots.md](snapshots.md))."""
+    """When and how the existing rows of the tables are read ([snapshots.md](snapshots.md))."""
 
     @property
     def place(self) -> DatabaseFile | DatabaseServer:
@@ -161,8 +169,8 @@ class TursoConfig(Block):
 
 
 class TursoSource(Block):
-    """A Turso, libSQL or SQLite source: its table of changes, or its new rows, read at intervals."""
+    """A Turso, libSQL or SQLite source, whose change table or new rows are polled."""
 
     type: Literal["turso"]
     config: TursoConfig
-    """How to read it."""
+    """How to read the database."""

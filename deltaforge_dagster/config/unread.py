@@ -1,4 +1,4 @@
-"""What a pipeline file may say and nobody reads here; its form is checked all the same."""
+"""Blocks of a pipeline file that are validated but not used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Number = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class Storage(Block):
-    """Where DeltaForge keeps its state; here `DELTAFORGE_STATE_URL` says so, for all pipelines."""
+    """Where DeltaForge keeps its state; here `DELTAFORGE_STATE_URL` decides, for all pipelines."""
 
     backend: Literal["sqlite", "memory", "postgres"] = "sqlite"
-    """Not read."""
+    """Not used."""
     path: Text = "./data/deltaforge.db"
-    """Not read."""
+    """Not used."""
     dsn: SecretStr | None = None
-    """Not read."""
+    """Not used."""
 
     @model_validator(mode="after")
     def _check_dsn(self) -> Storage:
@@ -29,29 +29,29 @@ class Storage(Block):
 
 
 class Sharding(Block):
-    """A hint how to divide work; not read."""
+    """A hint for dividing work; not used."""
 
     mode: Text
-    """Not read."""
+    """Not used."""
     count: Number | None = None
-    """Not read."""
+    """Not used."""
     key: Text | None = None
-    """Not read."""
+    """Not used."""
 
 
 class ConnectionLimits(Block):
-    """How many connections; not read."""
+    """Limits on connections; not used."""
 
     max_dedicated_per_source: Number | None = None
-    """Not read."""
+    """Not used."""
 
 
 class ConnectionPolicy(Block):
-    """How to connect to sources; not read."""
+    """How to connect to sources; not used."""
 
     default_mode: Text | None = None
-    """Not read."""
+    """Not used."""
     preferred_replica: Text | None = None
-    """Not read."""
+    """Not used."""
     limits: ConnectionLimits | None = None
-    """Not read."""
+    """Not used."""

@@ -1,7 +1,7 @@
-"""URLs that hold a user and a password: those of sources, sinks and the state store.
+"""Check URLs that contain a user and a password: those of sources, sinks and the state store.
 
-Parsers of URLs disagree on `@`, `/`, `?` and `#` in a password: some cut it there and take the rest for a host
-or a path, which then stands in error messages. So such a URL is refused before any parser sees it.
+URL parsers disagree about `@`, `/`, `?` and `#` in a password: some split it there and treat the rest as a
+host or a path, which then appears in error messages. So such a URL is rejected before any parser sees it.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ NOT_ENCODED = (
     "has `@`, `/`, `?` or `#` in its user, password or path: percent-encode them there (%40, %2F, %3F, "
     "%23)"
 )
-"""What is wrong with a URL that `check_encoded` refuses."""
+"""The message for a URL that `check_encoded` rejects."""
 
 _URL_PARTS = re.compile(r"(?s)(?:[\w.+-]+://)?([^/?#]*)([^?#]*)\??([^#]*)(.*)")
 _NO_PORT = re.compile(r":(?!\d*\Z)[^:\]]*\Z")
 
 
 def check_encoded(url: str) -> None:
-    """Check that characters that divide a URL are percent-encoded in its user and password.
+    """Check that the delimiters of URLs are percent-encoded in a URL's user and password.
 
-    A password that has some of them and reads like options with an address in them is not found.
+    A password with delimiters that looks like options with an address in them is not detected.
 
     Raises:
-        SpecError: They are not. The message repeats nothing of the URL.
+        SpecError: A delimiter is not encoded. The message does not quote the URL.
     """
     parts = _URL_PARTS.match(url.strip())
     assert parts is not None  # it matches any text
     authority, path, query, fragment = parts.groups()
     login, at, _ = authority.rpartition("@")
     option, _, value = query.partition("=")
-    # In an option an `@` may stand as it is, unless what is before the `?` is a user and half a password.
+    # The value of an option may contain `@`, unless the text before the `?` is a user and half a password.
     half = not at and _NO_PORT.search(authority) is not None
     if "@" in f"{login}{path}{fragment}{option}" or (half and "@" in value):
         raise SpecError(NOT_ENCODED)

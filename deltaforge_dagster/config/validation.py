@@ -1,4 +1,4 @@
-"""A document against the models: what is wrong with it, in places of the file."""
+"""Validate a document against the models, and report problems by their path in the file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _Model = TypeVar("_Model", bound=pydantic.BaseModel)
 def validate(
     model: type[_Model], value: dict[str, Any]
 ) -> tuple[_Model | None, list[Problem], list[Problem]]:
-    """Return `value` as `model`, the unknown fields and the problems.
+    """Return `value` as `model` (None if it is invalid), the unknown fields, and the problems.
 
-    Unknown fields leave `value`: what to make of them is the caller's choice.
+    Unknown fields are removed from `value`; the caller decides whether they are problems.
     """
     unknown: list[Problem] = []
     found, errors = _try(model, value)
@@ -37,7 +37,7 @@ def validate(
     problems = [
         Problem(_document_path(error["loc"], value), sentence(error))
         for error in errors
-        # Entries with problems of their own do not count as entries.
+        # pydantic does not count invalid entries: a list of them is not too short.
         if error["type"] != "too_short" or not _at(value, _document_path(error["loc"], value))
     ]
     return found, unknown, problems
@@ -51,12 +51,12 @@ def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, lis
 
 
 def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
-    """Return a place in the file for a place in the models, which also names forms of a block."""
+    """Convert the location of a pydantic error, which also names the form of a block, to a path in the file."""
     path: list[str | int] = []
     for part in loc:
         form = value.get("type") if isinstance(value, dict) and part not in value else value
         if part in (form, CUSTOM):
-            continue  # the form that `type` chose, or the bare word that stands for the block
+            continue  # the form selected by `type`, or the bare word that is short for the block
         path.append(part)
         try:
             value = value[part]

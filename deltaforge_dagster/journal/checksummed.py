@@ -1,4 +1,4 @@
-"""Files of the journal as Arrow's readers and writers see them: hashed, with errors of our tree."""
+"""Adapters between journal files and Arrow: written bytes are hashed, and errors are translated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltaforge_dagster.journal.storage import NewFile
 
 
 class Checksummed:
-    """What Arrow's writers write into: hashes the bytes on their way to the file."""
+    """A file object for Arrow's writers that hashes the bytes it writes."""
 
     def __init__(self, file: NewFile) -> None:
         self.closed = False
@@ -22,8 +22,8 @@ class Checksummed:
         self._size = 0
 
     def write(self, data: pa.Buffer | bytes) -> int:
-        """Append and hash; after the end, nothing."""
-        # The Parquet writer writes its footer whatever happened: after the end it goes nowhere.
+        """Append and hash `data`; ignored after `commit` or `discard`."""
+        # The Parquet writer writes its footer even after an error, when the file is already discarded.
         if not self.closed:
             self._digest.update(data)
             self._size += len(data)
@@ -31,14 +31,14 @@ class Checksummed:
         return len(data)
 
     def tell(self) -> int:
-        """Return how much was written."""
+        """Return the number of bytes written."""
         return self._size
 
     def flush(self) -> None:
         """Do nothing: `commit` makes everything durable at once."""
 
     def close(self) -> None:
-        """Do nothing: `commit` or `discard` ends the file."""
+        """Do nothing: `commit` or `discard` closes the file."""
 
     def commit(self) -> None:
         """Make the file durable."""
@@ -52,18 +52,18 @@ class Checksummed:
             self._file.discard()
 
     def checksum(self) -> str:
-        """Return the SHA-256 of what was written."""
+        """Return the SHA-256 of the bytes written."""
         return self._digest.hexdigest()
 
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Tell a file that cannot be decoded from storage that cannot be read."""
+    """Raise `JournalDamaged` if a file cannot be decoded, `StoreUnavailable` if it cannot be read."""
     try:
         yield
     except pa.ArrowException as error:
         raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
     except OSError as error:
-        if error.errno is None:  # Arrow's own: the bytes do not follow the format
+        if error.errno is None:  # raised by Arrow itself: the bytes do not follow the format
             raise JournalDamaged(f"journal file {path} cannot be decoded: {error}") from error
         raise StoreUnavailable(f"journal file {path}: {error.strerror}") from error

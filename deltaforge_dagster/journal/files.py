@@ -1,11 +1,11 @@
-"""The journal: one immutable Parquet file per segment, durable before anything knows of it.
+"""The journal: one immutable Parquet file per segment, durable before anything refers to it.
 
-A file lies at `<pipeline>/<uid>/<segment>-<epoch>-<random>.parquet`. Its name is final from the
-first byte, since nobody can know the random part before the segment's row is in the state
-store; a file without a row is an orphan of a killed run, and swept later. Nothing is ever
+The path of a file is `<pipeline>/<uid>/<segment>-<epoch>-<random>.parquet`. The file has its final name from
+the first byte, because nobody can know the random part before the segment's row is in the state
+store. A file without a row is an orphan of a killed run, and is removed later. Files are never
 replaced.
 
-How a file is written is in `journal.writer`; here it is found, read, proved and removed.
+This module finds, reads, verifies and removes files; `journal.writer` writes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"^[0-9]+-(?P<epoch>[0-9]+)-[0-9a-f]{32}\.parquet$")
 
 
 class SegmentFile(Protocol):
-    """What the journal needs to know of a segment to read it: its row in the state store."""
+    """What the journal needs to read a segment: its row in the state store."""
 
     @property
     def segment(self) -> int:
@@ -44,7 +44,7 @@ class SegmentFile(Protocol):
 
     @property
     def path(self) -> str:
-        """Where the file lies, below the journal's root."""
+        """Path of the file, relative to the journal's root."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class SegmentFile(Protocol):
 
     @property
     def content_hash(self) -> str:
-        """Hash of its rows."""
+        """Hash of its rows, see `journal.hashing`."""
         ...
 
     @property
@@ -71,28 +71,28 @@ class SegmentFile(Protocol):
 class Journal:
     """The segment files of every pipeline below one URL.
 
-    Safe to use from several threads. A path is relative to the URL, as in the segment's row.
+    Thread-safe. Paths are relative to the URL, as in the segment's row.
 
     Args:
         url: `file:///absolute/path`, `memory://name`, or any URL that fsspec knows.
 
     Attributes:
-        url: The same, for another process to open the same journal.
+        url: The URL, with which another process can open the same journal.
 
     Raises:
-        SettingsError: The URL is not usable.
+        SettingsError: The URL cannot be used.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._storage = open_storage(url)
-        # The content hash takes as long as the Parquet encoding, both release the GIL, and neither
-        # has to hold up the thread that reads the source.
+        # Content hash and Parquet encoding take about equally long and release the GIL, so they run in
+        # threads and do not delay the thread that reads the source.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="journal-encode")
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="journal-hash")
 
     def writer(self, pipeline: str, uid: str, segment: int, epoch: int) -> SegmentWriter:
-        """Begin the file of a segment.
+        """Create the file of a segment, and return its writer.
 
         Raises:
             StoreUnavailable: The file cannot be created.
@@ -110,17 +110,17 @@ class Journal:
         """Open a segment file for reading; use it as a context manager.
 
         Raises:
-            JournalDamaged: Missing, or not Parquet.
+            JournalDamaged: The file is missing, or not a Parquet file.
             StoreUnavailable: The storage cannot be read now.
         """
         with readable(path):
-            # Over a network the columns of a row group are one read, not one each.
+            # Over a network, read all columns of a row group together, not one by one.
             return pq.ParquetFile(self._storage.open(path), pre_buffer=not self._storage.local)
 
     def batches(
         self, row: SegmentFile, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield a segment's rows in order, a row group in memory at a time.
+        """Yield a segment's rows in order, with one row group in memory at a time.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -136,14 +136,14 @@ class Journal:
     def share(
         self, path: str, columns: Sequence[str], *, ordinals: range | None, part: int, of: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield every `of`-th row group of a segment, from the `part`-th on, in order.
+        """Yield every `of`-th row group of a segment in order, starting with row group `part`.
 
         Args:
             path: The segment's file, as in its row.
-            columns: Which columns to read; one that is younger than the file is null.
-            ordinals: Count and read only row groups that hold some of these rows; None for all.
-            part: Where to begin, from 0.
-            of: How many such shares there are.
+            columns: The columns to read; a column that the file does not have yet is null.
+            ordinals: Count and read only row groups that contain some of these rows; None for all.
+            part: The index of the share, from 0.
+            of: The number of shares.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -163,7 +163,7 @@ class Journal:
                 counted += 1
 
     def row_groups(self, path: str) -> list[int]:
-        """Return how many rows each row group of a segment has, in order of their ordinals.
+        """Return the number of rows of each row group of a segment, in order of their ordinals.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -174,10 +174,10 @@ class Journal:
             return [metadata.row_group(one).num_rows for one in range(metadata.num_row_groups)]
 
     def verify(self, row: SegmentFile) -> None:
-        """Prove that a segment's file is what was written: size, checksum, rows, content hash.
+        """Verify that a segment's file is unchanged: size, checksum, ordinals, rows and content hash.
 
         Raises:
-            JournalDamaged: The file is missing or differs; the message names it and what differs.
+            JournalDamaged: The file is missing or differs; the message names the file and the difference.
             StoreUnavailable: The storage cannot be read now.
         """
         checksum, size = self._checksum(row.path)
@@ -197,7 +197,9 @@ class Journal:
         _compare(row, "content hash", content.hexdigest(), row.content_hash)
 
     def stager(self, pipeline: str, snapshot: int, chunk: int) -> SegmentWriter:
-        """Begin the staging file of a snapshot's chunk: rows like a segment's, not yet numbered.
+        """Create the staging file of a snapshot chunk, in the format of a segment; return its writer.
+
+        The rows get their final segment and ordinals when the chunk is captured.
 
         Raises:
             StoreUnavailable: The file cannot be created.
@@ -212,17 +214,17 @@ class Journal:
         )
 
     def check_staged(self, path: str, checksum: str) -> None:
-        """Prove that a staging file is what was written.
+        """Verify that a staging file is unchanged.
 
         Raises:
-            JournalDamaged: It is missing, or differs from its checksum.
+            JournalDamaged: The file is missing, or differs from its checksum.
             StoreUnavailable: The storage cannot be read now.
         """
         if self._checksum(path)[0] != checksum:
             raise JournalDamaged(f"journal file {path}: checksum differs from when it was written")
 
     def staged(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a staging file, columns of `frame.CAPTURED`; a row group in memory at a time.
+        """Yield the rows of a staging file with the columns of `frame.CAPTURED`, by row group.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -237,12 +239,16 @@ class Journal:
     def sweep_staged(
         self, pipeline: str, known: Collection[str], *, older_than: float
     ) -> list[str]:
-        """Remove staging files that nobody needs, last written so many seconds ago; return their paths."""
+        """Remove staging files that are not in `known` and older than `older_than` seconds.
+
+        Returns:
+            The paths of the removed files.
+        """
         paths = self._storage.list(_staged(pipeline))
         return self._sweep((path for path in paths if path not in known), older_than)
 
     def held_writer(self, pipeline: str, epoch: int) -> HeldWriter:
-        """Begin a file of held events.
+        """Create a file of held events, and return its writer.
 
         Raises:
             StoreUnavailable: The file cannot be created.
@@ -251,7 +257,7 @@ class Journal:
         return HeldWriter(self._storage, held, epoch)
 
     def dead_writer(self, pipeline: str, epoch: int) -> HeldWriter:
-        """Begin a file of dead letters.
+        """Create a file of dead letters, and return its writer.
 
         Raises:
             StoreUnavailable: The file cannot be created.
@@ -260,7 +266,7 @@ class Journal:
         return HeldWriter(self._storage, dead, epoch)
 
     def read_held(self, path: str, checksum: str) -> Iterator[bytes]:
-        """Yield the events of such a file in order.
+        """Yield the events of a file of held events or dead letters in order.
 
         Raises:
             JournalDamaged: The file is missing, or differs from its checksum.
@@ -271,32 +277,32 @@ class Journal:
     def sweep_held(
         self, pipeline: str, known: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
-        """Remove files of events kept back that no row names, as `sweep` does; return their paths."""
+        """Remove orphaned files of held events and dead letters; see `sweep`. Return their paths."""
         paths = [path for folder in folders(pipeline) for path in self._storage.list(folder)]
         return self._sweep(orphans(paths, known, epoch), older_than)
 
     def exists(self, path: str) -> bool:
-        """Say whether a file is there."""
+        """Return whether a file exists."""
         return self._storage.exists(path)
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file, if it exists."""
         self._storage.delete(path)
 
     def sweep(
         self, pipeline: str, uid: str, known: Collection[str], *, epoch: int, older_than: float
     ) -> list[str]:
-        """Remove the orphans of killed runs and return their paths.
+        """Remove the orphaned files of killed runs; return their paths.
 
-        Read the lease's epoch first and the known paths after it: then every file of an older
-        epoch that will ever have a row has it, since the store refuses rows of older epochs.
+        The caller must read the lease's epoch before the known paths: then every file of an older
+        epoch that will ever have a row already has it, because the store refuses rows of older epochs.
 
         Args:
             pipeline: Name of the pipeline.
             uid: Its uid.
             known: Paths that have a row.
-            epoch: The lease's epoch; files of this epoch or a newer one may be in the making.
-            older_than: Seconds since the last write below which a file stays, too.
+            epoch: The lease's epoch; files of this epoch or a newer one may still be written.
+            older_than: Files written less than this many seconds ago are kept, too.
         """
         orphaned = []
         for path in self._storage.list(f"{pipeline}/{uid}"):
@@ -306,7 +312,7 @@ class Journal:
         return self._sweep(orphaned, older_than)
 
     def written_by_others(self, pipeline: str, uid: str) -> list[str]:
-        """Return the folders of a pipeline that hold segments of other uids than its own.
+        """Return the folders of a pipeline that contain segments of a uid other than its own.
 
         Raises:
             StoreUnavailable: The storage cannot be read now.
@@ -320,10 +326,10 @@ class Journal:
         ]
 
     def _sweep(self, paths: Iterable[str], older_than: float) -> list[str]:
-        """Remove files that were last written so many seconds ago; return their paths."""
+        """Remove those of `paths` written more than `older_than` seconds ago; return their paths."""
         swept = []
         for path in paths:
-            with contextlib.suppress(JournalDamaged):  # removed by someone else meanwhile
+            with contextlib.suppress(JournalDamaged):  # another process has just removed it
                 if self._storage.age(path) > older_than:
                     self._storage.delete(path)
                     swept.append(path)
@@ -331,15 +337,15 @@ class Journal:
 
     @property
     def local(self) -> bool:
-        """Whether the files have paths; else only this class reads them, on Spark's executors too."""
+        """Whether the files have local paths; if not, all readers, even Spark executors, use this class."""
         return self._storage.local
 
     def spark_path(self, path: str) -> str:
-        """Return where Spark itself reads the file of a local journal."""
+        """Return the path with which Spark itself reads a file of a local journal."""
         return self._storage.locate(path)
 
     def prepared_dir(self, pipeline: str) -> str:
-        """Create the folder for prepared messages; return its absolute path, or its URL."""
+        """Create the folder for encoded messages; return its absolute path or its URL."""
         return self._storage.folder(f"{pipeline}/prepared")
 
     def _checksum(self, path: str) -> tuple[str, int]:
@@ -353,12 +359,12 @@ class Journal:
 
 
 def _staged(pipeline: str) -> str:
-    """Return the folder of a pipeline's staging files, beside those of segments."""
+    """Return the folder of a pipeline's staging files, which is next to those of segments."""
     return f"{pipeline}/staged"
 
 
 def _with_younger(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return these columns of the frame; those that the file was written without are null."""
+    """Return these columns of the frame; columns that the file does not have are null."""
     if rows.num_columns == len(columns):
         return rows
     missing = [name for name in columns if name not in rows.column_names]

@@ -1,18 +1,18 @@
-"""Content hashes: what the rows of a segment say, whatever file or batches carry them.
+"""Content hashes: they identify the rows of a segment, independently of file and batches.
 
 Two segments with the same changes in the same order have the same content hash, however the
-rows were cut into batches and row groups, compressed or dictionary-encoded. The place in the
-journal (`segment`, `ordinal`) is not part of it. The canonical form feeds a few SHA-256 streams
+rows are divided into batches and row groups, compressed or dictionary-encoded. The position in the
+journal (`segment`, `ordinal`) is not part of it. The canonical form consists of a few SHA-256 streams
 per column:
 
 * a column's nulls: where validity changes, as row numbers (int64, little endian);
 * numbers: the valid values, int64 little endian; booleans: one byte each;
 * text: the lengths in bytes of the valid values (int32, little endian), and their UTF-8 bytes;
-* names (dictionary columns): the rows at which another value starts, and those values as text,
-  which costs next to nothing for the columns that hardly change.
+* names (dictionary columns): the rows at which a different value starts, and those values as text,
+  which is very cheap for columns that rarely change.
 
 The hash of the rows is SHA-256 over the row count and each column's name and stream digests.
-Everything works on whole Arrow buffers; no row is touched by Python.
+Everything works on whole Arrow buffers; Python does not loop over rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Stream(Protocol):
 
 
 class _Changes:
-    """Rows at which a sequence takes another value; blind to how the sequence is cut."""
+    """Hashes the rows at which a sequence changes its value, independently of batch boundaries."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -48,7 +48,7 @@ class _Changes:
     def update(
         self, codes: npt.NDArray[np.integer], first: object, last: object
     ) -> npt.NDArray[np.intp]:
-        """Take the next codes, whose ends stand for `first` and `last`; return where one starts."""
+        """Add the next codes, whose first and last values are `first` and `last`; return where runs start."""
         starts = np.flatnonzero(codes[1:] != codes[:-1]) + 1
         if first != self._last:
             starts = np.concatenate(([0], starts))
@@ -58,7 +58,7 @@ class _Changes:
         return starts
 
     def constant(self, value: object, rows: int) -> None:
-        """Take `rows` times the same value."""
+        """Add the same value `rows` times."""
         if value != self._last:
             self._hash.update(self._rows.to_bytes(8, "little"))
         self._rows += rows
@@ -69,14 +69,14 @@ class _Changes:
 
 
 class _Validity(_Changes):
-    """Which values of a column are null. Starts as if valid, so that it needs no values."""
+    """Hashes which values of a column are null. The initial state is valid, so no values are needed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = True
 
     def keep_valid(self, array: pa.Array[Any]) -> pa.Array[Any]:
-        """Take the nulls of `array` and return it without them."""
+        """Add the nulls of `array`; return the array without them."""
         nulls = array.null_count
         if not len(array):
             return array
@@ -141,7 +141,7 @@ class _Names:
 
     def update(self, column: pa.ChunkedArray[Any]) -> None:
         array = cast("pa.DictionaryArray[Any, Any]", column.combine_chunks())
-        # A dictionary may hold a value twice, or a null: number the values, not the entries.
+        # A dictionary may contain duplicates or a null, so the distinct values are numbered, not the entries.
         entries = array.dictionary.dictionary_encode()
         codes = entries.indices.take(array.indices).fill_null(_NULL).to_numpy()
         values = entries.dictionary
@@ -164,14 +164,14 @@ def _stream(data_type: pa.DataType) -> _Stream:
 
 
 class ContentHash:
-    """The content hash of rows that come batch by batch, in order."""
+    """The content hash of rows that are added in order, table by table."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._streams = {f.name: _stream(f.type) for f in schema if f.name not in _PLACE}
         self._rows = 0
 
     def update(self, rows: pa.Table) -> None:
-        """Take the next rows; columns of the schema are found by name."""
+        """Add the next rows; columns of the schema are found by name."""
         if not rows.num_rows:
             return
         self._rows += rows.num_rows

@@ -1,10 +1,10 @@
-"""Files of events that are kept back, in order, until somebody lets them go on.
+"""Files of held events and dead letters, which are kept in order until they are released.
 
-A file lies at `<pipeline>/held/<epoch>-<random>.arrow`, or in the folder `dead`, beside the folders of
-segments: it does not belong to one uid of the journal. It is an Arrow IPC stream with one column
-`event` of bytes, compressed with Zstandard: held events are raw, and only the source understands
-them; dead letters are rows of the change frame. Like a segment a file is durable before the state
-store knows of it, never replaced, and an orphan when no row names it.
+The path of a file is `<pipeline>/held/<epoch>-<random>.arrow`, or the same in the folder `dead`, next to the
+folders of segments: it does not belong to one uid of the journal. It is an Arrow IPC stream with one binary
+column `event`, compressed with Zstandard. Held events are raw, and only the source understands
+them; dead letters are rows of the change frame. As with a segment, a file is durable before the state
+store refers to it, is never replaced, and is an orphan if no row names it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"^(?P<epoch>[0-9]+)-[0-9a-f]{32}\.arrow$")
 
 
 class HeldWriter:
-    """Writes one file of held events; ends with `close`, or with `abort`.
+    """Writes one file of held events; finished by `close` or `abort`.
 
     Attributes:
         path: Relative to the journal's root.
@@ -42,7 +42,7 @@ class HeldWriter:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._file = Checksummed(storage.create(self.path))
-        sink: Any = self._file  # Arrow calls write and tell, nothing else
+        sink: Any = self._file  # Arrow only calls write and tell
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._stream = pa.ipc.new_stream(sink, _SCHEMA, options=options)
 
@@ -50,7 +50,7 @@ class HeldWriter:
         """Append an event.
 
         Raises:
-            StoreUnavailable: The storage refuses.
+            StoreUnavailable: The storage cannot be written.
         """
         self._waiting.append(event)
         self._waiting_bytes += len(event)
@@ -60,10 +60,10 @@ class HeldWriter:
             self._flush()
 
     def close(self) -> tuple[str, int]:
-        """Finish the file, which is durable then; return its checksum and size.
+        """Finish the file and make it durable; return its checksum and size.
 
         Raises:
-            StoreUnavailable: The storage refuses.
+            StoreUnavailable: The storage cannot be written.
         """
         self._flush()
         self._stream.close()
@@ -71,7 +71,7 @@ class HeldWriter:
         return self._file.checksum(), self._file.tell()
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished file."""
         self._file.discard()
 
     def _flush(self) -> None:
@@ -88,7 +88,7 @@ def folders(pipeline: str) -> list[str]:
 
 
 def read_held(storage: Storage, path: str, checksum: str) -> Iterator[bytes]:
-    """Yield the events of a file in order, after its checksum was compared.
+    """Verify a file's checksum, then yield its events in order.
 
     Raises:
         JournalDamaged: The file is missing, or differs from its checksum.
@@ -107,7 +107,7 @@ def read_held(storage: Storage, path: str, checksum: str) -> Iterator[bytes]:
 
 
 def orphans(paths: Collection[str], known: Collection[str], epoch: int) -> list[str]:
-    """Return the files of `paths` that no row names, and that no live run is writing."""
+    """Return those of `paths` that no row names and that no live run is writing."""
     found = []
     for path in paths:
         name = _NAME.match(path.rpartition("/")[2])

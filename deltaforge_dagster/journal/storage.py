@@ -1,9 +1,9 @@
-"""Where journal files lie: a local directory, or anything fsspec knows by URL.
+"""Storage of journal files: a local directory, or any file system that fsspec knows by URL.
 
-Both kinds make the same promise: a file is new or the write fails, it is readable under its name
-only whole or while nobody knows that name, and it is durable when `commit` returns. On a local
-disk that means fsync of the file and of every directory on the way; on object storage a
-completed put. Files are readable by their owner only (0600, directories 0700); on object storage
+Both kinds give the same guarantees: creating a file fails if its name exists, an incomplete file is visible
+at most while nobody knows its name, and a file is durable when `commit` returns. On a local
+disk that means fsync of the file and of every directory above it; on object storage, a
+completed put. Local files are readable only by their owner (0600, directories 0700); on object storage
 the bucket's policy decides.
 
 Paths are relative to the journal's root, so a journal can be moved. Errors of the file system
@@ -36,12 +36,12 @@ from deltaforge_dagster.folders import make_folder, sync_folder
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"}
-"""Schemes of places without folders; only the bucket must exist, and nobody makes it by mistake."""
+"""Schemes of storage without folders; only the bucket must exist, and it is never created here."""
 _SPARK_GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
 class NewFile(Protocol):
-    """A file being written; `commit` or `discard` ends it, and only a committed one remains."""
+    """A file being written; finished by `commit` or `discard`. Only a committed file remains."""
 
     def write(self, data: pa.Buffer | bytes) -> None:
         """Append `data`."""
@@ -52,20 +52,20 @@ class NewFile(Protocol):
         ...
 
     def discard(self) -> None:
-        """Remove the file; never raises, what cannot be removed is an orphan for the sweep."""
+        """Remove the file. Never raises: a file that cannot be removed is an orphan, which is swept later."""
         ...
 
 
 class Storage(Protocol):
-    """A place for files that never change."""
+    """A file system for immutable files."""
 
     @property
     def local(self) -> bool:
-        """Whether the files have paths that any program of this machine can open."""
+        """Whether the files have paths that any program on this machine can open."""
         ...
 
     def create(self, path: str) -> NewFile:
-        """Begin a new file, with its folders. A name that exists already is an error."""
+        """Create a new file and its folders. It is an error if the name exists."""
         ...
 
     def open(self, path: str) -> pa.NativeFile | IO[bytes]:
@@ -73,11 +73,11 @@ class Storage(Protocol):
         ...
 
     def folder(self, path: str) -> str:
-        """Create a folder and return where other programs find it."""
+        """Create a folder; return the path or URL with which other programs find it."""
         ...
 
     def list(self, folder: str) -> list[str]:
-        """Return the paths of a folder's files; none when it does not exist."""
+        """Return the paths of a folder's files; empty if it does not exist."""
         ...
 
     def age(self, path: str) -> float:
@@ -85,15 +85,15 @@ class Storage(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Say whether the file is there."""
+        """Return whether the file exists."""
         ...
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file, if it exists."""
         ...
 
     def locate(self, path: str) -> str:
-        """Return where other programs find the file."""
+        """Return the path or URL with which other programs find the file."""
         ...
 
 
@@ -101,7 +101,7 @@ def open_storage(url: str) -> Storage:
     """Return the storage at `url`: `file:///path`, `memory://name`, `s3://bucket/prefix` ...
 
     Raises:
-        SettingsError: Not an absolute URL, or its fsspec package is not installed.
+        SettingsError: The URL is not absolute, or its fsspec package is not installed.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -114,7 +114,7 @@ def open_storage(url: str) -> Storage:
 
 
 class LocalStorage:
-    """A directory on a local disk, or on a shared one that honours fsync."""
+    """A directory on a local disk, or on a shared file system that honours fsync."""
 
     local = True
 
@@ -122,7 +122,7 @@ class LocalStorage:
         self._root = root
 
     def create(self, path: str) -> NewFile:
-        """Begin a new file, with its folders. A name that exists already is an error."""
+        """Create a new file and its folders. It is an error if the name exists."""
         target = self._root / path
         with _translated(str(target)):
             make_folder(target.parent)
@@ -133,7 +133,7 @@ class LocalStorage:
         """Open a file for random reads."""
         target = str(self._root / path)
         with _translated(target):
-            # Not a memory map: reading one past the end of a cut file kills the process.
+            # Not a memory map: reading past the end of a truncated file would kill the process.
             return pa.OSFile(target, "rb")
 
     def folder(self, path: str) -> str:
@@ -144,7 +144,7 @@ class LocalStorage:
         return str(target)
 
     def list(self, folder: str) -> list[str]:
-        """Return the paths of a folder's files; none when it does not exist."""
+        """Return the paths of a folder's files; empty if it does not exist."""
         target = self._root / folder
         with _translated(str(target)), contextlib.suppress(FileNotFoundError):
             return [f"{folder}/{entry.name}" for entry in target.iterdir()]
@@ -157,19 +157,19 @@ class LocalStorage:
             return time.time() - target.stat().st_mtime
 
     def exists(self, path: str) -> bool:
-        """Say whether the file is there."""
+        """Return whether the file exists."""
         target = self._root / path
         with _translated(str(target)):
             return target.exists()
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file, if it exists."""
         target = self._root / path
         with _translated(str(target)):
             target.unlink(missing_ok=True)
 
     def locate(self, path: str) -> str:
-        """Return the absolute path, in which Spark expands nothing."""
+        """Return the absolute path, escaped so that Spark does not expand wildcards in it."""
         return _SPARK_GLOB.sub(r"\\\g<0>", str(self._root / path))
 
 
@@ -199,14 +199,14 @@ class _LocalFile:
 
 
 class RemoteStorage:
-    """Object storage, or any other file system that fsspec knows."""
+    """Object storage, or any other file system that fsspec supports."""
 
     local = False
 
     def __init__(self, url: str) -> None:
         scheme = urlsplit(url).scheme
         try:
-            # Another process writes here too: a listing remembered is a listing out of date.
+            # Other processes write here too, so a cached listing would be out of date.
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise SettingsError(f"journal URL of scheme {scheme!r}: {error}") from error
@@ -214,7 +214,7 @@ class RemoteStorage:
         self._has_folders = scheme not in _OBJECT_STORES
 
     def create(self, path: str) -> NewFile:
-        """Begin a new file; it becomes visible when it is committed."""
+        """Create a new file; it becomes visible when it is committed."""
         target = f"{self._root}/{path}"
         with _remote(target):
             if self._fs.exists(target):
@@ -226,7 +226,7 @@ class RemoteStorage:
         """Open a file for random reads."""
         target = f"{self._root}/{path}"
         with _remote(target):
-            # Each read is one request: Arrow's readers ask for what they need, and no more than that.
+            # No read-ahead, each read is one request: Arrow's readers ask for exactly what they need.
             opened = self._fs.open(target, "rb", cache_type="none")
         return cast("IO[bytes]", _RemoteReader(opened, target))
 
@@ -238,7 +238,7 @@ class RemoteStorage:
         return self.locate(path)
 
     def list(self, folder: str) -> list[str]:
-        """Return the paths of a folder's files; none when it does not exist."""
+        """Return the paths of a folder's files; empty if it does not exist."""
         target = f"{self._root}/{folder}"
         with _remote(target), contextlib.suppress(FileNotFoundError):
             names = self._fs.ls(target, detail=False)
@@ -252,19 +252,19 @@ class RemoteStorage:
             return time.time() - float(self._fs.modified(target).timestamp())
 
     def exists(self, path: str) -> bool:
-        """Say whether the file is there."""
+        """Return whether the file exists."""
         target = f"{self._root}/{path}"
         with _remote(target):
             return bool(self._fs.exists(target))
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file, if it exists."""
         target = f"{self._root}/{path}"
         with _remote(target), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(target)
 
     def locate(self, path: str) -> str:
-        """Return the file's URL, in fsspec's words."""
+        """Return the file's URL in fsspec's notation."""
         return str(self._fs.unstrip_protocol(f"{self._root}/{path}"))
 
     def _make_folder(self, folder: str) -> None:
@@ -275,8 +275,8 @@ class RemoteStorage:
 class _RemoteReader(io.BufferedIOBase):
     """A file of `RemoteStorage` being read.
 
-    What a network does while a file is read must not look like a file that cannot be decoded: Arrow
-    passes our errors on as they are.
+    It translates errors of each read, because a network error must not look like a file that cannot be
+    decoded: Arrow passes exceptions of this project on unchanged.
     """
 
     def __init__(self, file: IO[bytes], path: str) -> None:
@@ -321,7 +321,7 @@ class _RemoteFile:
             self._file.close()
 
     def discard(self) -> None:
-        # Completing the put and deleting it again is the one way that every file system has.
+        # Not every file system can abort a put, so it is completed and the file deleted.
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
@@ -329,7 +329,7 @@ class _RemoteFile:
 
 
 def refused(path: str, error: OSError) -> StoreUnavailable:
-    """Return what to raise when a file system refuses a file; a full one is named as such."""
+    """Return the error to raise when a file system rejects a file; the message tells if it is full."""
     reason = error.strerror or type(error).__name__
     if error.errno in _NO_SPACE:
         return StoreUnavailable(
@@ -341,7 +341,7 @@ def refused(path: str, error: OSError) -> StoreUnavailable:
 
 @contextlib.contextmanager
 def _translated(path: str) -> Iterator[None]:
-    """Turn what a file system raises into our errors, naming `path`."""
+    """Translate errors of the file system into errors of this project that name `path`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -352,12 +352,12 @@ def _translated(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _remote(path: str) -> Iterator[None]:
-    """Do the same for fsspec, whose packages also raise classes of their own."""
+    """Translate errors of fsspec, whose implementations also raise their own classes."""
     try:
         with _translated(path):
             yield
     except DeltaforgeError:
         raise
     except Exception as error:  # noqa: BLE001 - packages of fsspec raise whatever they like
-        # The text may hold a signed request: only the class is named, and nothing is chained.
+        # The message may contain a signed request, so only the class is named, and nothing is chained.
         raise StoreUnavailable(f"journal file {path}: {type(error).__name__}") from None

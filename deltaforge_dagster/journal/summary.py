@@ -1,4 +1,4 @@
-"""What a segment holds, in numbers: changes per table and op, table versions, event times."""
+"""Summary of a segment: changes per table and op, table versions, event times."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _GROUPED = ["db", "schema", "table", "op", "schema_version"]
 
 
 class Summary:
-    """Adds up row groups; what a person sees of a segment without reading it.
+    """Summarizes a segment from its row groups, so that it can be described without reading it.
 
-    A table's full name is `schema.table`, or `db.table` where a source has no schemas.
+    A table's full name is `schema.table`, or `db.table` if the source has no schemas.
 
     Attributes:
-        counts: Changes per full table name and op.
-        schema_versions: Full table name to the fingerprint of the version that its rows have, or of
-            the several, in the order in which they ended.
+        counts: Number of changes per full table name and op.
+        schema_versions: By full table name the fingerprint of its rows' table version, or of several
+            versions, ordered by their last rows.
         first_ts_us: Earliest event time, microseconds since 1970 UTC.
         last_ts_us: Latest event time.
-        newest: The same for each full table name.
+        newest: Latest event time by full table name.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Summary:
         self.last_ts_us = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Add the next rows of the change frame; each column has one dictionary."""
+        """Add the next rows of the change frame; each column must have a single dictionary."""
         groups = rows.group_by(_GROUPED, use_threads=False).aggregate(
             [("ordinal", "count"), ("ordinal", "max"), ("ts_us", "max")]
         )

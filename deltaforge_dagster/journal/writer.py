@@ -1,9 +1,9 @@
-"""Writing one segment's file: rows are numbered, encoded, hashed and counted on their way.
+"""Write the file of one segment: number, encode, hash and count its rows.
 
 Rows get their `segment` and `ordinal` here, and are written in row groups of about 16 MiB of Arrow
-memory, one while the next is collected, which bounds what a writer holds however large the segment
-grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary columns of
-the change frame are dictionary-encoded pages of ordinary strings there.
+memory. One row group is written while the next is collected, which bounds the writer's memory however
+large the segment grows. The format is plain Parquet 2.6 with LZ4_RAW, readable by Spark: the dictionary
+columns of the change frame become dictionary-encoded pages of ordinary strings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from deltaforge_dagster.journal.summary import Summary
 from deltaforge_dagster.tables import Contained
 
 ROW_GROUP_BYTES = 16 << 20
-"""Arrow memory of a row group. Large enough to compress well, small enough to split a segment."""
+"""Arrow memory of a row group: large enough to compress well, small enough to split a segment."""
 
-# Typed loosely: the stubs of pyarrow do not know settings per column.
+# Typed as Any: the stubs of pyarrow do not know settings per column.
 _DICTIONARIES: Any = ["segment", *(f.name for f in FRAME if pa.types.is_dictionary(f.type))]
-# Event ids are random: LZ4 spends a seventh of the whole writing time on them and gains nothing.
+# Event ids are random: compressing them with LZ4 would take a seventh of the writing time for no gain.
 _COMPRESSION: Any = {field.name: "none" if field.name == "event_id" else "lz4" for field in FRAME}
 
 
@@ -45,12 +45,13 @@ class WrittenSegment:
         checksum: SHA-256 of the file's bytes.
         content_hash: Hash of the rows, see `journal.hashing`.
         bytes: Size of the file.
-        counts: Changes per table and op.
-        schema_versions: The versions that rows of each table have, by fingerprint.
+        rows: Number of rows.
+        counts: Number of changes per table and op.
+        schema_versions: The fingerprints of the versions that the rows of each table have.
         first_ts_us: Earliest event time.
         last_ts_us: Latest event time.
-        newest: The same for each table.
-        memory: Size of the rows before they were written.
+        newest: Latest event time of each table.
+        memory: Arrow memory of the rows.
     """
 
     segment_id: str
@@ -68,10 +69,10 @@ class WrittenSegment:
 
 
 class SegmentWriter:
-    """Writes one segment's file; ends with `close`, or with `abort` when it shall not be.
+    """Writes one segment's file; finished by `close`, or by `abort`, which removes it.
 
-    A row group is encoded while the caller collects the next. After an error of `write` or `close`
-    the partial file is gone and the writer is done. Not for use by two threads at a time.
+    A row group is encoded while the caller collects the next. After an error in `write` or `close`
+    the partial file is removed and the writer cannot be used any more. Not thread-safe.
 
     Attributes:
         rows: Rows written so far.
@@ -103,7 +104,7 @@ class SegmentWriter:
         self._numbered = 0
         self._file = Checksummed(storage.create(self._path))
         self._parquet = pq.ParquetWriter(
-            cast("IO[bytes]", self._file),  # Arrow calls write and tell, nothing else
+            cast("IO[bytes]", self._file),  # Arrow only calls write and tell
             FRAME,
             version="2.6",
             compression=_COMPRESSION,
@@ -112,10 +113,10 @@ class SegmentWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append changes, columns of `frame.CAPTURED` or `frame.PROCESSED`, in log order.
+        """Append changes in log order, with the columns of `frame.CAPTURED` or `frame.PROCESSED`.
 
         Raises:
-            StoreUnavailable: The storage refuses; a full disk is named as such.
+            StoreUnavailable: The storage cannot be written; the message tells if it is full.
         """
         if batch.schema.equals(CAPTURED):
             nobody = pa.nulls(batch.num_rows, PROCESSED.field("synthetic").type)
@@ -137,7 +138,7 @@ class SegmentWriter:
         """Finish the file; it is durable under its name when this returns.
 
         Raises:
-            StoreUnavailable: The storage refuses; a full disk is named as such.
+            StoreUnavailable: The storage cannot be written; the message tells if it is full.
             ValueError: No row was written.
         """
         with self._aborting():
@@ -164,9 +165,9 @@ class SegmentWriter:
         )
 
     def abort(self) -> None:
-        """Remove what was written; does nothing after `close` or a second time."""
+        """Remove the unfinished file; does nothing after `close`, or when called again."""
         self._waiting.clear()
-        # Why the row group in the making failed, if it did, is no matter any more.
+        # An error of the row group that is being written does not matter any more.
         with contextlib.suppress(Exception):
             self._settle()
         self._file.discard()
@@ -175,7 +176,7 @@ class SegmentWriter:
 
     def _write_row_group(self) -> None:
         self._settle()
-        # One dictionary per row group: Parquet falls back to plain pages when it changes inside.
+        # One dictionary per row group: if it changed within a group, Parquet would write plain pages.
         rows = pa.Table.from_batches(self._waiting, PROCESSED).unify_dictionaries()
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -194,7 +195,7 @@ class SegmentWriter:
             hashed.result()
 
     def _settle(self) -> None:
-        """Wait until the row group in the making is written; raise what kept it from that."""
+        """Wait until the current row group is written; raise its error, if any."""
         encoding, self._encoding = self._encoding, None
         if encoding is not None:
             encoding.result()
@@ -209,7 +210,7 @@ class SegmentWriter:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch so that no piece is much larger than a row group."""
+    """Split a batch so that no part is much larger than a row group."""
     parts = -(-batch.nbytes // ROW_GROUP_BYTES)
     rows = -(-batch.num_rows // parts)
     for start in range(0, batch.num_rows, rows):

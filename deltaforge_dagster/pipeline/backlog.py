@@ -1,12 +1,12 @@
-"""A backlog of a log that several readers may read: stretches of it, decoded beside each other.
+"""A backlog of a log that several readers may read: log sections of it, decoded beside each other.
 
 One thread decodes a log as fast as one core can. While sinks wait for it and much log lies ahead, the
-run divides that log into stretches as large as segments (`sources.base.DivisibleSource`), gives each one
+run divides that log into log sections as large as segments (`sources.base.SectionedSource`), gives each one
 its segment number, and has Spark's tasks read, decode and journal them, as many at a time as Spark has
 cores. The segments are added in the log's order, each as soon as those before it are.
 
 What a task cannot do (a table that changes, a server that is gone, a lost Spark session) is no error
-here: nothing of its stretch and of those behind it is added, their files are removed, and the run's
+here: nothing of its log section and of those behind it is added, their files are removed, and the run's
 own reader goes on from there, which says what is wrong if anything is. So whether there is a Spark that
 can reach the source decides about speed only.
 
@@ -30,11 +30,11 @@ from deltaforge_dagster.config.engine import SegmentLimits
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.pipeline.backlog_job import StretchJob, WarmJob, Written, written_by
+from deltaforge_dagster.pipeline.backlog_job import SectionJob, WarmJob, Written, written_by
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.base import DivisibleSource, SourceNotes, Stretch
+from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class _Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    stretch: Stretch
-    lane: int
+    section: LogSection
+    reader: int
     written: Future[Written]
 
 
@@ -120,7 +120,7 @@ class Backlog:
         self._sealed += 1
         self._awaited += awaited
 
-    def due(self, source: DivisibleSource, position: Position) -> bool:
+    def due(self, source: SectionedSource, position: Position) -> bool:
         """Say whether what is behind `position` should be read in parallel; cheap, mostly.
 
         It should, when capture is what the pipeline waits for: most of the last segments found a sink
@@ -141,14 +141,14 @@ class Backlog:
         self._sealed = self._awaited = 0
         return useful
 
-    def warm_up(self, source: DivisibleSource) -> Future[int]:
+    def warm_up(self, source: SectionedSource) -> Future[int]:
         """Begin to have Spark's workers load what they need; the result is how many there are."""
         self._warming = self._pool.submit(self._warm, source)
         return self._warming
 
     def read(
         self,
-        source: DivisibleSource,
+        source: SectionedSource,
         registry: SourceNotes,
         start: Position,
         number: int,
@@ -174,7 +174,7 @@ class Backlog:
         """
         width = self._width()
         readings: deque[_Reading] = deque()
-        stretches = source.divide(start, registry, self._size)
+        sections = source.plan_sections(start, registry, self._size)
         more, patience, unawaited = width > 0, float("inf"), 0
         try:
             while more or readings:
@@ -182,11 +182,11 @@ class Backlog:
                     more, patience = False, time.monotonic() + _PATIENCE
                 room = more and len(readings) < width
                 if room:
-                    stretch, more = self._next(stretches)
-                    if stretch is not None:
-                        lane = min(set(range(width)) - {one.lane for one in readings})
-                        job = self._job(source, stretch, number + len(readings), lane)
-                        readings.append(_Reading(stretch, lane, self._submit(job)))
+                    section, more = self._next(sections)
+                    if section is not None:
+                        reader = min(set(range(width)) - {one.reader for one in readings})
+                        job = self._job(source, section, number + len(readings), reader)
+                        readings.append(_Reading(section, reader, self._submit(job)))
                 if not readings or not _done(readings[0], 0 if room else _WAIT_SECONDS):
                     self._lease.guard()
                     if time.monotonic() > patience:
@@ -196,12 +196,12 @@ class Backlog:
                 if written is None:
                     break
                 done = readings.popleft()
-                unawaited = 0 if add(written.segment, done.stretch.end) else unawaited + 1
+                unawaited = 0 if add(written.segment, done.section.end) else unawaited + 1
                 more = more and unawaited < 2 * width
-                start, number = done.stretch.end, number + 1
+                start, number = done.section.end, number + 1
             return start
         finally:
-            stretches.close()
+            sections.close()
             for one in readings:
                 one.written.add_done_callback(self._discard)
 
@@ -218,7 +218,7 @@ class Backlog:
         by_bytes = limits.max_bytes * pace.log_bytes // max(pace.bytes, 1)
         return max(1, min(by_rows, by_bytes, _LARGEST))
 
-    def _warm(self, source: DivisibleSource) -> int:
+    def _warm(self, source: SectionedSource) -> int:
         """Have all workers load what they need; return how many tasks run at a time."""
         session = self._sessions.session()
         # As many tasks as Spark thinks best: one for each of its cores.
@@ -226,7 +226,7 @@ class Backlog:
         return min(tasks.num_rows, _MOST)
 
     def _width(self) -> int:
-        """Return how many stretches are read at a time; one waits, so that no core does."""
+        """Return how many log sections are read at a time; one waits, so that no core does."""
         assert self._warming is not None
         try:
             return self._warming.result() + 1
@@ -235,10 +235,10 @@ class Backlog:
             self._warming = None  # the next one tries again
             return 0
 
-    def _next(self, stretches: Generator[Stretch | None]) -> tuple[Stretch | None, bool]:
-        """Return the next stretch if there is one by now, and whether there may be more."""
+    def _next(self, sections: Generator[LogSection | None]) -> tuple[LogSection | None, bool]:
+        """Return the next log section if there is one by now, and whether there may be more."""
         try:
-            return next(stretches), True
+            return next(sections), True
         except StopIteration:
             pass
         except LeaseLost:
@@ -247,11 +247,13 @@ class Backlog:
             self._fail(error)
         return None, False
 
-    def _job(self, source: DivisibleSource, stretch: Stretch, number: int, lane: int) -> StretchJob:
-        return StretchJob(
+    def _job(
+        self, source: SectionedSource, section: LogSection, number: int, reader: int
+    ) -> SectionJob:
+        return SectionJob(
             source=source,
-            stretch=stretch,
-            lane=lane,
+            section=section,
+            reader=reader,
             max_events=self._limits.max_events,
             journal_url=self._journal.url,
             pipeline=self._pipeline,
@@ -260,10 +262,10 @@ class Backlog:
             epoch=self._lease.epoch,
         )
 
-    def _submit(self, job: StretchJob) -> Future[Written]:
+    def _submit(self, job: SectionJob) -> Future[Written]:
         return self._pool.submit(self._execute, job)
 
-    def _execute(self, job: StretchJob) -> Written:
+    def _execute(self, job: SectionJob) -> Written:
         one = self._sessions.session().range(0, 1, 1, 1)
         return written_by(one.mapInArrow(job.run, _REPORT).toArrow())
 
@@ -277,7 +279,7 @@ class Backlog:
         self._failures = 0
         self.segments += 1
         rows = written.segment.rows
-        self._pace = _Pace(reading.stretch.log_bytes, rows, written.bytes)
+        self._pace = _Pace(reading.section.log_bytes, rows, written.bytes)
         return written
 
     def _fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What a Spark task does with a stretch of the log: read it, decode it, write its journal file.
+"""What a Spark task does with a log section of the log: read it, decode it, write its journal file.
 
 The file is as one that the run writes itself, with the number that the run gave it; nobody knows of it
 until the run has added its row, in the log's order. A task that outlives its run leaves an orphan.
@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.sources.base import DivisibleSource, ReadLimits, Stretch
+from deltaforge_dagster.sources.base import LogSection, ReadLimits, SectionedSource
 
 REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.string())])
 """What a task reports: the segment as JSON text, or else why there is none."""
@@ -25,22 +25,22 @@ REPORT = pa.schema([pa.field("written", pa.string()), pa.field("problem", pa.str
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A stretch in the journal: its durable file, and the Arrow memory of its rows."""
+    """A log section in the journal: its durable file, and the Arrow memory of its rows."""
 
     segment: WrittenSegment
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class StretchJob:
-    """One Spark job of one task: a stretch, and where its rows go.
+class SectionJob:
+    """One Spark job of one task: a log section, and where its rows go.
 
     It is handed to Spark whole, with the source's credentials inside: never as text.
 
     Attributes:
         source: Reads the log.
-        stretch: The part of it.
-        lane: Tells the source's readers apart that read at the same time.
+        section: The part of it.
+        reader: Tells the source's readers apart that read at the same time.
         max_events: Rows of one batch, at most.
         journal_url: Where the file goes.
         pipeline: Name of the pipeline.
@@ -49,9 +49,9 @@ class StretchJob:
         epoch: Epoch of the run's lease.
     """
 
-    source: DivisibleSource
-    stretch: Stretch
-    lane: int
+    source: SectionedSource
+    section: LogSection
+    reader: int
     max_events: int
     journal_url: str
     pipeline: str
@@ -78,7 +78,7 @@ class StretchJob:
         writer = Journal(self.journal_url).writer(self.pipeline, self.uid, self.segment, self.epoch)
         limits = ReadLimits(max_events=self.max_events)
         try:
-            for batch in self.source.read_stretch(self.stretch, limits, self.lane):
+            for batch in self.source.read_section(self.section, limits, self.reader):
                 if batch.rows is not None:
                     writer.write(batch.rows)
         except BaseException:
@@ -107,9 +107,9 @@ def written_by(report: pa.Table) -> Written:
 
 @dataclass(frozen=True, slots=True)
 class WarmJob:
-    """Has every worker load what reading takes, before the first stretch waits for it."""
+    """Has every worker load what reading takes, before the first log section waits for it."""
 
-    source: DivisibleSource
+    source: SectionedSource
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Load it, and yield one row for each task."""

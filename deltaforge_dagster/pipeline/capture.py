@@ -36,8 +36,8 @@ from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import (
     ChangeBatch,
-    DivisibleSource,
     ReadLimits,
+    SectionedSource,
     Source,
     SourceNotes,
 )
@@ -47,7 +47,7 @@ from deltaforge_dagster.state.snapshot_records import ChunkRow
 
 if TYPE_CHECKING:  # Spark takes a second to import
     from deltaforge_dagster.pipeline.backlog import Backlog
-    from deltaforge_dagster.pipeline.splice import Splicer
+    from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Capture:
         captured: Callable[[int], None],
         find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
         backlog: Backlog | None = None,
-        splicer: Splicer | None = None,
+        deduplicator: ChunkDeduplicator | None = None,
         approval: SchemaApproval | None = None,
         paused: bool = False,
         source_id: str = "source",
@@ -123,7 +123,7 @@ class Capture:
         self._captured = captured
         self._find_start = find_start
         self._backlog = backlog
-        self._splicer = splicer
+        self._deduplicator = deduplicator
         self._approval = approval or SchemaApproval()
         self._source_id = source_id
         self._read_before = False
@@ -155,9 +155,9 @@ class Capture:
         return self.segments > 0 or self.passed is not None
 
     @property
-    def splices(self) -> bool:
+    def chunks_waiting(self) -> bool:
         """Whether chunks of a snapshot wait for the journal to reach them."""
-        return self._splicer is not None and self._splicer.waits
+        return self._deduplicator is not None and self._deduplicator.waits
 
     def confirm(self, position: Position) -> None:
         """Pass a committed position on to the source, if it is being read."""
@@ -241,8 +241,8 @@ class Capture:
             found = self._find_start(source, start)
             if found != start:
                 start = self._position = found
-                if self._splicer is not None:
-                    self._splicer.lose_positions()
+                if self._deduplicator is not None:
+                    self._deduplicator.lose_positions()
             if self._read_before:
                 self._count(read_again(self._source_id))
             self._read_before = True
@@ -282,7 +282,7 @@ class Capture:
                         backoff.reset()
                         self.error = self.failing_since = None
                         self._attempt = 0
-                    self._splice(cutter)
+                    self._take_over_chunks(cutter)
                     self.passed = cutter.passed
                     self.in_transaction = cutter.in_transaction
                     if self._paused.is_set():
@@ -312,7 +312,7 @@ class Capture:
 
     def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
         """Say whether to read on by several readers behind a batch."""
-        if self._backlog is None or not isinstance(source, DivisibleSource):
+        if self._backlog is None or not isinstance(source, SectionedSource):
             return False
         self._backlog.passed(batch.log_bytes)
         return batch.end is not None and self._backlog.due(source, batch.end)
@@ -320,13 +320,13 @@ class Capture:
     def _read_backlog(self, source: Source, start: Position) -> Position:
         """Journal a backlog by several readers; return where one has to read on."""
         assert self._backlog is not None
-        assert isinstance(source, DivisibleSource)
+        assert isinstance(source, SectionedSource)
         return self._backlog.read(
             source,
             self._approval.beside(self._registry),
             start,
             self._next_segment,
-            add=self._add_stretch,
+            add=self._add_section,
             going_on=lambda: not (self._stop.is_set() or self._paused.is_set()),
         )
 
@@ -365,13 +365,13 @@ class Capture:
             seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),
         )
 
-    def _splice(self, cutter: Cutter) -> None:
+    def _take_over_chunks(self, cutter: Cutter) -> None:
         """Take over chunks of a snapshot that fit behind everything read so far."""
-        if self._splicer is None or cutter.in_transaction or self._paused.is_set():
+        if self._deduplicator is None or cutter.in_transaction or self._paused.is_set():
             return
-        if self._splicer.due(cutter.reached):
+        if self._deduplicator.due(cutter.reached):
             cutter.cut()
-            self._splicer.splice(
+            self._deduplicator.take_over(
                 cutter.reached,
                 open_writer=self._open_writer,
                 seal=lambda writer, chunks: self._add_chunks(writer, cutter.reached, chunks),
@@ -381,7 +381,7 @@ class Capture:
         self, writer: SegmentWriter, end: Position, chunks: Sequence[tuple[ChunkRow, int]]
     ) -> None:
         self._position = end  # nothing is captured between the last segment and here
-        self._add_written(writer.close(), end, spliced=chunks)
+        self._add_written(writer.close(), end, chunks=chunks)
 
     def _add_segment(
         self,
@@ -399,7 +399,7 @@ class Capture:
             self._backlog.sealed(written.rows, writer.bytes, awaited=awaited)
         self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
 
-    def _add_stretch(self, written: WrittenSegment, end: Position) -> bool:
+    def _add_section(self, written: WrittenSegment, end: Position) -> bool:
         """Add what a task has written; say whether a sink waited for it."""
         awaited = self._someone_waits()
         self._add_written(written, end)
@@ -411,14 +411,14 @@ class Capture:
         end: Position,
         held: Sequence[HeldPart] = (),
         released: HoldRow | None = None,
-        spliced: Sequence[tuple[ChunkRow, int]] = (),
+        chunks: Sequence[tuple[ChunkRow, int]] = (),
         *,
         received_at: float | None = None,
         trigger: Trigger = "limits",
     ) -> None:
         failpoint("segment-file-written")
-        if self._splicer is not None:
-            self._splicer.watch(written)
+        if self._deduplicator is not None:
+            self._deduplicator.watch(written)
         number = self._next_segment
         self._ranges.add(
             number,
@@ -427,7 +427,7 @@ class Capture:
             end,
             held=held,
             released=released,
-            spliced=spliced,
+            chunks=chunks,
             received_at=received_at,
             trigger=trigger,
             tally=captured(self._source_id, written, time.time(), self._met),

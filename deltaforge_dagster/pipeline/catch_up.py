@@ -13,7 +13,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed, Retryable
 from deltaforge_dagster.pipeline.committed import go_on_command
 from deltaforge_dagster.pipeline.confirmer import Confirmer
-from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.run_context import Observer, RunContext
 from deltaforge_dagster.state.store import StateStore
@@ -59,27 +59,27 @@ def catch_up(
     if lease is None:
         raise NotAllowed(_held_sentence(store, pipeline, sink_id))
     try:
-        deliveries = Deliveries(
+        deliverers = DelivererSet(
             loaded.spec, context, lease, warn=observer.warn, only=sink_id, until=until
         )
         try:
-            deliveries.look()
-            _wait(deliveries, lease)
+            deliverers.look()
+            _wait(deliverers, lease)
         finally:
-            deliveries.end()
+            deliverers.end()
         Confirmer(loaded, store, lease).confirm(None)
         observer.publish()
-        return deliveries.sent[sink_id]
+        return deliverers.sent[sink_id]
     finally:
         lease.release()
 
 
-def _wait(deliveries: Deliveries, lease: HeldLease) -> None:
+def _wait(deliverers: DelivererSet, lease: HeldLease) -> None:
     began = time.monotonic()
-    while not deliveries.done:
+    while not deliverers.done:
         lease.guard()
-        for error in deliveries.failures.values():
-            stuck = time.monotonic() - max(began, deliveries.moved_at)
+        for error in deliverers.failures.values():
+            stuck = time.monotonic() - max(began, deliverers.moved_at)
             if not isinstance(error, Retryable) or stuck > PATIENCE_SECONDS:
                 raise error
         time.sleep(_LOOK_SECONDS)

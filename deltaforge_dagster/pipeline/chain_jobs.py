@@ -15,6 +15,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.expressions import (
     Query,
     analysed,
@@ -22,7 +23,6 @@ from deltaforge_dagster.pipeline.expressions import (
     is_of_a_row,
     spark_schema,
 )
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.stages import REPORT, SegmentJob, run_stage
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.sql import columns_read

@@ -30,15 +30,15 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.dead_letters import DeadLetters, QueueFull
 from deltaforge_dagster.pipeline.deadline import Deadline
-from deltaforge_dagster.pipeline.deliverable import Deliverable
+from deltaforge_dagster.pipeline.delivery_batches import BatchSettings, cut
+from deltaforge_dagster.pipeline.encode_cache import EncodeCache
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepared import Prepared
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
-from deltaforge_dagster.pipeline.units import Units, cut
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, traffic_of
 from deltaforge_dagster.state.checkpoint_writes import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
@@ -75,13 +75,13 @@ class Deliverer:
         build_sink: Callable[[], Sink],
         store: StateStore,
         pipeline: str,
-        journal: Deliverable,
+        journal: PendingSegments,
         lease: HeldLease,
-        preparations: Preparations,
+        encode_cache: EncodeCache,
         resumption: Resumption,
         dead_letters: DeadLetters,
         redrive: Redrive,
-        units: Units,
+        batch_settings: BatchSettings,
         deadline: Deadline,
         meter: SinkMeter,
         checkpoint: CheckpointRow,
@@ -100,11 +100,11 @@ class Deliverer:
         self._pipeline = pipeline
         self._journal = journal
         self._lease = lease
-        self._preparations = preparations
+        self._encode_cache = encode_cache
         self._resumption = resumption
         self._dead_letters = dead_letters
         self._redrive = redrive
-        self._units = units
+        self._batch_settings = batch_settings
         self.deadline = deadline
         self._meter = meter
         self._limits = limits
@@ -213,8 +213,8 @@ class Deliverer:
                 self._deliver_dead_letters(backoff)
                 continue
             ordinal = self.checkpoint.ordinal + 1 if self._inside(segment) else 0
-            with self._preparations.covering(self.sink_id, segment.segment, ordinal) as prepared:
-                self._send_prepared(prepared, segment, backoff)
+            with self._encode_cache.covering(self.sink_id, segment.segment, ordinal) as encoded:
+                self._send_encoded(encoded, segment, backoff)
 
     def _next_segment(self) -> SegmentRow | None:
         number = self.checkpoint.whole_segment + 1
@@ -247,25 +247,25 @@ class Deliverer:
         backoff.reset()
         self.error = None
 
-    def _send_prepared(self, prepared: Prepared, first: SegmentRow, backoff: Backoff) -> None:
-        rows = self._journal.segments(first=first.segment, last=prepared.last_segment)
+    def _send_encoded(self, encoded: EncodedSegments, first: SegmentRow, backoff: Backoff) -> None:
+        rows = self._journal.segments(first=first.segment, last=encoded.last_segment)
         for row in rows:
-            if not self._send_segment(prepared, row):
+            if not self._send_segment(encoded, row):
                 return
             backoff.reset()
             self.error = None
             self._failures = 0
 
-    def _send_segment(self, prepared: Prepared, row: SegmentRow) -> bool:
+    def _send_segment(self, encoded: EncodedSegments, row: SegmentRow) -> bool:
         """Send what is left of a segment, or of its prepared part; False when asked to stop."""
         if not row.rows:  # processors left nothing of it
             self._advance(row, -1, complete=True)
             return True
-        last = prepared.last_ordinal(row.segment)
+        last = encoded.last_ordinal(row.segment)
         reached = self.checkpoint.ordinal if self._inside(row) else -1
         while reached < last:
             try:
-                if not self._send_after(reached, prepared, row):
+                if not self._send_after(reached, encoded, row):
                     return False
                 reached = last
             except (Undeliverable, QueueFull) as error:
@@ -286,7 +286,7 @@ class Deliverer:
             self._meter.not_put_aside()
             raise
 
-    def _send_after(self, ordinal: int, prepared: Prepared, row: SegmentRow) -> bool:
+    def _send_after(self, ordinal: int, encoded: EncodedSegments, row: SegmentRow) -> bool:
         """Send what the prepared part of a segment has after an ordinal; False when asked to stop.
 
         Raises:
@@ -298,13 +298,13 @@ class Deliverer:
         origin = self._resumption.origin(row, self.checkpoint) if sink.exactly_once else None
         written_at = time.monotonic()
         since = 0
-        batches = prepared.batches(
+        batches = encoded.batches(
             self.sink_id, row.segment, ordinal, set_aside=self._dead_letters.enabled
         )
         passing = self._dead_letters.passing(row, batches)
-        limits = self._units.limits(commits=sink.commits)
+        limits = self._batch_settings.limits(commits=sink.commits)
         if limits is not None:
-            passing = cut(passing, limits, lambda: self._units.transaction_ends(row))
+            passing = cut(passing, limits, lambda: self._batch_settings.transaction_ends(row))
         for messages in passing:
             if self._stop.is_set():
                 if since:
@@ -324,7 +324,7 @@ class Deliverer:
             since += batch.messages.num_rows
             self.rows += batch.messages.num_rows
             self.moved_at = time.monotonic()
-            if self._units.due(since) or self.moved_at - written_at > CHECKPOINT_SECONDS:
+            if self._batch_settings.due(since) or self.moved_at - written_at > CHECKPOINT_SECONDS:
                 self._advance(row, ordinal, complete=False)
                 written_at, since = self.moved_at, 0
         return True

@@ -94,7 +94,7 @@ class HeldKeys:
         return any(one < place for one in places)
 
 
-def deliverable(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLetterRow]:
+def due_entries(entries: Iterable[DeadLetterRow], reached: Place) -> list[DeadLetterRow]:
     """Return the entries of a sink that may be delivered now, in order.
 
     Args:

@@ -34,7 +34,7 @@ from deltaforge_dagster.config.turso import TursoSource
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline import encoded_files
 from deltaforge_dagster.processors import envelope as envelopes
 from deltaforge_dagster.processors import expansion, routing
 from deltaforge_dagster.processors.envelope import Origin
@@ -307,12 +307,12 @@ class Job:
         """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
 
         Yields:
-            Columns of `prepared_files.PIECES`.
+            Columns of `encoded_files.PIECES`.
         """
         tasks = [number for batch in numbers for number in _integers(batch)]
         frames = (rows for number in tasks for rows in self._frame(number))
         spare = next((self.spares[number] for number in tasks if number < len(self.spares)), None)
-        return prepared_files.write_partition(
+        return encoded_files.write_partition(
             self.folder, self.name, self.plan.batches(frames), spare
         )
 

@@ -17,13 +17,13 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline import encoded_files
 
 
 def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write a file as prepared messages are written, and yield this worker's version."""
     for _ in batches:
-        prepared_files.write_bytes(path, __version__.encode())
+        encoded_files.write_bytes(path, __version__.encode())
         yield pa.RecordBatch.from_pydict({"version": [__version__]})
 
 
@@ -47,17 +47,17 @@ def check_server(session: SparkSession, folder: str, prefix: str) -> None:
         raise SettingsError(_explained(str(error), folder)) from None
     (version,) = answer["version"].to_pylist()
     if version != __version__:
-        prepared_files.remove(path)
+        encoded_files.remove(path)
         raise SettingsError(
             f"the Spark executors have deltaforge-dagster {version}, this run is {__version__}: "
             "install the same version in their image"
         )
-    if not prepared_files.exists(path):
+    if not encoded_files.exists(path):
         raise SettingsError(
             f"the Spark executors do not share {folder} with this run: put the journal on a "
             "volume that both mount, or on object storage (DELTAFORGE_JOURNAL_URL)"
         )
-    prepared_files.remove(path)
+    encoded_files.remove(path)
 
 
 def _explained(text: str, folder: str) -> str:

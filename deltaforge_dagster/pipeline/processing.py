@@ -2,7 +2,7 @@
 
 One thread takes segments in the journal's order, has Spark's tasks run the chain over them, as many at
 once as `deliver.max_bytes` allows, and notes the output in one fenced transaction. Only then do
-sinks see the segments (`deliverable`). So the chain runs once for a segment, whatever becomes of
+sinks see the segments (`pending_segments`). So the chain runs once for a segment, whatever becomes of
 sinks and runs; a run that dies before the note leaves files that nobody knows of, and the next run's
 chain counts.
 
@@ -25,11 +25,11 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.chain_jobs import check_expressions, run_job
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.encoder import SessionProvider
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import processed, processing_failed
-from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.processing_job import ProcessingJob, processed_by
 from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore

@@ -73,7 +73,7 @@ class Ranges:
         *,
         held: Sequence[HeldPart] = (),
         released: HoldRow | None = None,
-        spliced: Sequence[tuple[ChunkRow, int]] = (),
+        chunks: Sequence[tuple[ChunkRow, int]] = (),
         received_at: float | None = None,
         trigger: Trigger | None = None,
         tally: Tally | None = None,
@@ -104,7 +104,7 @@ class Ranges:
         with self._lock:
             is_new = self._open is None
             entered = self._lease.write(
-                lambda writer: self._enter(writer, row, held, released, spliced, tally=tally)
+                lambda writer: self._enter(writer, row, held, released, chunks, tally=tally)
             )
             failpoint("segment-row-written")
             if self._open is None:
@@ -138,7 +138,7 @@ class Ranges:
         row: NewSegment,
         held: Sequence[HeldPart],
         released: HoldRow | None,
-        spliced: Sequence[tuple[ChunkRow, int]],
+        chunks: Sequence[tuple[ChunkRow, int]],
         *,
         tally: Tally | None,
     ) -> int:
@@ -148,8 +148,8 @@ class Ranges:
         else:
             number = self._open.number
         writer.add_segment(row, number, held=held, released=released, tally=tally)
-        for chunk, rows in spliced:
-            writer.splice_chunk(chunk, segment=row.segment, rows=rows)
+        for chunk, rows in chunks:
+            writer.complete_chunk(chunk, segment=row.segment, rows=rows)
         return number
 
     def _close_open(self, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Re-drive: dead letters are delivered again, by the deliverer of their sink, between two segments.
 
 What is due is what somebody asked for, and what waits for nothing any more
-(`held_keys.deliverable`). It is
+(`held_keys.due_entries`). It is
 prepared from the changes kept with the entries, by today's pipeline file, so a routing that was fixed
 counts; and sent in the order of the journal, so that each key's changes keep theirs. An entry goes once
 the sink has acknowledged it; what is refused again stays, with one attempt more.
@@ -30,10 +30,10 @@ from deltaforge_dagster.errors import JournalDamaged, Undeliverable
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.dead_letters import LOOK_SECONDS
+from deltaforge_dagster.pipeline.encoder import AT_HAND, Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, deliverable
+from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, Place, due_entries
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import AT_HAND, Preparer
 from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.sinks.base import Origin, Sink
 from deltaforge_dagster.state.fenced import FencedWriter
@@ -54,7 +54,7 @@ class Redrive:
         store: Where the entries are.
         journal: Where their changes are.
         lease: What is written under.
-        preparer: Makes messages of changes.
+        encoder: Makes messages of changes.
         resumption: Knows the sink's own position.
         enabled: Whether there may be entries that are not there yet.
     """
@@ -67,7 +67,7 @@ class Redrive:
         store: StateStore,
         journal: Journal,
         lease: HeldLease,
-        preparer: Preparer,
+        encoder: Encoder,
         resumption: Resumption,
         enabled: bool,
     ) -> None:
@@ -76,7 +76,7 @@ class Redrive:
         self._store = store
         self._journal = journal
         self._lease = lease
-        self._preparer = preparer
+        self._encoder = encoder
         self._resumption = resumption
         self._watched = True
         self._enabled = enabled
@@ -97,7 +97,7 @@ class Redrive:
         if entries == dead or self._seen == (state, reached):
             return False
         self._seen = (state, reached)
-        self._due = bool(self._deliverable(reached))
+        self._due = bool(self._due_entries(reached))
         return self._due
 
     def deliver(self, sink: Sink, checkpoint: CheckpointRow) -> tuple[CheckpointRow, int]:
@@ -107,13 +107,13 @@ class Redrive:
             DeltaforgeError: The sink failed; what is left stays due.
         """
         # Asked anew: what a sink was found to have when it was opened is gone since.
-        due = self._deliverable((checkpoint.segment, checkpoint.ordinal))
+        due = self._due_entries((checkpoint.segment, checkpoint.ordinal))
         chunk, changes = self._chunk(due)
         self._due, self._seen, self._looked_at = False, None, -LOOK_SECONDS
         if not chunk:
             return checkpoint, 0
-        prepared = self._preparer.prepare_rows(_numbered(changes))
-        batches = list(prepared.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
+        encoded = self._encoder.prepare_rows(_numbered(changes))
+        batches = list(encoded.batches(self._sink_id, AT_HAND.segment, -1, set_aside=True))
         refused = {one.ordinal: one for batch in batches for one in batch.refused}
         batches = [replace(batch, refused=()) for batch in batches if batch.messages.num_rows]
         if sink.exactly_once and batches:
@@ -173,9 +173,9 @@ class Redrive:
 
         self._lease.write(settle)
 
-    def _deliverable(self, reached: Place) -> list[DeadLetterRow]:
+    def _due_entries(self, reached: Place) -> list[DeadLetterRow]:
         everything = self._store.dead_letter_places(self._pipeline, self._sink_id)
-        return deliverable(everything, reached)
+        return due_entries(everything, reached)
 
     def _chunk(
         self, due: Sequence[DeadLetterRow]

@@ -1,15 +1,13 @@
-"""Find rows that move between chunks while these are read, and read them once more (`state.relocated_rows`).
+"""Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
 
-Any update that leaves columns out and may take its row from one chunk to another is of interest, if
-one of the table's chunks has been spliced already, or is just being spliced and did not see it: that
-may be the chunk which the row has moved into. What was captured before a chunk was spliced and is
-seen by its reading cannot have been missed there.
+An update matters if it has missing columns and may move its row from one chunk to another, and if a chunk
+that the row may have moved into is merged already, or is being merged and its read did not see the update.
+A chunk that is merged later, and whose read saw the update, cannot have missed the row.
 
-Which keys such rows got is noted before the segment that brings them is in the journal, so that no
-crash comes between. Some of these rows will have been read all the same; then they are delivered
-once more, as they are. When every chunk of the table is spliced, one more is planned, which reads the
-rows of these keys in one transaction: no row moves past that, except for those that get another key
-between the planning and the reading. These are noted again, and are fewer each time.
+The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
+none. Some of these rows were read after all; they are then delivered again, as they are. When all chunks of
+the table are merged, one more chunk is planned that reads these keys in one transaction. Rows that get a new
+key between planning and reading are recorded again; there are fewer of them in each round.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
+from deltaforge_dagster.pipeline.deduplicated_rows import COLUMNS
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.splice_rows import COLUMNS
 from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.processors.expansion import changed_keys
 from deltaforge_dagster.sources.images import is_partial
@@ -35,19 +33,19 @@ from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import TableSchema
 
 MAX_ROUNDS = 10
-"""How often rows of a table may be looked for without success before its snapshot is cancelled."""
+"""Rounds of reading relocated rows of a table before its snapshot is cancelled."""
 
 Move = tuple[str, str]
-"""A row's key before and after an update."""
+"""Key of a row before and after an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """A table that is being read.
+    """A table that is being read by a snapshot.
 
     Attributes:
         columns: Names of its columns.
-        by_block: Whether its chunks are ranges of blocks: any update may move a row then.
+        by_block: Whether its chunks are ranges of blocks, so that any update may move a row.
     """
 
     columns: Sequence[str]
@@ -55,13 +53,13 @@ class _Watched:
 
     @classmethod
     def of(cls, chunk: ChunkRow) -> _Watched:
-        """Return what a chunk that was read says of its table."""
+        """Return the description of the table of a chunk that was read."""
         table = TableSchema.from_json(chunk.described or "")
         names = [column.name for column in table.columns]
         return cls(names, Chunk.from_json(chunk.plan).kind == "ctid")
 
     def moves(self, updates: pa.RecordBatch) -> Iterator[Move]:
-        """Yield the moves of rows among updates that leave columns out."""
+        """Yield the possible moves among updates with missing columns."""
         rows, old_keys = changed_keys(updates)
         old = dict(zip(rows.tolist(), old_keys.to_pylist(), strict=True))
         some = np.arange(updates.num_rows) if self.by_block else rows
@@ -72,11 +70,11 @@ class _Watched:
 
 
 class RelocatedRows:
-    """Records the relocated rows that one run sees; used by its capture thread, as `splice.Splicer` is.
+    """Records the relocated rows that one run sees; used by its capture thread, as `ChunkDeduplicator` is.
 
     Args:
-        store: Where they are noted.
-        journal: Where segments lie.
+        store: Where they are recorded.
+        journal: Holds the segments.
         lease: The run's lease.
     """
 
@@ -88,12 +86,12 @@ class RelocatedRows:
         self._tables: dict[str, _Watched | None] = {}
 
     def look(self, snapshot: SnapshotRow | None) -> None:
-        """Take note of which tables are being read by which snapshot, and have chunks spliced."""
+        """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
         if snapshot is None:
             self._tables = {}
             return
         self._snapshot = snapshot.snapshot
-        # In this order: what is planned meanwhile is in the one, or the other.
+        # In this order: rows that are planned in between are in one of the two answers.
         relocated = self._store.relocated_tables(self._lease.pipeline, self._snapshot)
         progress = self._store.snapshot_progress(self._lease.pipeline, self._snapshot)
         self._tables = {
@@ -103,7 +101,7 @@ class RelocatedRows:
         }
 
     def watch(self, segment: WrittenSegment) -> None:
-        """Record the relocated rows of a segment that is about to be in the journal."""
+        """Record the relocated rows of a segment that is about to be added to the journal."""
         tables = [table for table in self._tables if "u" in segment.counts.get(table, {})]
         if not tables:
             return
@@ -113,11 +111,11 @@ class RelocatedRows:
                 if watched is not None:
                     self._note(self._snapshot, table, watched.moves(_updates(batch, table)))
 
-    def splice(self, chunk: ChunkRow, not_visible: Iterable[pa.RecordBatch]) -> None:
+    def take_over(self, chunk: ChunkRow, not_visible: Iterable[pa.RecordBatch]) -> None:
         """Record the rows that may have moved into a chunk after it was read.
 
         Args:
-            chunk: It is about to be spliced.
+            chunk: The chunk that is about to be merged.
             not_visible: Changes of its table that the read could not see, in log order.
         """
         if Chunk.from_json(chunk.plan).kind == "whole":
@@ -133,7 +131,7 @@ class RelocatedRows:
         if not found:
             return
         pipeline = self._lease.pipeline
-        # In this order: what is planned meanwhile is in the one, or the other.
+        # In this order: rows that are planned in between are in one of the two answers.
         relocated = set(self._store.relocated_rows(pipeline, snapshot, table))
         open_ = [
             Chunk.from_json(chunk.plan)
@@ -148,7 +146,7 @@ class RelocatedRows:
             self._lease.write(lambda writing: writing.note_relocated_rows(snapshot, table, keys))
 
     def _watched(self, table: str) -> _Watched | None:
-        """Return what is known of a table; None when all its chunks are to be read once more by now."""
+        """Return the description of a table; None if all its chunks will be read again."""
         spliced = self._store.chunks(
             self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
         )
@@ -156,7 +154,7 @@ class RelocatedRows:
 
 
 def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
-    """Plan chunks for the relocated rows of tables whose other chunks are done; any run that reads chunks may do so.
+    """Plan chunks that read the relocated rows of tables whose other chunks are merged; any reading run may call it.
 
     Where that was of no use too often, the snapshot is cancelled.
     """

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed, Undeliverable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.deliverable import Chosen, Deliverable
-from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.encode_cache import EncodeCache
+from deltaforge_dagster.pipeline.encoder import Encoder
+from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
 from deltaforge_dagster.pipeline.reprocessing import Reprocessing
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import RangeRow, SegmentRow
@@ -42,7 +42,7 @@ def replay(
     sink_id: str,
     ranges: Sequence[int],
     *,
-    preparer: Preparer,
+    encoder: Encoder,
     build_sink: Callable[[], Sink],
     run_id: str,
     progress: Callable[[ReplayedRange], None],
@@ -55,7 +55,7 @@ def replay(
         spec: The pipeline.
         sink_id: Its sink.
         ranges: The ranges.
-        preparer: Makes the messages.
+        encoder: Makes the messages.
         build_sink: Makes the sink.
         run_id: Marks each message.
         progress: Told of each range that was sent.
@@ -69,7 +69,7 @@ def replay(
     pipeline, set_aside = spec.metadata.name, spec.spec.journal.enabled
     max_bytes = spec.spec.engine.deliver.max_bytes
     rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
-    journal = Deliverable(store, pipeline, chained=bool(spec.spec.processors))
+    journal = PendingSegments(store, pipeline, chained=bool(spec.spec.processors))
     sink = build_sink()
     try:
         sink.open()
@@ -83,12 +83,10 @@ def replay(
             messages = 0
             with contextlib.closing(_groups(segments, reprocessing)) as groups:
                 for group in groups:
-                    preparations = Preparations(
-                        preparer, Chosen(group), pipeline, max_bytes, sinks=1
-                    )
-                    with contextlib.closing(preparations):
+                    encode_cache = EncodeCache(encoder, Chosen(group), pipeline, max_bytes, sinks=1)
+                    with contextlib.closing(encode_cache):
                         messages += sum(
-                            _send(preparations, sink, sink_id, one, run_id, set_aside=set_aside)
+                            _send(encode_cache, sink, sink_id, one, run_id, set_aside=set_aside)
                             for one in group
                         )
             progress(ReplayedRange(row.range, len(segments), messages))
@@ -165,7 +163,7 @@ def check_contiguous(row: RangeRow, segments: Sequence[SegmentRow]) -> None:
 
 
 def _send(
-    preparations: Preparations,
+    encode_cache: EncodeCache,
     sink: Sink,
     sink_id: str,
     segment: SegmentRow,
@@ -176,14 +174,14 @@ def _send(
     """Send a segment, with `set_aside` less what can never be delivered; return the messages."""
     messages = ordinal = 0
     while ordinal < segment.rows:
-        with preparations.covering(sink_id, segment.segment, ordinal) as prepared:
-            batches = prepared.batches(sink_id, segment.segment, ordinal - 1, set_aside=set_aside)
+        with encode_cache.covering(sink_id, segment.segment, ordinal) as encoded:
+            batches = encoded.batches(sink_id, segment.segment, ordinal - 1, set_aside=set_aside)
             try:
                 for batch in batches:
                     if batch.messages.num_rows:
                         sink.send(replace(batch, replay=run_id, refused=()), _unguarded)
                         messages += batch.messages.num_rows
-                ordinal = prepared.last_ordinal(segment.segment) + 1
+                ordinal = encoded.last_ordinal(segment.segment) + 1
             except Undeliverable as error:
                 if not set_aside:
                     raise

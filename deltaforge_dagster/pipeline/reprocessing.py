@@ -14,8 +14,8 @@ from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.chain_jobs import run_job
 from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.encoder import SessionProvider
 from deltaforge_dagster.pipeline.job_size import first_together
-from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.processing_job import ProcessingJob, processed_by
 from deltaforge_dagster.state.records import Processed, SegmentRow
 from deltaforge_dagster.state.store import StateStore

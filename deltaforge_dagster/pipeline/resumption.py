@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.pipeline import resume
-from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.resume import Place, Skip, SkipSegments, SkipToEvent
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
@@ -51,7 +51,7 @@ class Resumption:
         pipeline: str,
         source: str,
         store: StateStore,
-        segments: Deliverable,
+        segments: PendingSegments,
         journal: files.Journal,
         lease: HeldLease,
         warn: Callable[[str], None],

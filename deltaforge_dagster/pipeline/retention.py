@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.prepared_files import sweep_prepared
+from deltaforge_dagster.pipeline.encoded_files import sweep_encoded
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 
@@ -59,7 +59,7 @@ def expire(store: StateStore, journal: Journal, loaded: LoadedPipeline) -> Expir
     orphans += journal.sweep_held(loaded.name, kept, epoch=lease.epoch, older_than=ORPHAN_SECONDS)
     staged = store.staged_paths(loaded.name)
     orphans += journal.sweep_staged(loaded.name, staged, older_than=ORPHAN_SECONDS)
-    orphans += sweep_prepared(
+    orphans += sweep_encoded(
         journal.prepared_dir(loaded.name), {lease.run_id or ""}, older_than=PREPARED_SECONDS
     )
     return Expired(gone, ranges, len(orphans))

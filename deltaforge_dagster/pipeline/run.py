@@ -30,9 +30,10 @@ from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
 from deltaforge_dagster.pipeline.capture_watch import CaptureWatch
 from deltaforge_dagster.pipeline.catalog import reread
+from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.pipeline.confirmer import Confirmer
 from deltaforge_dagster.pipeline.dead_letter_watch import DeadLetterWatch
-from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.failover import Failover
 from deltaforge_dagster.pipeline.health import with_remedy
 from deltaforge_dagster.pipeline.holds import Holds
@@ -47,7 +48,6 @@ from deltaforge_dagster.pipeline.run_end import RunEnd
 from deltaforge_dagster.pipeline.run_summary import RunSummary
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
 from deltaforge_dagster.pipeline.source_watch import SourceWatch
-from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.pipeline.work import ensure_start, next_probe, register
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.base import Source
@@ -137,7 +137,7 @@ class LiveRun:
         self._asked_to_end: str | None = None
         self._want: DesiredState = "running"
         self._lease: HeldLease
-        self._deliveries: Deliveries
+        self._deliverers: DelivererSet
         self._pressure: BackPressure
         self._capture: Capture | None = None
         self._warm_start: WarmStart | None = None
@@ -194,7 +194,7 @@ class LiveRun:
         ranges.close_left_open()
         self._observer.publish()
         pipeline, goal = self._start_position(pipeline)
-        self._deliveries = Deliveries(
+        self._deliverers = DelivererSet(
             self._loaded.spec, self._context, self._lease, warn=self._observer.warn
         )
         self._pressure = BackPressure(
@@ -205,12 +205,12 @@ class LiveRun:
             close_range=ranges.close,
             publish=self._observer.publish,
             detach=self._detach,
-            awaits_capture=lambda: self._deliveries.awaits_capture,
+            awaits_capture=lambda: self._deliverers.awaits_capture,
             warn=self._observer.warn,
         )
         ended = "lease lost"
         try:
-            self._deliveries.look()
+            self._deliverers.look()
             if pipeline.want == "running":
                 self._pressure.look(0)
                 self._capture = self._start_capture(pipeline, ranges)
@@ -236,7 +236,7 @@ class LiveRun:
         return self._outcome(ended, ranges)
 
     def _detach(self, sink_id: str, why: str) -> None:
-        self._deliveries.detach(sink_id, why)
+        self._deliverers.detach(sink_id, why)
         self._observer.warn(f"sink {sink_id} is {why}")
 
     def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
@@ -276,18 +276,18 @@ class LiveRun:
             limits=limits,
             start=parse_position(position),
             next_segment=pipeline.next_segment,
-            someone_waits=lambda: self._deliveries.someone_waits,
-            captured=lambda _segment: self._deliveries.segment_added(),
+            someone_waits=lambda: self._deliverers.someone_waits,
+            captured=lambda _segment: self._deliverers.segment_added(),
             find_start=self._find_start,
             backlog=Backlog(
-                sessions=self._deliveries.sessions,
+                sessions=self._deliverers.sessions,
                 journal=self._context.journal,
                 pipeline=self._loaded.name,
                 uid=pipeline.uid,
                 lease=self._lease,
                 limits=self._engine.segment,
             ),
-            splicer=Splicer(
+            deduplicator=ChunkDeduplicator(
                 self._store, self._context.journal, self._lease, registry, limits, approval=approval
             ),
             approval=approval,
@@ -324,7 +324,7 @@ class LiveRun:
         end = RunEnd(
             self._loaded,
             self._context,
-            deliveries=self._deliveries,
+            deliverers=self._deliverers,
             pressure=self._pressure,
             capture=self._capture,
             until_caught_up=self._until_caught_up,
@@ -335,7 +335,7 @@ class LiveRun:
         letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
         failures = CaptureWatch(self._store, self._loaded.name)
         published_at = 0.0
-        summary = RunSummary(self._store, self._loaded.name, self._deliveries)
+        summary = RunSummary(self._store, self._loaded.name, self._deliverers)
         while True:
             self._lease.guard()
             with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
@@ -351,7 +351,7 @@ class LiveRun:
                     return ended
                 if time.monotonic() - published_at >= _PUBLISH_SECONDS:
                     self._observer.publish()
-                    self._deliveries.look()
+                    self._deliverers.look()
                     letters.look()
                     summary.look(self._capture)
                     published_at = time.monotonic()
@@ -370,7 +370,7 @@ class LiveRun:
         except LeaseLost:
             pass
         finally:
-            self._deliveries.end()
+            self._deliverers.end()
         if self._lease.lost.is_set():
             return
         self._observer.publish()
@@ -388,11 +388,11 @@ class LiveRun:
             captured=0 if capture is None else capture.rows,
             segments=0 if capture is None else capture.segments,
             ranges=ranges.closed,
-            delivered=self._deliveries.sent,
+            delivered=self._deliverers.sent,
             capture_error=None if error is None else with_remedy(self._loaded.name, error),
-            sink_errors=self._deliveries.errors,
-            behind=self._deliveries.behind(row),
-            sink_timeouts=self._deliveries.timeouts,
+            sink_errors=self._deliverers.errors,
+            behind=self._deliverers.behind(row),
+            sink_timeouts=self._deliverers.timeouts,
             pauses=self._pressure.pauses,
             paused=self._pressure.paused,
             detached=tuple(one.sink for one in sinks if not one.attached),

@@ -16,7 +16,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.backpressure import BackPressure
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.positions import Position
 
@@ -41,7 +41,7 @@ class RunEnd:
         loaded: LoadedPipeline,
         context: RunContext,
         *,
-        deliveries: Deliveries,
+        deliverers: DelivererSet,
         pressure: BackPressure,
         capture: Capture | None,
         until_caught_up: bool,
@@ -52,7 +52,7 @@ class RunEnd:
         self._limits = loaded.spec.spec.engine.run
         self._store = context.store
         self._build_source = context.build_source
-        self._deliveries = deliveries
+        self._deliverers = deliverers
         self._pressure = pressure
         self._capture = capture
         self._until_caught_up = until_caught_up
@@ -77,21 +77,21 @@ class RunEnd:
             return "max_seconds"
         # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
         # captured after the goal.
-        splices = self._splices()
+        chunks_waiting = self._chunks_waiting()
         reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
         if not self._all_delivered_or_failing():
             return None
-        return self._finished(moved_at, splices=splices, reached=reached)
+        return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
 
-    def _finished(self, moved_at: float, *, splices: bool, reached: bool) -> str | None:
+    def _finished(self, moved_at: float, *, chunks_waiting: bool, reached: bool) -> str | None:
         """Return why the run may end, now that every sink has everything or is failing."""
         if self._capture_failed():
             return "capture failed"
-        if splices:
+        if chunks_waiting:
             return None
         if reached:
             return "caught up"
-        if self._until_caught_up and self._pressure.paused is not None and self._deliveries.errors:
+        if self._until_caught_up and self._pressure.paused is not None and self._deliverers.errors:
             return "journal full"
         quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
         if not quiet or not self._source_is_quiet(moved_at):
@@ -107,12 +107,12 @@ class RunEnd:
             return False
         return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
 
-    def _splices(self) -> bool:
+    def _chunks_waiting(self) -> bool:
         """Whether chunks of a snapshot are about to be taken over."""
         capture = self._capture
         if capture is None or capture.error is not None or self._pressure.paused is not None:
             return False
-        return capture.splices
+        return capture.chunks_waiting
 
     def _source_is_quiet(self, moved_at: float) -> bool:
         """Whether the reader has passed the head that the source had when it fell quiet.
@@ -167,10 +167,10 @@ class RunEnd:
 
     def _moved_at(self) -> float:
         captured_at = 0.0 if self._capture is None else self._capture.moved_at
-        return max(self._began, captured_at, self._deliveries.moved_at)
+        return max(self._began, captured_at, self._deliverers.moved_at)
 
     def _all_delivered_or_failing(self) -> bool:
         pipeline = self._store.pipeline(self._pipeline)
         assert pipeline is not None
-        waiting = self._deliveries.behind(pipeline).keys() | self._deliveries.redriving
-        return waiting <= self._deliveries.stuck(pipeline)
+        waiting = self._deliverers.behind(pipeline).keys() | self._deliverers.redriving
+        return waiting <= self._deliverers.stuck(pipeline)

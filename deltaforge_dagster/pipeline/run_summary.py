@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.deliveries import Deliveries
+from deltaforge_dagster.pipeline.deliverer_set import DelivererSet
 from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.state.store import StateStore
 
@@ -37,13 +37,13 @@ class RunSummary:
         self,
         store: StateStore,
         pipeline: str,
-        deliveries: Deliveries,
+        deliverers: DelivererSet,
         *,
         seconds: float = EVERY_SECONDS,
     ) -> None:
         self._store = store
         self._pipeline = pipeline
-        self._deliveries = deliveries
+        self._deliverers = deliverers
         self._seconds = seconds
         self._said_at = time.monotonic()
         self._said = _Counts(0, 0, {})
@@ -59,13 +59,13 @@ class RunSummary:
         seconds, self._said_at = max(now - self._said_at, 0.001), now
         before = self._said
         rows, segments = (0, 0) if capture is None else (capture.rows, capture.segments)
-        self._said = counts = _Counts(rows, segments, self._deliveries.sent)
+        self._said = counts = _Counts(rows, segments, self._deliverers.sent)
         events, batches = counts.rows - before.rows, counts.segments - before.segments
         sent = {sink: count - before.sent.get(sink, 0) for sink, count in counts.sent.items()}
         lag = self._lag()
         if not (events or any(sent.values()) or any(lag.values())):
             return
-        latencies = self._deliveries.latencies
+        latencies = self._deliverers.latencies
         sinks = {
             sink: {
                 "events": count,

@@ -27,11 +27,11 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.deliverable import Deliverable
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.expressions import spark_schema
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.sensing_job import REPORT, SensingJob, learned_by
 from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.table import Versions
@@ -85,7 +85,7 @@ class Sensing:
         sessions: SessionProvider,
         lease: HeldLease,
         *,
-        segments: Deliverable,
+        segments: PendingSegments,
         warn: Callable[[str], None],
     ) -> None:
         self._pipeline = spec.metadata.name

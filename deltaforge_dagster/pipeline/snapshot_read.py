@@ -2,7 +2,7 @@
 
 It needs no lease and any number of them may work at a time: what one has read first counts
 (`state.snapshot_records`). One that died left nothing but files that nobody knows of, and the next goes on with
-exactly the chunks that are missing. Taking chunks over is the pipeline's own run's part (`splice`); when
+exactly the chunks that are missing. Merging chunks is the part of the pipeline's own run (`chunk_deduplicator`); when
 so much waits for it that `engine.snapshot.max_staged_bytes` is reached, reading waits, too.
 
 Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
@@ -30,8 +30,8 @@ from deltaforge_dagster.errors import (
     SparkUnavailable,
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.prepare import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.relocated_rows import plan_relocated_rows
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.stage_job import REPORT, StageJob, Written, written_by
@@ -273,7 +273,7 @@ class SnapshotRun:
     def _note(
         self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
     ) -> None:
-        first = first_not_visible(self._store, before, written.read_view)
+        first = first_not_visible(self._store, before, written.sight)
         noted = (
             first is not None
             and first >= snapshot.since_segment

@@ -41,7 +41,7 @@ class Written:
     checksum: str
     rows: int
     bytes: int
-    read_view: str
+    sight: str
     position: str
     described: str
     seconds: float
@@ -110,7 +110,7 @@ class StageJob:
             checksum=file.checksum if file else "",
             rows=file.rows if file else 0,
             bytes=file.bytes if file else 0,
-            read_view=read.read_view.to_json(),
+            sight=read.read_view.to_json(),
             position=read.position.to_json(),
             described=read.table.to_json(),
             seconds=time.monotonic() - began,

@@ -25,7 +25,7 @@ from deltaforge_dagster.config.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.first_start import first_start
-from deltaforge_dagster.pipeline.held_keys import deliverable
+from deltaforge_dagster.pipeline.held_keys import due_entries
 from deltaforge_dagster.pipeline.specs import note_spec
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
@@ -241,7 +241,7 @@ def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | No
         if entries == dead or checkpoint.state != "attached" or checkpoint.next_attempt_at > now:
             continue
         letters = store.dead_letter_places(pipeline.name, checkpoint.sink)
-        if due := len(deliverable(letters, (checkpoint.segment, checkpoint.ordinal))):
+        if due := len(due_entries(letters, (checkpoint.segment, checkpoint.ordinal))):
             detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
             return Work("dead letters", detail)
     return None

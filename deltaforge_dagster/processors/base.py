@@ -1,8 +1,8 @@
-"""The seam between the journal and its messages: what every processor promises.
+"""The interface that every processor implements.
 
-A processor gets batches of the change frame in log order and gives back what goes on, in the order in
-which it shall go on: it may change rows, drop them and add some. One object serves one task of Spark,
-in one thread; what it remembers from batch to batch is lost with that task's process, or when it
+A processor gets batches of the change frame in log order and returns the rows to pass on, in the order in
+which they are passed on: it may change rows, drop them and add new ones. One object serves one Spark task,
+in one thread; state that it keeps between batches is lost when the task's process ends or the processor
 fails.
 """
 
@@ -19,20 +19,20 @@ class Processor(Protocol):
 
     @property
     def counts(self) -> Counter[str]:
-        """What it counts beside rows in and out: a metric's name, after a colon what it is labelled."""
+        """Counters besides rows in and out, by the metric's name, optionally followed by `:` and a label."""
         ...
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what becomes of a batch, which has at least one row, with the same columns.
+        """Return the result of a batch, which has at least one row, with the same columns.
 
-        Rows may come back several times, and new ones may have an `event_id` of their own or null:
-        the chain gives them ids and marks them (`identity`).
+        Rows may be returned several times. New rows may have a new `event_id`, or null: the chain assigns
+        ids and marks new rows as synthetic (`identity`).
 
         Raises:
-            ProcessorFailed: It broke on the batch: nothing of it goes on.
+            ProcessorFailed: The processor failed; no row of the batch is passed on.
         """
         ...
 
     def close(self) -> None:
-        """End what it holds. Safe to call twice."""
+        """Release all resources. Safe to call twice."""
         ...

@@ -1,16 +1,16 @@
-"""The processors of a pipeline, one behind the other, over the rows of whole segments.
+"""Run the processors of a pipeline in order over the rows of whole segments.
 
-The chain runs once per segment, and what comes out of it is journaled before any sink sees it. So
-state, clocks and random numbers in a processor cannot make sinks differ, and a retry sends what the
-first try sent. What the chain guarantees, whatever its processors do:
+The chain runs once per segment, and its output is journaled before any sink sees it. So
+state, clocks and random numbers in a processor cannot make sinks differ, and a retry sends the same as the
+first attempt. The chain guarantees, whatever its processors do:
 
-- a call gets at most `batch.max_events` rows and `batch.max_bytes` of images (2,000 and 4 MiB unless
-  the file says otherwise), in log order;
-- events that it makes are marked, and each has an id of its own (`identity`);
-- rows that come out are numbered anew, without gaps;
-- `tx_end` is true on the last row of each transaction that is left, and on no other.
+- a call gets at most `batch.max_events` rows and `batch.max_bytes` of images (2,000 and 4 MiB by default), in
+  log order;
+- events that a processor creates are marked, and every event has a unique id (`identity`);
+- the resulting rows are renumbered without gaps;
+- `tx_end` is true on the last remaining row of each transaction, and on no other.
 
-Where SQL is in it the chain is cut into *stages*: Spark's own engine computes between them (`transit`).
+SQL processors divide the chain into *stages*: Spark's own engine computes between them (`transit`).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from deltaforge_dagster.processors.sql import Sql
 
 CALL_ROWS = 2_000
 CALL_BYTES = 4 << 20
-"""What a processor gets at once, unless the pipeline file says otherwise."""
+"""The default limits of one call of a processor: rows, and bytes of row images."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Processors that run in one Python worker, one behind the other.
+    """Processors that run in the same Python worker, in order.
 
     Attributes:
-        sql: What Spark computes before them; None at the beginning of a chain.
-        processors: Where there is `sql`, it is the first of them.
+        sql: The processor whose expressions Spark computes before this stage; None for the first stage.
+        processors: The stage's processors; if `sql` is set, it is the first of them.
     """
 
     sql: config.SqlProcessor | None
@@ -62,14 +62,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ChainSpec:
-    """What a chain is made of; goes to Spark's tasks as it is.
+    """The definition of a chain, which is sent to Spark tasks.
 
     Attributes:
-        processors: As the pipeline file has them, in order.
-        origin: What every event says about where it comes from.
-        max_rows: Most rows of one call.
-        max_bytes: Most bytes of images in one call, unless a single row has more.
-        code: Hashes of the source of Python functions, by processor, as far as it is found here.
+        processors: The processors of the pipeline file, in order.
+        origin: The constant source fields of every event.
+        max_rows: The maximum number of rows of one call.
+        max_bytes: The maximum size of the row images of one call, unless a single row is larger.
+        code: Hashes of the modules of Python functions, by processor id, for modules found on this machine.
     """
 
     processors: Sequence[config.Processor]
@@ -80,12 +80,12 @@ class ChainSpec:
 
     @property
     def hash(self) -> str:
-        """Tells chains apart that may make different things of the same rows."""
+        """A hash that differs between chains that may produce different output from the same rows."""
         return chain_hash(self.processors, self.code)
 
     @property
     def stages(self) -> list[Stage]:
-        """The chain in its parts: each `sql` processor begins another."""
+        """The stages of the chain: each `sql` processor begins a new one."""
         stages: list[Stage] = [Stage(None, [])]
         for one in self.processors:
             if isinstance(one, config.SqlProcessor):
@@ -95,12 +95,12 @@ class ChainSpec:
         return stages
 
     def sql_behind(self, stage: int) -> config.SqlProcessor | None:
-        """Return what Spark computes of what a stage makes, None behind the last one."""
+        """Return the SQL processor that Spark computes after a stage, None after the last one."""
         stages = self.stages
         return stages[stage + 1].sql if stage + 1 < len(stages) else None
 
     def problems(self) -> Iterator[tuple[int, str]]:
-        """Yield what is wrong with processors: the number of each in the list, and why."""
+        """Yield the index of each processor that cannot be created, and the reason."""
         for number, one in enumerate(self.processors):
             try:
                 _made(one, self).close()
@@ -109,18 +109,18 @@ class ChainSpec:
 
 
 class Chain:
-    """The processors of one stage in one task; a context manager that ends them.
+    """The processors of one stage in one task; a context manager that closes them.
 
     Args:
         spec: The whole chain.
-        stage: Which of its stages, from 0.
+        stage: The index of the stage, from 0.
 
     Attributes:
-        counts: By processor: `events_in`, `events_out`, `calls`, the microseconds that these took as
-            `busy_us`, and what it counts itself.
+        counts: By processor id: `events_in`, `events_out`, `calls`, the duration of the calls in
+            microseconds (`busy_us`), and the processor's own counters.
 
     Raises:
-        SpecError: A processor cannot be made.
+        SpecError: A processor cannot be created.
     """
 
     def __init__(self, spec: ChainSpec, stage: int = 0) -> None:
@@ -149,14 +149,14 @@ class Chain:
         self.close()
 
     def close(self) -> None:
-        """End the processors. Safe to call twice."""
+        """Close the processors. Safe to call twice."""
         self._stack.close()
 
     def run(self, segment: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what becomes of the rows of one segment, given from its first row to its last.
+        """Yield the stage's output for one segment, whose rows are given from first to last.
 
         Raises:
-            ProcessorFailed: A processor broke.
+            ProcessorFailed: A processor failed.
         """
         ordinal = 0
         for rows in _ended(self._called(segment)):
@@ -192,7 +192,7 @@ def _taken(counts: Counter[str]) -> Counter[str]:
 
 
 def _ended(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches with `tx_end` on the last row of each transaction."""
+    """Yield the batches with `tx_end` set on the last row of each transaction."""
     before: pa.RecordBatch | None = None
     for batch in batches:
         if before is not None:
@@ -203,14 +203,14 @@ def _ended(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _with_ends(batch: pa.RecordBatch, following: str | None) -> pa.RecordBatch:
-    """Set `tx_end` of a batch, given the transaction of the row behind it."""
+    """Set `tx_end` in a batch, given the transaction of the row that follows it."""
     column = batch.column("tx_id")
     assert isinstance(column, pa.DictionaryArray)
     names: list[Any] = column.dictionary.to_pylist()
     behind = names.index(following) if following in names else -2
     codes = np.append(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), behind)
     last = codes[1:] != codes[:-1]
-    # Rows outside transactions, those of snapshots, are what they were.
+    # Rows outside transactions, which are rows of snapshots, keep their value.
     own = batch.column("tx_end").to_numpy(zero_copy_only=False)
     ends = pa.array(np.where(codes[:-1] >= 0, last, own))
     place = batch.schema.get_field_index("tx_end")
@@ -218,7 +218,7 @@ def _with_ends(batch: pa.RecordBatch, following: str | None) -> pa.RecordBatch:
 
 
 def _cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into what a processor gets at once."""
+    """Split a batch into slices within the limits of one call."""
     ends = np.zeros(batch.num_rows + 1, np.int64)
     for name in ("before", "after"):
         lengths = pc.binary_length(cast("pa.StringArray", batch.column(name))).fill_null(0)

@@ -1,7 +1,7 @@
-"""What code that is not ours gives back, held against what the change frame promises.
+"""Check that the output of user code is valid as a change frame.
 
-Behind the chain row images are concatenated into messages and scanned by kernels that take them as
-valid JSON. So every JSON text that is not one of those that went in is read once.
+After the chain, row images are concatenated into messages and scanned by kernels that assume valid
+JSON. So every JSON text that was not among the processor's input is parsed once.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ _JSON: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def checked(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what a processor made, if it is a batch of the change frame.
+    """Return a processor's output if it is a valid batch of the change frame.
+
+    Line breaks between JSON tokens become spaces, since some sinks write one message per line.
 
     Args:
         name: Id of the processor.
         given: The rows that it got.
-        made: The rows that it gave back.
+        made: The rows that it returned.
 
     Raises:
-        ProcessorFailed: It is not; the message names the column and no value.
+        ProcessorFailed: The output is invalid; the message names the column but no value.
     """
     if not isinstance(made, pa.RecordBatch) or not made.schema.equals(given.schema):
         raise _failed(name, f"gave back {_difference(given.schema, made)}")
@@ -88,7 +90,7 @@ def _with_good_json(  # noqa: PLR0917 - one call
         if not valid:
             raise _failed(name, f"column {column} has a value that is not {what}")
         if "\n" in text or "\r" in text:
-            # White space between tokens: there is no other in JSON. Some sinks write lines.
+            # Valid JSON has line breaks only between tokens. Some sinks write one message per line.
             lines[row] = text.replace("\n", " ").replace("\r", " ")
     return replaced(made, {column: lines}) if lines else made
 

@@ -1,6 +1,6 @@
-"""What a chain is made of, as hashes: which chains may make different things of the same rows.
+"""Hashes of processor chains, which tell whether two chains may produce different output.
 
-Light to import: Dagster's definitions ask for it, and run nothing.
+Cheap to import: Dagster's definitions use it, and they run no processors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deltaforge_dagster.processors.modules import source_hash
 
 
 def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:
-    """Return the hashes of the source of Python functions, by processor; nothing is imported."""
+    """Return the hashes of the modules of Python functions, by processor id, without importing them."""
     found = {
         one.id: source_hash(one.function, one.path)
         for one in processors
@@ -25,11 +25,11 @@ def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:
 
 
 def chain_hash(processors: Iterable[config.Processor], code: Mapping[str, str]) -> str:
-    """Return what tells chains apart that may make different things of the same rows."""
+    """Return a hash that differs between chains that may produce different output from the same rows."""
     blocks = [one.model_dump(mode="json") for one in processors]
     for block in blocks:
         if "path" in block:
-            # Where the code lies, and how long it may take, say nothing about what it does.
+            # The code's location and time limit do not affect its output.
             del block["path"], block["limits"]
     text = orjson.dumps([*blocks, code] if code else blocks)
     return hashlib.sha256(text).hexdigest()

@@ -1,4 +1,4 @@
-"""Columns of the change frame with new values in some rows."""
+"""Replace values in columns of the change frame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 
 def replaced(frame: pa.RecordBatch, changes: Mapping[str, Mapping[int, Any]]) -> pa.RecordBatch:
-    """Return a batch with new values: for each column, by row number."""
+    """Return a batch with new values, given by column name and row number."""
     for name, values in changes.items():
         place = frame.schema.get_field_index(name)
         frame = frame.set_column(place, frame.schema.field(place), _changed(frame, place, values))

@@ -1,8 +1,8 @@
-"""Events as JSON text, in each of their shapes, put together for whole batches of the change frame.
+"""Build the JSON text of events in each envelope, for whole batches of the change frame.
 
-Row images, DDL payloads and tags are JSON text in the frame already, so an envelope is nothing but
-concatenation: nothing parses or writes them again. What comes from elsewhere as plain text (names
-of databases, schemas, tables, binlog files) is escaped, once per name and batch.
+Row images, DDL payloads and tags are already JSON text in the frame, so an envelope only concatenates
+texts, and nothing is parsed or serialized again. Plain text from elsewhere (names of databases, schemas,
+tables, binlog files) is escaped, once per name and batch.
 
 The *native* event, its keys in this order::
 
@@ -10,9 +10,10 @@ The *native* event, its keys in this order::
     op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
     [synthetic] [tx_end]
 
-Keys in brackets are absent when unset, the others are there with `null`. The position keys are
+Keys in brackets are absent when unset; the others are then `null`. The position keys are
 `lsn`, `txId` for PostgreSQL, `server_id`, `gtid`, `file`, `pos` for MySQL and `sequence` for Turso; a
-snapshot row has none. A DDL event says `"op":"r"`, too, and is told from a snapshot row by its `ddl` and its place.
+snapshot row has none. A DDL event also has `"op":"r"`; its `ddl` and its position distinguish it from a
+snapshot row.
 
 The *debezium* envelope is `{"schema":null,"payload":<native event>}`. *cloudevents* is an event in
 CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
@@ -21,9 +22,9 @@ CloudEvents' JSON format ("CloudEvents - Version 1.0.2", "JSON Event Format")::
     time 2025-01-02T03:04:05.006Z   datacontenttype "application/json"   subject <table>
     data{before after op [ddl]}
 
-A table is `schema.table`, or `db.table` where the source has no schemas. What happened is one of
-`created`, `updated`, `deleted`, `snapshot`, `truncated`; `ddl` is there in DDL events only, which say
-`snapshot`, as their `op` does.
+A table is `schema.table`, or `db.table` if the source has no schemas. `<what>` is one of
+`created`, `updated`, `deleted`, `snapshot`, `truncated`. Only DDL events have `ddl`; their `<what>` is
+`snapshot`, because their `op` is `r`.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ from deltaforge_dagster.processors.text import (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What every event of a pipeline says about where it comes from.
+    """The constant fields of every event of a pipeline that tell where it comes from.
 
     Attributes:
         connector: `postgresql`, `mysql` or `turso`.
         name: Id of the source.
         tenant: `metadata.tenant`.
-        server_id: MySQL: the replication server id that we read with.
+        server_id: MySQL: the replication server id that the pipeline reads with.
     """
 
     connector: str
@@ -71,15 +72,16 @@ class Origin:
 
     @property
     def version(self) -> str:
-        """Who wrote the event: `deltaforge-<version of this package>`."""
+        """The program that wrote the event: `deltaforge-<version of this package>`."""
         return f"deltaforge-{__version__}"
 
 
 Envelope: TypeAlias = "Callable[[Origin, pa.RecordBatch], pa.StringArray]"
-"""Makes the message of each row of a change frame.
+"""Builds the message of each row of a change frame.
 
-A row that a processor marked `raw_payload` becomes its `after` image alone, or `null`, in every
-envelope; an image that is a string becomes its text, without quotes. Raises `UnsupportedEvent` when the texts need more than 2 GiB.
+In every envelope, a row that a processor marked `raw_payload` becomes just its `after` image, or `null`; an
+image that is a JSON string becomes its text, without quotes. Raises `UnsupportedEvent` if the texts need
+more than 2 GiB.
 """
 
 
@@ -89,7 +91,7 @@ def native_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
 
 
 def debezium_envelope(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the native event of each row as Debezium's payload, without a schema; see `Envelope`."""
+    """Return the native event of each row as a Debezium payload, with a null schema; see `Envelope`."""
     return _messages(frame, ['{"schema":null,"payload":', *_native(origin, frame), "}"])
 
 
@@ -97,7 +99,7 @@ def cloudevents_envelope(type_prefix: str, origin: Origin, frame: pa.RecordBatch
     """Return the CloudEvent of each row; see `Envelope`.
 
     Args:
-        type_prefix: How the events' `type` begins, without the dot.
+        type_prefix: The beginning of the events' `type`, without the dot.
         origin: Where the events come from.
         frame: The rows.
     """
@@ -120,7 +122,7 @@ def cloudevents_envelope(type_prefix: str, origin: Origin, frame: pa.RecordBatch
 
 
 def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
-    """Return the events that pieces make, and the `after` image of raw payloads."""
+    """Return the events built from `pieces`, or the `after` image for raw payloads."""
     events = concat(frame.num_rows, pieces)
     raw = frame.column("raw_payload")
     if not pc.any(raw).as_py():
@@ -137,7 +139,7 @@ def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
 
 
 def _unquoted(string: str) -> str:
-    """Return the text of a JSON string; the string itself if UTF-8 cannot say its text."""
+    """Return the text of a JSON string, or the string itself if UTF-8 cannot encode its text."""
     text: str = json.loads(string)
     try:
         text.encode()
@@ -171,7 +173,7 @@ def _native(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
 
 
 def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
-    """Return the pieces that say where in the log each row stands, or that it is of a snapshot."""
+    """Return the pieces of each row's log position, or of the mark of a snapshot row."""
     snapshot = is_snapshot(frame)
     pieces = _POSITIONS[origin.connector](origin, frame)
     if not snapshot.any():
@@ -184,12 +186,12 @@ def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
 
 
 def wire_op(frame: pa.RecordBatch) -> Values | None:
-    """Return the `op` of each event: the frame's, but `r` for DDL."""
+    """Return the `op` of each event: that of the frame, except `r` for DDL."""
     return _mapped(frame.column("op"), lambda op: "r" if op == "ddl" else op)
 
 
 def is_snapshot(frame: pa.RecordBatch) -> Mask:
-    """Say which rows were read by a snapshot; these have no place in the log."""
+    """Return a mask of the rows that were read by a snapshot, which have no log position."""
     return _is_op(frame, "r")
 
 
@@ -209,12 +211,12 @@ _HAPPENED = {
 
 
 def _happened(frame: pa.RecordBatch) -> Values | None:
-    """Return what a CloudEvent says that happened to each row."""
+    """Return the last part of each CloudEvent's type: `created`, `updated` and so on."""
     return _mapped(frame.column("op"), _HAPPENED.__getitem__)
 
 
 def _full_table(frame: pa.RecordBatch) -> list[Piece]:
-    """Return the pieces of each row's table with its schema, or its database, inside a string."""
+    """Return the pieces of `schema.table`, or `db.table`, escaped for use in a JSON string."""
     schema, db = frame.column("schema"), _mapped(frame.column("db"), _escaped)
     if schema.null_count < len(schema) and db is not None:
         db = (
@@ -261,7 +263,7 @@ def _names(column: pa.Array[Any]) -> Values | None:
 
 
 def _mapped(column: pa.Array[Any], text: Callable[[str], str]) -> Values | None:
-    """Return what `text` makes of the names of a column, called once for each name."""
+    """Apply `text` to a dictionary column, calling it once for each distinct name."""
     assert isinstance(column, pa.DictionaryArray)
     texts = [None if one is None else text(one) for one in column.dictionary.to_pylist()]
     return values_of(pa.DictionaryArray.from_arrays(column.indices, pa.array(texts, pa.string())))
@@ -272,5 +274,5 @@ def _json(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text as it stands inside a JSON string."""
+    """Return text escaped for use inside a JSON string."""
     return _json(text)[1:-1]

@@ -1,9 +1,8 @@
-"""JSON as Python values that lose nothing: numbers keep their spelling.
+"""Lossless JSON as Python values: numbers keep their spelling.
 
-For processors that look into row images, or rebuild them, row by row. Objects are dicts in the
-order of the text, arrays lists, texts, booleans and null what Python has for them, and every number is
-a `Number`, which holds the text as it stands. What is read and written again is equal to the byte
-when it was compact before, as row images are.
+For processors that read or rebuild row images, row by row. Objects become dicts in the order of the text,
+arrays lists, strings, booleans and null their Python equivalents, and every number a `Number`, which holds
+the original text. Compact JSON, such as row images, is byte-identical after it is read and written again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | bool | Number | None"
 
 
 class Number:
-    """A JSON number as it stands in the text; equal to others of the same value."""
+    """A JSON number as spelled in the text; equal to numbers of the same value."""
 
     __slots__ = ("text",)
 
@@ -47,7 +46,7 @@ _DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant
 
 
 def _text(text: str) -> str:
-    """Return text as a JSON string; half a surrogate pair, which UTF-8 lacks, as an escape."""
+    """Return text as a JSON string; escapes text with lone surrogates, which UTF-8 cannot encode."""
     if text.isascii():
         return encode_basestring(text)
     try:
@@ -58,25 +57,25 @@ def _text(text: str) -> str:
 
 
 def loads(text: str) -> Json:
-    """Return the value of a JSON text; of equal names in an object the last one counts.
+    """Parse a JSON text; of duplicate names in an object the last one counts.
 
     Raises:
-        ValueError: It is none.
-        RecursionError: It is nested too deeply for Python.
+        ValueError: The text is not valid JSON.
+        RecursionError: The text is nested too deeply for Python.
     """
     value: Json = _DECODER.decode(text)
     return value
 
 
 def dumps(value: Json) -> str:
-    """Return the compact JSON text of a value; text that is not ASCII stays as it is."""
+    """Return the compact JSON text of a value, without escaping non-ASCII characters."""
     parts: list[str] = []
     _write(value, parts.append)
     return "".join(parts)
 
 
 def as_json(value: Any) -> Json:
-    """Return a value of a YAML file as one of these."""
+    """Convert a plain value, such as one of a YAML file, to this representation."""
     return loads(json.dumps(value, ensure_ascii=False))
 
 

@@ -1,10 +1,10 @@
-"""More than one message for one change: tombstones, and updates of a key as delete and insert.
+"""Several messages for one change: tombstones, and key updates as delete and insert.
 
-Kafka's log compaction keeps the last record of each key for ever, unless that record is a
-*tombstone*, one without a value ("Kafka documentation", "Log Compaction"). And an update that
-changes a row's key is a record of the new key only: who keeps a state per key would keep the
-old one. So a change frame can be *expanded* by rows that stand behind the change they belong to,
-with its ordinal, in this order::
+Kafka's log compaction keeps the last record of each key forever, unless that record is a
+*tombstone*, a record without a value ("Kafka documentation", "Log Compaction"). And an update that
+changes a row's key is a record of the new key only, so a consumer that keeps a state per key would keep
+the state of the old key. Therefore a change frame can be *expanded* by rows that follow the change that
+they belong to, with the same ordinal, in this order::
 
     delete                        an update that changes its key
     CHANGE      the delete        SPLIT            the update
@@ -12,14 +12,14 @@ with its ordinal, in this order::
                                   HALF_TOMBSTONE   old key
                                   INSERT_HALF      after image, new key
 
-Which of these rows a sink gets, its `Selection` says: one that divides updates gets the halves instead
-of the update. A half is an ordinary delete or insert in every envelope.
+A sink's `Selection` says which of these rows the sink gets: one that splits updates gets the halves
+instead of the update. A half is an ordinary delete or insert in every envelope.
 
-The old key has the columns of `key`, which is the new one, with their values in the before image.
-Where that lacks one of them the update stays whole. Texts are compared as they stand.
+The old key has the columns of `key`, which is the new key, with their values in the before image.
+If the before image lacks one of them, the update is not split. Values are compared as JSON text.
 
-Every message has an id of its own: the first that a change becomes has the change's, the others one
-that is a function of it and their role (`copy_id`).
+Every message has a unique id: the first message of a change has the change's id, the ids of the others
+are a function of that id and their role (`copy_id`).
 """
 
 # ruff: noqa: C901, PLR0917 - kernels are flat loops over bytes, see `sources.kernel`
@@ -43,10 +43,10 @@ from deltaforge_dagster.sources.characters import CLOSE_BRACE, COLON, COMMA, OPE
 from deltaforge_dagster.sources.kernel import Bytes, Longs, copy, kernel
 
 CHANGE, SPLIT, DELETE_HALF, HALF_TOMBSTONE, INSERT_HALF, TOMBSTONE = range(6)
-"""Roles of the rows of an expanded frame, in its column `role`."""
+"""The roles of rows in an expanded frame (column `role`)."""
 
 _COPY = {TOMBSTONE: 2, HALF_TOMBSTONE: 2, INSERT_HALF: 3}
-"""Which message of its change a row is, where it is not the first."""
+"""The number of a row's message within its change, for roles that are not the first message."""
 
 _Roles: TypeAlias = npt.NDArray[np.uint8]
 _SAME, _NO_COLUMN = -1, -2
@@ -57,13 +57,13 @@ class Selection:
     """Which rows of an expanded frame a sink gets.
 
     Attributes:
-        splits: An update that changes its key comes as delete and insert.
-        tombstones: A tombstone follows each delete.
-        skipped: Ops that are left out (`c`, `u`, `d`, `r`, `t`); the halves of an update count as
-            what they are, a tombstone as a delete.
-        captured: Whether events come that a source captured.
-        synthetic: Whether events come that processors made.
-        producers: Only what these processors made; empty for everything.
+        splits: Whether an update that changes the key is delivered as delete and insert.
+        tombstones: Whether a tombstone follows each delete.
+        skipped: Ops to leave out (`c`, `u`, `d`, `r`, `t`); the halves of an update count as delete and
+            insert, a tombstone counts as a delete.
+        captured: Whether to include events that were captured from the source.
+        synthetic: Whether to include events that processors created.
+        producers: If not empty, only events that these processors created.
     """
 
     splits: bool = False
@@ -74,7 +74,7 @@ class Selection:
     producers: tuple[str, ...] = ()
 
     def roles(self) -> npt.NDArray[np.bool_]:
-        """Return for each role whether the sink gets such rows."""
+        """Return a mask over the roles whose rows the sink gets."""
         wanted = {CHANGE, *((DELETE_HALF, INSERT_HALF) if self.splits else (SPLIT,))}
         if self.tombstones:
             wanted |= {TOMBSTONE, HALF_TOMBSTONE} if self.splits else {TOMBSTONE}
@@ -82,7 +82,7 @@ class Selection:
 
 
 def selected(selection: Selection, frame: pa.RecordBatch) -> pa.BooleanArray:
-    """Say for each row of a frame, expanded or not, whether a sink gets it."""
+    """Return a mask of the rows that a sink gets, for a frame that may be expanded."""
     chosen = np.ones(frame.num_rows, np.bool_)
     if "role" in frame.schema.names:
         chosen &= selection.roles()[frame.column("role").to_numpy()]
@@ -100,7 +100,7 @@ def selected(selection: Selection, frame: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _named(column: pa.Array[Any], names: Sequence[str]) -> Mask:
-    """Say which rows of a dictionary column hold one of some names."""
+    """Return a mask of the rows of a dictionary column that hold one of `names`."""
     assert isinstance(column, pa.DictionaryArray)
     wanted = [number for number, one in enumerate(column.dictionary.to_pylist()) if one in names]
     return np.isin(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), wanted)
@@ -109,8 +109,8 @@ def _named(column: pa.Array[Any], names: Sequence[str]) -> Mask:
 def expand(frame: pa.RecordBatch, *, splits: bool, tombstones: bool) -> pa.RecordBatch:
     """Return a frame with every row that some sink may get, and the column `role`.
 
-    `event_id` is the own id of everything but tombstones: these have that of their delete, so
-    that whatever is made of it, a key above all, is the same for both (see `identified`).
+    Every row except tombstones has its own `event_id`. A tombstone has that of its delete, so that
+    everything derived from it, above all the message key, is the same for both (see `identified`).
 
     Raises:
         UnsupportedEvent: The rows need more than 2 GiB.
@@ -138,12 +138,12 @@ def expand(frame: pa.RecordBatch, *, splits: bool, tombstones: bool) -> pa.Recor
 
 
 def unexpanded(frame: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a frame with the column `role`, and no other rows."""
+    """Return a frame with the column `role` added, and no additional rows."""
     return frame.append_column("role", pa.array(np.full(frame.num_rows, CHANGE, np.uint8)))
 
 
 def changed_keys(frame: pa.RecordBatch) -> tuple[Longs, pa.StringArray]:
-    """Return the numbers of the rows that are updates of their key, and the old keys of these."""
+    """Return the numbers of the rows whose update changes the key, and their old keys."""
     updates = _named(frame.column("op"), "u")
     for image in ("before", "key"):
         updates &= frame.column(image).is_valid().to_numpy(zero_copy_only=False)
@@ -162,7 +162,7 @@ def changed_keys(frame: pa.RecordBatch) -> tuple[Longs, pa.StringArray]:
 
 
 def _divided(rows: pa.RecordBatch, roles: _Roles, old_keys: pa.StringArray) -> pa.RecordBatch:
-    """Make the halves of updates a delete and an insert."""
+    """Turn the half rows of updates into deletes and inserts."""
     gone = (roles == DELETE_HALF) | (roles == HALF_TOMBSTONE)
     come = roles == INSERT_HALF
     twice = 2 if (roles == HALF_TOMBSTONE).any() else 1
@@ -202,9 +202,9 @@ def _with_columns(rows: pa.RecordBatch, changed: dict[str, pa.Array[Any]]) -> pa
 
 
 def identified(frame: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StringArray]:
-    """Return an expanded frame with own ids for tombstones, too, and the ids of changes.
+    """Return an expanded frame in which tombstones also have their own ids, and the ids of the changes.
 
-    These are null where a row's own id is that of its change.
+    The id of a change is null for rows whose own id is that of their change.
     """
     roles = frame.column("role").to_numpy()
     ids = cast("pa.StringArray", frame.column("event_id"))
@@ -229,7 +229,7 @@ def identified(frame: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StringArray]:
 def without_tombstones(
     make: Callable[[pa.RecordBatch], pa.Array[Any]], frame: pa.RecordBatch
 ) -> pa.Array[Any]:
-    """Return the values that `make` makes of an expanded frame, with null for tombstones."""
+    """Return the values that `make` returns for an expanded frame, with null for tombstones."""
     values, roles = make(frame), frame.column("role").to_numpy()
     tombstones = (roles == TOMBSTONE) | (roles == HALF_TOMBSTONE)
     if not tombstones.any():
@@ -238,10 +238,10 @@ def without_tombstones(
 
 
 def copy_id(event_id: str, number: int, by: str = "") -> str:
-    """Return the id of the `number`th message of a change, from the second on.
+    """Return the id of the `number`th message of a change, for the second and later messages.
 
-    `by` is the processor that made a copy. A function of all of them, with the time of the change's own id: a UUID of version 7 again (RFC 9562,
-    section 5.7), whose other bits are a hash.
+    `by` is the processor that made a copy. The id is a function of all arguments: a version 7 UUID
+    (RFC 9562, section 5.7) with the timestamp of the change's own id, whose other bits are a hash.
     """
     text = f"{event_id}/{number}/{by}".encode()
     digits = hashlib.blake2b(text, digest_size=10, person=b"event_copy").hexdigest()
@@ -260,9 +260,9 @@ def _old_keys(
     ends: npt.NDArray[np.int32],
     changed: Longs,
 ) -> int:
-    """Write the old keys of those `rows` that have another one now; return how many there are.
+    """Write the old keys of those `rows` whose key changed; return how many there are.
 
-    `changed` gets their numbers, `ends[n + 1]` where the n-th text ends in `out`.
+    `changed` receives their row numbers, `ends[n + 1]` the end of the n-th text in `out`.
     """
     count = 0
     for row in rows:
@@ -279,7 +279,7 @@ def _old_keys(
 
 # A key is a JSON object of scalars, as the sources write it:
 #
-#   {"id":1,"part":"a"}     names in the table's order; each is looked up among those of the old row
+#   {"id":1,"part":"a"}     names in the table's order; each is looked up in the old row image
 #    ^at  ^value
 
 
@@ -287,7 +287,12 @@ def _old_keys(
 def _old_key(
     key: Bytes, at: int, stop: int, old: Bytes, first: int, last: int, out: Bytes, place: int
 ) -> int:
-    """Write the key with the old row's values; return the place after it, or why there is none."""
+    """Write the key with the old row's values.
+
+    Returns:
+        The position after the key; `_SAME` if it equals the new key; `_NO_COLUMN` if the old row lacks a
+        column of it.
+    """
     if key[at] != OPEN_BRACE or old[first] != OPEN_BRACE:
         return _NO_COLUMN
     same = True
@@ -329,7 +334,7 @@ def _old_key(
 
 @kernel
 def _member(old: Bytes, at: int, stop: int, key: Bytes, name: int, name_end: int) -> int:
-    """Return where the value of the member of that name begins, quotes compared too; -1 if none."""
+    """Return where the value of a member begins, -1 without such a member; the name includes its quotes."""
     at += 1
     while at < stop:
         while at < stop and (blank(old[at]) or old[at] == COMMA):

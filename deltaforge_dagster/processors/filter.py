@@ -1,17 +1,17 @@
-"""The `filter` processor: only events pass that every gate lets through.
+"""The `filter` processor: an event passes if it matches all conditions.
 
-A gate is `ops`, `tables` or `fields`; one that is not given is open. Fields are looked at in `after`,
-by a dotted path through objects; null counts as missing. What an event without the field, or
-without `after`, does:
+The conditions are `ops`, `tables` and `fields`; one that is absent matches every event. Fields are read from
+`after`, by a dotted path through objects; null counts as missing. For an event without the field, or
+without `after`:
 
 =====================================  =====================================================
 `not_exists`, `not_in`                 passes
 `changed`                              passes when one side is missing or the event lacks an image
-everything else, `ne` too              does not
+everything else, even `ne`             does not pass
 =====================================  =====================================================
 
-Numbers compare by value (`42` is `42.0`), texts by their characters, and a number with a text not at
-all.
+Numbers are compared by value (`42` equals `42.0`), texts by their characters. A number never matches a
+text.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from deltaforge_dagster.processors.text import Mask
 _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
 
 Test = Callable[[Json, Json], bool]
-"""Takes `after` and `before`, null for an image that is missing."""
+"""A condition: takes `after` and `before`, None for a missing image."""
 
 
 class Filter:
     """One `filter` processor.
 
     Attributes:
-        counts: `filter_dropped`: events that did not pass.
+        counts: `filter_dropped`: the number of events that did not pass.
     """
 
     def __init__(self, config: FilterProcessor) -> None:
@@ -66,10 +66,10 @@ class Filter:
         return frame.filter(pa.array(passing))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
     def _look(self, frame: pa.RecordBatch, passing: Mask) -> None:
-        """Look into the images of the rows that still pass."""
+        """Clear `passing` for rows whose images fail the field conditions."""
         rows = np.flatnonzero(passing)
         after, before = (
             cast("list[str | None]", frame.column(one).take(pa.array(rows, pa.int64())).to_pylist())
@@ -105,7 +105,7 @@ def _test(predicate: Predicate) -> Test:
 
 
 def _at(image: Json, path: list[str]) -> Json:
-    """Return the value at a path; None where something is missing, null, or no object."""
+    """Return the value at a path; None if any part of it is missing, null or not an object."""
     for name in path:
         if not isinstance(image, dict):
             return None

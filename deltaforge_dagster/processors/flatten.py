@@ -1,10 +1,10 @@
-"""The `flatten` processor: nested objects in row images become columns side by side.
+"""The `flatten` processor: nested objects in row images become top-level columns.
 
 `{"id":1,"address":{"city":"Oslo","geo":{"lat":59.9}}}` becomes
 `{"id":1,"address__city":"Oslo","address__geo__lat":59.9}`. Both images are flattened. An image
-without nesting stays as it is, to the byte; in the others every value keeps its spelling. The
-forms of bytes and of unchanged values, `{"_base64":...}` and `{"_unchanged":true}`, are values, not
-objects.
+without nesting stays byte-identical; in the others every value keeps its spelling. The
+representations of bytes and of unchanged TOAST values, `{"_base64":...}` and `{"_unchanged":true}`, count as
+values, not as objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Flatten:
         """Return a batch of the change frame with flat images.
 
         Raises:
-            ProcessorFailed: Two values have one name, and `on_collision` is `error`.
+            ProcessorFailed: Two values have the same name, and `on_collision` is `error`.
         """
         for name in ("before", "after"):
             place = frame.schema.get_field_index(name)
@@ -45,7 +45,7 @@ class Flatten:
         return frame
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
     def _flat(self, text: str) -> str:
         image = loads(text)
@@ -57,7 +57,7 @@ class Flatten:
         return dumps(flat)
 
     def _put(self, flat: dict[str, Json], name: str, value: Json, depth: int) -> None:
-        """Put a value that stands at `depth` into the flat image, or what is inside it."""
+        """Add a value at `depth`, or the values nested in it, to the flat image."""
         config = self._config
         if isinstance(value, dict) and not _is_wrapper(value):
             if not value:
@@ -91,7 +91,7 @@ class Flatten:
 
 
 def _is_flat(text: str) -> bool:
-    """Say whether an object holds no object and no list; a text may look as if it did."""
+    """Return whether an object has no nested object or list; false also if a string has `{` or `[`."""
     return "[" not in text and text.find("{", 1) < 0
 
 

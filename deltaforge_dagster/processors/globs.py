@@ -1,4 +1,4 @@
-"""Which rows of a batch are of tables that patterns name: `shop.*`, `*.orders`, `order_%`."""
+"""Select the rows of a batch whose tables match patterns: `shop.*`, `*.orders`, `order_%`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from deltaforge_dagster.sources.kernel import Longs
 
 
 def tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:
-    """Return the names that each table of a batch goes by, and for each row which table it is.
+    """Return the names of each table of a batch, and for each row the index of its table.
 
-    A table goes by `db.table` and, where there is a schema, by `schema.table`.
+    A table has the name `db.table` and, if it has a schema, also `schema.table`.
     """
     columns = [frame.column(one) for one in ("db", "schema", "table")]
     code = np.zeros(frame.num_rows, np.int64)
@@ -31,7 +31,7 @@ def tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:
 
 
 def chosen(frame: pa.RecordBatch, include: Globs, exclude: Globs) -> Mask:
-    """Say which rows are of tables that are included, all if there is no pattern, and not excluded."""
+    """Return a mask of the rows whose tables are included, or all without a pattern, and not excluded."""
     names, numbers = tables(frame)
     good = [(not include or include.match(one)) and not exclude.match(one) for one in names]
     return np.array(good, np.bool_)[numbers]

@@ -1,15 +1,15 @@
-"""Who made what a processor gives back, and ids for it: no two rows of a call have the same.
+"""Mark the rows that a processor created, and make the ids of its output unique within a call.
 
-Sinks tell events apart by their ids, and a person tells events of the source from those that a
-processor made by their mark. So behind each processor:
+Consumers distinguish events by their ids, and synthetic events from those of the source by their mark. So
+after each processor:
 
-- a row with an id that was not given to it is one that it made: it is *synthetic*, marked with the
-  processor's id unless it says otherwise itself. Without an id it gets one, which is a function of
-  the row before it;
-- a row that was given and comes back several times is an event and its copies, which are not marked.
-  The first keeps the id; the others get ids that are functions of it.
+- a row with an id that was not in the processor's input was created by it: the row is *synthetic* and is
+  marked with the processor's id, unless the processor set the mark itself. A row without an id gets one
+  that is a function of the nearest input row before it;
+- an input row that is returned several times is an event and its copies, which are not marked. The first
+  keeps the id; the others get ids that are functions of it.
 
-The same rows from the same processor get the same ids, whenever it is done.
+The same rows from the same processor always get the same ids.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from deltaforge_dagster.processors.expansion import copy_id
 
 
 def identified(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
-    """Return what a processor made, with ids and marks.
+    """Return a processor's output with unique ids and marks.
 
     Args:
         name: Id of the processor.
-        given: The rows that it got; at least one if it made any.
-        made: The rows that it gave back; their `event_id` may repeat, or be null.
+        given: The rows that it got; at least one if it returned any.
+        made: The rows that it returned; their `event_id` may repeat, or be null.
     """
     ids, known = made.column("event_id"), given.column("event_id")
     if ids.equals(known):
@@ -47,7 +47,7 @@ def identified(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.Rec
 
 
 def _own_ids(name: str, first: str, ids: list[str | None], strange: list[bool]) -> dict[int, str]:
-    """Return new ids, by row, for rows without one and for those whose id an earlier row has."""
+    """Return new ids, by row, for rows without an id and for those whose id an earlier row has."""
     own: dict[int, str] = {}
     times: dict[str, int] = {}
     anchor = first

@@ -1,9 +1,9 @@
-// What a script finds besides its own code, and what carries events in and out of it.
+// The environment of a user's script, and the functions that pass events to it and back.
 //
-// Evaluated once per engine, before the script; the last expression is what the engine calls. A
-// script sees native events, each with `table`, `timestamp` and `route` in addition. It gives back
-// events: the same objects, copies (`{...event}`), or new ones. What comes out is told relative to
-// what went in, so that a field which the script left alone keeps its spelling to the byte.
+// Evaluated once per engine, before the script; the engine calls the functions of the last expression. A
+// script gets native events, each with `table`, `timestamp` and `route` in addition. It returns
+// events: the same objects, copies (`{...event}`), or new ones. The output is reported as differences from
+// the input, so that a field which the script did not change stays byte-identical.
 (() => {
   "use strict";
   const { parse, stringify, rawJSON } = JSON;
@@ -20,17 +20,17 @@
   globalThis.route = (event, to) => {
     routes.set(event, to);
   };
-  globalThis.setTimeout = undefined; // the library brings it along; scripts have no timers
+  globalThis.setTimeout = undefined; // provided by the library; scripts have no timers
   globalThis.clearTimeout = undefined;
   BigInt.prototype.toJSON = function () {
     return rawJSON(this.toString());
   };
 
-  // Numbers that JavaScript would write otherwise (1.10, 12345678901234567890) as they are spelled.
+  // Keeps the spelling of numbers that JavaScript would write differently (1.10, 12345678901234567890).
   const spelled = (_, value, { source }) =>
     typeof value === "number" && source !== String(value) ? rawJSON(source) : value;
 
-  // `value`, with the spelling of `original` for the numbers that are still the same.
+  // `value`, with the spelling of `original` for numbers that have not changed.
   const respelled = (value, original) => {
     if (typeof value === "number") {
       return JSON.isRawJSON(original) && Number(original.rawJSON) === value ? original : value;
@@ -56,7 +56,7 @@
     );
   };
 
-  // The events that a call returned: an array, a single one, or nothing for the ones it was given.
+  // The events that a call returned: an array, a single event, or nothing for the events it was given.
   const returned = (value, otherwise) => {
     if (value === null || value === undefined) return otherwise;
     if (typeof value !== "object") refused(value);
@@ -74,7 +74,7 @@
   ];
 
   return {
-    // Take in a batch, the JSON text of an array of native events.
+    // Accept a batch: the JSON text of an array of native events.
     take(text) {
       batch = parse(text);
       given = new Map();
@@ -94,9 +94,9 @@
       batch = each ? events.flatMap((one) => returned(call(one), [one])) : returned(call(events), events);
     },
 
-    // Tell what came out: null when nothing changed, else the JSON text of an array with, for each
-    // event, the number of the event it comes from (-1 for a new one) and what differs from that.
-    // `text` is what `take` got, when it holds numbers that JavaScript spells otherwise.
+    // Return the result: null if nothing changed, otherwise the JSON text of an array with, for each
+    // event, the number of the event that it comes from (-1 for a new one) and the differences from it.
+    // `text` is the argument of `take` if JavaScript may spell its numbers differently, otherwise null.
     give(text) {
       const numbers = new Map();
       for (const [event, was] of given) if (event.event_id !== undefined) numbers.set(event.event_id, was);

@@ -1,13 +1,13 @@
 """The `javascript` processor: a user's script over batches of the change frame.
 
-The script sees native events and gives events back (`script`). Here they become JSON for it, and
-what it tells becomes a change frame again: its rows are taken from the rows that they come from, and
-only the columns that differ are written anew. So a row keeps its place in the log, its transaction
-and its key, whatever the script made of its images. Read back are `before`, `after`, `tags`, `op`,
-`ts_ms`, the names in `source`, `synthetic` and routes; other keys of an event are lost.
+The script gets native events and returns events (`script`). This module converts a batch to JSON for the
+script, and the script's result back to a change frame: each row is copied from the row that it comes from,
+and only the columns that differ are replaced. So a row keeps its log position, its transaction
+and its key, whatever the script does to its images. `before`, `after`, `tags`, `op`, `ts_ms`, the names in
+`source`, `synthetic` and routes are read back; changes of other keys of an event are lost.
 
-An event with an id that is not one of the batch, or without one, is new: it stands in the log where
-the event before it does. What becomes of ids that repeat or are missing, `identity` says.
+An event without an id, or with an id that is not in the batch, is new: it gets the log position of the
+event before it. `identity` assigns ids to rows whose ids are missing or repeated.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class JavaScript:
     Args:
         name: Its id.
         source: The script.
-        limits: Of each call.
-        origin: What every event says about where it comes from.
+        limits: The limits of each call.
+        origin: The constant source fields of every event.
 
     Raises:
-        SpecError: The script cannot be used.
+        SpecError: The script is invalid.
     """
 
     def __init__(self, name: str, source: str, limits: Limits, origin: Origin) -> None:
@@ -54,10 +54,10 @@ class JavaScript:
         self._script = Script(name, source, limits)
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what one call of the script makes of a batch of the change frame.
+        """Return the result of one call of the script with a batch of the change frame.
 
         Raises:
-            ProcessorFailed: The script broke, met a limit, or gave back something else than events.
+            ProcessorFailed: The script failed, reached a limit, or returned something other than events.
         """
         if not frame.num_rows:
             return frame
@@ -66,11 +66,11 @@ class JavaScript:
         return frame if told is None else _Rebuilt(self._name, frame, orjson.loads(told)).frame()
 
     def close(self) -> None:
-        """End the script's engine. Safe to call twice."""
+        """Close the script's engine. Safe to call twice."""
         self._script.close()
 
     def _events(self, frame: pa.RecordBatch) -> tuple[str, bool]:
-        """Return a batch as a JSON array, and whether JavaScript spells numbers of it otherwise."""
+        """Return a batch as a JSON array, and whether JavaScript may spell its numbers differently."""
         raw = frame.schema.get_field_index("raw_payload")
         none = pa.array(np.zeros(frame.num_rows, np.bool_))
         whole = frame.set_column(raw, frame.schema.field(raw), none)
@@ -81,12 +81,12 @@ class JavaScript:
 
 @dataclass(slots=True)
 class _Rebuilt:
-    """A change frame made of what a script told.
+    """Builds a change frame from the result of a script.
 
     Attributes:
         name: Id of the processor.
         given: The batch that the script got.
-        told: For each event the number of the row it comes from, or -1, and what differs.
+        told: For each event the number of the row that it comes from, or -1, and the differences.
     """
 
     name: str
@@ -95,7 +95,7 @@ class _Rebuilt:
     _changes: dict[str, dict[int, Any]] = field(default_factory=dict)
 
     def frame(self) -> pa.RecordBatch:
-        """Return the frame: a row for each event that was told, in that order."""
+        """Return the frame: a row for each event of the result, in that order."""
         sources = np.empty(len(self.told), np.int64)
         last = 0
         for row, (number, differs) in enumerate(self.told):
@@ -117,7 +117,7 @@ class _Rebuilt:
                 self._set(row, *self._column(name, value))
 
     def _column(self, name: str, value: Any) -> tuple[str, Any]:
-        """Return which column a field of an event is, and its value there."""
+        """Return the column of an event's field, and the value to store in it."""
         if name in {"before", "after"}:
             return name, None if value == "null" else value
         if name == "tags":
@@ -140,7 +140,7 @@ class _Rebuilt:
         raise self._refused(f"no text as `source.{name}`")
 
     def _routed(self, row: int, route: Any) -> None:
-        """Replace the route of a row; what it leaves out falls to the sink's own."""
+        """Replace the route of a row; for what the route omits, the sink's settings apply."""
         if not isinstance(route, dict):
             raise self._refused("a route that is no object")
         texts = {name: route.get(name) for name in ("topic", "key")}
@@ -160,13 +160,13 @@ class _Rebuilt:
         self._set(row, "raw_payload", value=False)
 
     def _marked(self, row: int, maker: Any) -> None:
-        """Take in who made an event, where the script says it itself."""
+        """Set the producer of an event, which the script chose itself."""
         if maker is not None and not (isinstance(maker, str) and maker):
             raise self._refused("a `synthetic` that is no text")
         self._set(row, "synthetic", maker)
 
     def _made(self, row: int, told: dict[str, Any]) -> None:
-        """Take in an event that the script made."""
+        """Set the columns of an event that the script created."""
         event = told["event"]
         source = event.get("source")
         if not isinstance(source, dict) or not {"op", "ts_ms"} <= event.keys():
@@ -200,7 +200,7 @@ class _Rebuilt:
 
 
 def _text(value: Any) -> str | None:
-    """Return a scalar as text, a whole number without a fraction."""
+    """Return a scalar as text: a string as it is, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value
     return orjson.dumps(value).decode()

@@ -1,8 +1,8 @@
-"""Fields of row images: where a value stands in JSON text, found without parsing the rest.
+"""Find the values of fields in row images, without parsing the rest of the JSON text.
 
-The text is JSON that a source or a processor wrote, so it is taken as valid. The value of the first
-field of a name counts. Names are compared byte for byte; an object in which a name before the
-wanted one is written with an escape, and a string value with one, are left to Python's `json`.
+The text was written by a source or a processor, so it is assumed to be valid JSON. Of several fields with
+the same name, the first counts. Names are compared byte for byte. Python's `json` handles objects in which
+the wanted name, or one before it, has an escape, and string values with escapes.
 """
 
 # ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
@@ -37,13 +37,13 @@ _DECODER = json.JSONDecoder()
 
 
 def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArray:
-    """Return the text of one field of each document, an object; null where it is null or missing.
+    """Return the text of one field of each document; null where the field is null or missing.
 
-    A string is given without its quotes and escapes, everything else as its JSON text stands.
+    A string is returned without quotes and escapes, any other value as its JSON text.
 
     Args:
-        documents: JSON texts; null has no fields.
-        path: Names from the document inwards, at least one.
+        documents: JSON objects as text; null has no fields.
+        path: The names from the outermost to the innermost object, at least one.
     """
     rows = len(documents)
     if documents.null_count:
@@ -84,7 +84,7 @@ def _slices(
 
 
 def _walked(document: str, path: Sequence[str]) -> str | None:
-    """Return a field's text by way of Python's scanner, which reads escapes."""
+    """Return a field's text with Python's scanner, which understands escapes."""
     start, stop = 0, len(document)
     for name in path:
         place = _member(document, start, name)
@@ -97,7 +97,7 @@ def _walked(document: str, path: Sequence[str]) -> str | None:
 
 
 def _member(document: str, start: int, name: str) -> tuple[int, int] | None:
-    """Return the bounds of a value in the object at `start`; None when there is no such object."""
+    """Return the bounds of a member's value in the object at `start`; None without object or member."""
     at = _token(document, start + 1)
     if document[start] != "{" or document[at] == "}":
         return None
@@ -127,13 +127,13 @@ def _readonly(array: Bytes) -> Bytes:
 
 @kernel
 def blank(byte: int) -> bool:
-    """Say whether a byte is white space between tokens."""
+    """Return whether a byte is JSON white space."""
     return byte == 32 or byte == 10 or byte == 13 or byte == 9
 
 
 @kernel
 def string_end(source: Bytes, at: int) -> int:
-    """Return the place after the string whose opening quote stands at `at`."""
+    """Return the position after the string whose opening quote is at `at`."""
     at += 1
     while source[at] != QUOTE:
         at += 2 if source[at] == BACKSLASH else 1
@@ -142,7 +142,7 @@ def string_end(source: Bytes, at: int) -> int:
 
 @kernel
 def value_end(source: Bytes, at: int, stop: int) -> int:
-    """Return the place after the value at `at`."""
+    """Return the position after the value at `at`."""
     depth = 0
     while at < stop:
         byte = source[at]
@@ -167,7 +167,7 @@ def value_end(source: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
-    """Narrow each found text, an object, to the value of one of its fields."""
+    """Narrow the bounds of each found object to the value of its field `name`."""
     for row in range(len(starts)):
         if kinds[row] != _FOUND:
             continue
@@ -203,7 +203,7 @@ def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, ki
 
 @kernel
 def _unwrap(source: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
-    """Take the quotes off strings, and `null` for missing."""
+    """Strip the quotes of strings, and mark `null` as missing."""
     for row in range(len(starts)):
         if kinds[row] != _FOUND:
             continue

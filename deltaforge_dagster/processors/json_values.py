@@ -1,13 +1,13 @@
-"""Computed values as JSON text, in the forms that captured values have (docs/types.md).
+"""Convert computed values to JSON text, in the same forms as captured values (docs/types.md).
 
 =====================  =================================================================
 null                   `null`
-boolean, integer       as JSON has them
+boolean, integer       boolean, number
 float                  number, the shortest that reads back as the same; `"NaN"`, `"Infinity"`
 decimal                string with the type's scale: `"99.90"`
 text                   string
 date                   `"2026-03-01"`
-timestamp              `"2026-03-01T12:00:00.000000Z"`, without `Z` for one without time zone
+timestamp              `"2026-03-01T12:00:00.000000Z"`; no `Z` if the type has no time zone
 binary                 `{"_base64":"..."}`
 list, struct, map      array, object, object
 =====================  =================================================================
@@ -33,7 +33,7 @@ def json_texts(column: pa.Array[Any]) -> pa.StringArray:
     """Return the JSON text of each value.
 
     Raises:
-        ProcessorFailed: JSON has no form for values of this type.
+        ProcessorFailed: There is no JSON form for values of this type.
     """
     return cast("pa.StringArray", _texts(column).fill_null(_NULL))
 
@@ -74,7 +74,7 @@ _INFINITE = ("-Infinity", "Infinity")
 
 
 def _quoted(texts: Any) -> Any:
-    """Put quotes around texts that need no escapes."""
+    """Quote texts that need no escapes."""
     return pc.binary_join_element_wise('"', texts, '"', "")
 
 
@@ -84,7 +84,7 @@ def _from_values(column: pa.Array[Any], text: Any) -> pa.Array[Any]:
 
 
 def _joined(counts: Iterable[int | None], items: Iterator[str], brackets: str) -> pa.Array[Any]:
-    """Put items together, so many for each text, or null."""
+    """Join the next `count` items into one text for each count; null for a null count."""
     made = [
         None if count is None else f"{brackets[0]}{','.join(islice(items, count))}{brackets[1]}"
         for count in counts

@@ -1,9 +1,9 @@
-"""Where the functions of pipeline files are, what their source is, and how it is loaded.
+"""Find, hash and load the modules with the user functions that pipeline files name.
 
-A module is looked for in the directory that the file names, then where Python looks. Each processor
-loads it anew, with the modules beside it: a changed file counts for the next chain, although Spark's
-workers live on, and what a module remembers belongs to one processor of one run. Modules elsewhere
-(installed packages) are what they are for as long as the worker lives, all but the one that is named.
+A module is searched in the directory that the file names, then on Python's module search path. Each
+processor reloads it, together with the modules beside it: a changed file takes effect with the next chain,
+although Spark workers live longer, and a module's state belongs to one processor of one run. Other modules
+(installed packages), except the named one itself, are loaded once per worker.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from deltaforge_dagster.errors import SpecError
 
 
 def source_hash(function: str, path: str | None) -> str | None:
-    """Return the SHA-256 of the source of a function's module; None when there is none here.
+    """Return the SHA-256 of the source of a function's module; None if it is not found on this machine.
 
     Args:
         function: `module:function`.
-        path: Directory to look in first.
+        path: Directory to search first.
     """
     source = _source(function.partition(":")[0], path)
     return None if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
 
 
 def loaded(function: str, path: str | None) -> tuple[Callable[..., Any], str]:
-    """Load a function's module anew; return the function and the file of the module.
+    """Reload a function's module; return the function and the module's file.
 
     Args:
         function: `module:function`.
-        path: Directory to look in first, with all modules that it imports.
+        path: Directory to search first, for the module and the modules that it imports.
 
     Raises:
-        SpecError: There is no such module or function, or loading it fails.
+        SpecError: The module or the function does not exist, or loading fails.
     """
     name, _, attribute = function.partition(":")
     if path is not None:
@@ -55,7 +55,7 @@ def loaded(function: str, path: str | None) -> tuple[Callable[..., Any], str]:
 
 
 def line_in(error: BaseException, file: str) -> int | None:
-    """Return the line of a file that an error came through last, None if it did not."""
+    """Return the innermost line of `file` in an error's traceback, or None."""
     line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
@@ -76,7 +76,7 @@ def _failure(error: Exception, name: str) -> str:
 
 
 def _source(name: str, path: str | None) -> Path | None:
-    """Return the file of a module without importing it or its packages."""
+    """Return the source file of a module, or None, without importing it or its packages."""
     places = [*([] if path is None else [path]), *sys.path]
     whole = ""
     for part in name.split("."):
@@ -90,11 +90,11 @@ def _source(name: str, path: str | None) -> Path | None:
 
 
 _first: list[str] = []
-"""The directories that were looked in first."""
+"""All directories that have been searched first in this process."""
 
 
 def _look_first_in(path: str) -> None:
-    """Put a directory before the others, and take away the one that was there before."""
+    """Put a directory first in `sys.path`, and remove the previous one."""
     for one in _first:
         while one in sys.path:
             sys.path.remove(one)
@@ -104,11 +104,11 @@ def _look_first_in(path: str) -> None:
 
 
 def _forget(name: str) -> None:
-    """Have Python load a module again, and all modules of directories of pipeline files."""
+    """Make Python reload a module, and all modules directly in the directories of pipeline files."""
     importlib.invalidate_caches()
     for known, module in list(sys.modules.items()):
         file = str(getattr(module, "__file__", ""))
-        # Not everything below: an environment with its packages may lie there.
+        # Only modules under their own names: the directory may also contain a virtual environment.
         parts = known.replace(".", "/")
         ours = any(file in {f"{path}/{parts}.py", f"{path}/{parts}/__init__.py"} for path in _first)
         if ours or (known == name and file.endswith(".py")):

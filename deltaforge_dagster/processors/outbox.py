@@ -1,17 +1,17 @@
-"""The `outbox` processor: rows of outbox tables, and outbox messages, become the events they hold.
+"""The `outbox` processor: rows of outbox tables, and outbox messages, become the events that they contain.
 
-A source marks what it reads of an outbox with the schema `__outbox`. Such an insert ::
+A source marks what it reads from an outbox with the schema `__outbox`. Such an insert ::
 
     {"id":7,"aggregate_type":"Order","aggregate_id":"1","event_type":"OrderCreated","payload":{...}}
 
 becomes an event whose `after` is the payload, with the aggregate's id as its key, the template's topic
-(or the row's, or the default) and the other columns as headers. Everything else passes as it is,
-in its order. What is no insert, or holds no object, is dropped, warned of and counted: an outbox is
-only ever inserted into.
+(or the row's, or the default) and the other columns as headers. All other events pass unchanged and in
+order. An outbox event that is not an insert, or whose image is not an object, is dropped, logged as a
+warning and counted, because an outbox is insert-only.
 
-A payload that is text is the application's own JSON if it is JSON, otherwise a string. `raw_payload`
-sends exactly that text: `after` holds it as it stands, or as a string, whose quotes the envelope takes
-off (`processors.envelope`).
+A text payload is treated as JSON if it is valid JSON, otherwise as a string. `raw_payload` sends exactly
+that text: `after` holds it unchanged, or as a JSON string, whose quotes the envelope removes
+(`processors.envelope`).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Outbox:
         self._key = None if config.key is None else compile_template(config.key)
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch of the change frame with outbox rows made into their events.
+        """Return a batch of the change frame with outbox rows converted to their events.
 
         Raises:
-            ProcessorFailed: With `strict`, a row lacks one of the fields.
+            ProcessorFailed: A row is nested too deeply; with `strict`, a row lacks one of the fields.
         """
         rows = self._outbox_rows(frame)
         if not len(rows):
@@ -85,10 +85,10 @@ class Outbox:
         return made if keep.all() else made.filter(pa.array(keep))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
     def _outbox_rows(self, frame: pa.RecordBatch) -> Longs:
-        """Return the rows of outboxes that the patterns name, by table or by `db.table`."""
+        """Return the numbers of the outbox rows whose `table` or `db.table` matches the patterns."""
         schema = frame.column("schema")
         assert isinstance(schema, pa.DictionaryArray)
         wanted = [n for n, one in enumerate(schema.dictionary.to_pylist()) if one == SCHEMA]
@@ -112,7 +112,7 @@ class Outbox:
             ) from None
 
     def _event(self, image: Mapping[str, Json], table: str, headers: str | None) -> dict[str, Any]:
-        """Return the columns that the event of an outbox row has otherwise."""
+        """Return the columns in which the event differs from its outbox row."""
         config, columns = self._config, self._config.columns
         topic = (
             _filled(self._topic, image)
@@ -157,7 +157,7 @@ class Outbox:
 
 
 def _refused(op: str | None, image: Json) -> str | None:
-    """Return why a row is no event, None if it is one."""
+    """Return the reason why an outbox row is not an event, None if it is one."""
     if op != "c":
         return "non_insert"
     if image is None:
@@ -166,9 +166,10 @@ def _refused(op: str | None, image: Json) -> str | None:
 
 
 def _payload(image: Mapping[str, Json], column: str, *, raw: bool) -> str:
-    """Return the payload as JSON text: of text that is JSON, what it says.
+    """Return the payload as JSON text; text that is JSON is converted to its compact form.
 
-    A `raw` text keeps every byte: what is JSON stands as it is, all else, JSON strings too, as a string.
+    With `raw`, text keeps every byte: JSON other than a string stays as it is, any other text becomes a
+    JSON string.
     """
     value = image[column] if column in image else dict(image)
     if not isinstance(value, str):
@@ -183,7 +184,7 @@ def _payload(image: Mapping[str, Json], column: str, *, raw: bool) -> str:
 
 
 def _filled(template: Template | None, image: Mapping[str, Json]) -> str:
-    """Return a template's text for a row, with nothing for what the row does not have."""
+    """Return a template's text for a row; variables that the row lacks are empty."""
     if template is None:
         return ""
     parts = []

@@ -1,9 +1,9 @@
-"""Processors of installed packages: how they are made, and what they are held to.
+"""Create processors of installed packages, and check their output.
 
 A package's entry point (`config.plugins`) is a class, or any callable, that takes the `id` of the block
-and its `config` as keywords and returns a `Processor` (`processors.base`). With an attribute `Config`, a
-pydantic model, it gets that instead of a dictionary, and what is wrong with the block is found when
-the file is checked. A factory raises `SpecError` for what it cannot work with.
+and its `config` as keyword arguments and returns a `Processor` (`processors.base`). If it has an attribute
+`Config`, a pydantic model, `config` is an instance of that instead of a dictionary, and errors in the block
+are found when the file is checked. The factory raises `SpecError` if it cannot use the configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def custom(block: CustomProcessor) -> Processor:
     """Return the processor of a block.
 
     Raises:
-        SpecError: Its package is not installed here, or refuses the block.
+        SpecError: The package is not installed on this machine, or rejects the block.
     """
     where = f"processor {block.id}: {block.type}"
     entry = processor_types().get(block.type)
@@ -48,7 +48,7 @@ def custom(block: CustomProcessor) -> Processor:
 
 
 class _Watched:
-    """A processor whose errors are told and whose output is checked."""
+    """A wrapper that converts a processor's exceptions to `ProcessorFailed` and checks its output."""
 
     def __init__(self, name: str, processor: Processor) -> None:
         self._name = name
@@ -64,7 +64,7 @@ class _Watched:
         except DeltaforgeError:
             raise
         except Exception as error:  # noqa: BLE001 - the package's code may raise anything
-            # Not chained: what it says may be a value of a row.
+            # Not chained: the message may contain a value of a row.
             raise ProcessorFailed(f"processor {self._name}: {type(error).__name__}") from None
         return checked(self._name, frame, made)
 

@@ -1,13 +1,13 @@
 """The `python` processor: a user's function over batches of the change frame.
 
-The function gets one table and returns one, each row an event (`python_function`). It sees the columns of
-`GIVEN`, names as plain texts, and gives the same columns back. An event is known by its `event_id`: a row that has
-the id of an event takes over its place in the log, its transaction and its schema. A row with the
-id of no event, or null, is new and stands where the event before it does. What becomes of
-repeated and new ids is said in `identity`.
+The function gets a table and returns one, with one row per event (`python_function`). It gets the columns in
+`GIVEN`, with dictionary columns as plain text, and returns the same columns. Events are identified by their
+`event_id`: a row with the id of an input event keeps that event's log position, transaction and schema. A row
+with another id, or null, is new and gets the log position of the event before it. `identity` handles
+repeated and new ids.
 
-What differs from what was given is checked: row images must be JSON objects, since nothing parses
-them again on the way to a sink.
+Changed values are checked: row images must be JSON objects, because they are not parsed again on the way to
+a sink.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Python:
     """One `python` processor; used by one thread. It counts nothing.
 
     Args:
-        config: The block of the file. With a limit the function runs in a child process.
-        code: What the hash of the module's source must be; None where nobody knows.
+        config: The processor's block. With a time limit the function runs in a child process.
+        code: The expected hash of the module's source; None if it is unknown.
 
     Raises:
-        SpecError: The function cannot be loaded, or is not the one that is expected.
+        SpecError: The function cannot be loaded, or its module is not the expected one.
     """
 
     def __init__(self, config: PythonProcessor, code: str | None = None) -> None:
@@ -44,10 +44,10 @@ class Python:
         self._function = (FunctionInChild if limited else UserFunction)(config, code)
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what the function makes of a batch of the change frame.
+        """Return the function's result for a batch of the change frame.
 
         Raises:
-            ProcessorFailed: It raised, gave back something else than events, or took too long.
+            ProcessorFailed: The function raised, returned something other than events, or took too long.
         """
         if not frame.num_rows:
             return frame
@@ -59,12 +59,12 @@ class Python:
         return checked(self._config.id, frame, _placed(frame, made))
 
     def close(self) -> None:
-        """End the function's process, if it has one. Safe to call twice."""
+        """End the function's child process, if there is one. Safe to call twice."""
         self._function.close()
 
 
 def _placed(frame: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:
-    """Give rows of a result the places of the events that they are, or follow."""
+    """Complete the rows of a result with the other columns of the events that they are, or that they follow."""
     ids = made.column("event_id")
     if ids.equals(frame.column("event_id")):
         whole = frame

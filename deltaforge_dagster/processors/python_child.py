@@ -1,12 +1,14 @@
-"""A user's function in a process of its own, which can be ended whatever the function does.
+"""Run a user's function in a child process, which can be killed whatever the function does.
 
-A thread cannot be ended, nor can C code that never looks at signals; a process can. The child is a new
-interpreter rather than a fork: it has none of the worker's sockets, which would otherwise stay open while it hangs, and none
-of its threads. It loads the module once and serves calls until its parent closes the connection.
+Threads cannot be killed, nor can C code that ignores signals be interrupted, but a process can be killed. The
+child is a new interpreter rather than a fork, so it has neither the worker's threads nor its sockets, which
+would stay open while the child hangs. It loads the module once and serves calls until its parent closes the
+connection.
 
-Each message is one byte that says what it is, and its content: tables as Arrow streams, failures as text. A
-call whose answer does not come in time ends the child with SIGKILL; the next call starts another. Should the
-parent be killed meanwhile, a timer of the kernel ends a child whose call hangs.
+The parent sends tables as Arrow streams. Each answer is one byte for its kind, followed by its content: a
+table as an Arrow stream, or a failure as text. If an answer does not come in time, the child is killed
+with SIGKILL, and the next call starts another one. If the parent is killed in the meantime, a kernel timer
+ends a child whose call hangs.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from deltaforge_dagster.processors.python_function import UserFunction
 from deltaforge_dagster.sources.cutter import Cutter
 
 _LOAD_SECONDS = 30.0
-"""How long the child may take to begin and to load the module at least, on a busy machine."""
+"""The minimum time limit for starting the child and loading the module, enough for a busy machine."""
 
 _AFTER_PARENT_SECONDS = 1.0
-"""How long after the parent the child's own timer ends it."""
+"""How much later than the parent's limit the child's own timer ends it."""
 
 _END_SECONDS = 5.0
-"""How long a child that has closed its connection may take to be gone."""
+"""How long a child that has closed its connection may take to exit."""
 
 _READY, _TABLE, _FAILED, _WRONG = b"r", b"t", b"f", b"w"
 
@@ -43,15 +45,15 @@ serve({handle}, {config!r}, {code!r})
 
 
 class FunctionInChild:
-    """A function that a file names, called in a child process with a limit; used by one thread.
+    """A user's function that is called in a child process with a time limit; used by one thread.
 
     Args:
-        config: The block of the file, with `limits.timeout_ms`.
-        code: What the hash of the module's source must be; None where nobody knows.
+        config: The processor's block, with `limits.timeout_ms`.
+        code: The expected hash of the module's source; None if it is unknown.
 
     Raises:
-        SpecError: The function cannot be loaded, or is not the one that is expected.
-        ProcessorFailed: The child ended instead.
+        SpecError: The function cannot be loaded, or its module is not the expected one.
+        ProcessorFailed: The child exited while loading.
     """
 
     def __init__(self, config: PythonProcessor, code: str | None = None) -> None:
@@ -64,11 +66,11 @@ class FunctionInChild:
         self._started()
 
     def __call__(self, given: pa.Table) -> pa.Table:
-        """Return what the function makes of events, with the columns and types of `KINDS`.
+        """Return the function's result for events, with the columns and types of `KINDS`.
 
         Raises:
-            ProcessorFailed: It raised, gave back something else than events, took longer than it may, or
-                ended its process.
+            ProcessorFailed: The function raised, returned something other than events, exceeded its time
+                limit, or ended its process.
         """
         child = self._started()
         sink = pa.BufferOutputStream()
@@ -87,7 +89,7 @@ class FunctionInChild:
             return reader.read_all()
 
     def close(self) -> None:
-        """End the child; what the module remembered is gone. Safe to call twice."""
+        """End the child, and with it the module's state. Safe to call twice."""
         child, self._child = self._child, None
         if child is not None:
             child.end()
@@ -127,7 +129,7 @@ class FunctionInChild:
 
 
 class _Child:
-    """The process, and our end of the connection to it."""
+    """The child process, and the parent's end of the connection."""
 
     def __init__(self, config: PythonProcessor, code: str | None) -> None:
         self._connection, theirs = Pipe()
@@ -145,10 +147,10 @@ class _Child:
             )
 
     def answer(self, seconds: float, question: pa.Buffer | None = None) -> bytes:
-        """Return the next answer, after a question if there is one.
+        """Send a question, if one is given, and return the next answer.
 
         Raises:
-            TimeoutError: It did not come in time; the connection is of no more use.
+            TimeoutError: The answer did not come in time; the connection can no longer be used.
             EOFError, OSError: The process has ended.
         """
         with Cutter(self._connection.fileno(), seconds) as cutter:
@@ -162,7 +164,7 @@ class _Child:
                 raise
 
     def end(self, patience: float = 0.0) -> int:
-        """End the process, at once or if it has not ended by itself after a time; return its code."""
+        """Wait `patience` seconds for the process to exit, then kill it; return its exit code."""
         self._connection.close()
         try:
             return self._process.wait(patience)
@@ -172,7 +174,7 @@ class _Child:
 
 
 def serve(handle: int, config: str, code: str | None) -> None:
-    """Answer calls until the parent closes its end; the child's whole life."""
+    """Answer calls until the parent closes its end: the main function of the child."""
     block = PythonProcessor.model_validate_json(config)
     assert block.limits.timeout_ms is not None
     seconds = block.limits.timeout_ms / 1000
@@ -203,7 +205,7 @@ def serve(handle: int, config: str, code: str | None) -> None:
 
 
 def _timer(seconds: float | None) -> None:
-    """Have the kernel end this process somewhat after `seconds`; None: not any more."""
+    """Set a kernel timer that ends this process shortly after `seconds`; None cancels it."""
     signal.setitimer(signal.ITIMER_REAL, 0 if seconds is None else seconds + _AFTER_PARENT_SECONDS)
 
 

@@ -1,7 +1,8 @@
-"""The user's function behind a `python` processor: loaded, called, and its result checked.
+"""Load and call the user's function of a `python` processor, and check its result.
 
-A function gets a table or a pandas frame with the columns of `GIVEN` and returns one with the same
-columns. What it raises is told by class and line: the text may hold values of rows.
+The function gets an Arrow table or a pandas data frame with the columns in `GIVEN` and returns one with the
+same columns. Errors report only the class and line of an exception, because its message may contain values
+of rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GIVEN = (
     "event_id", "op", "ts_us", "db", "schema", "table", "before", "after", "key", "ddl", "topic",
     "route_key", "headers", "raw_payload", "tags",
 )  # fmt: skip
-"""Columns that a function gets, and must give back."""
+"""The columns that a function gets and must return."""
 
 _Kinds: TypeAlias = Mapping[str, pa.DataType]
 
@@ -31,18 +32,18 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 KINDS: _Kinds = {name: _plain(FRAME.field(name).type) for name in GIVEN}
-"""The type of each of these columns: dictionaries are plain texts here."""
+"""The type of each of these columns; dictionary columns are plain text here."""
 
 
 class UserFunction:
-    """A function that a file names, called in this process; used by one thread.
+    """A user's function that is called in this process; used by one thread.
 
     Args:
-        config: The block of the file.
-        code: What the hash of the module's source must be; None where nobody knows.
+        config: The processor's block.
+        code: The expected hash of the module's source; None if it is unknown.
 
     Raises:
-        SpecError: The function cannot be loaded, or is not the one that is expected.
+        SpecError: The function cannot be loaded, or its module is not the expected one.
     """
 
     def __init__(self, config: PythonProcessor, code: str | None = None) -> None:
@@ -56,17 +57,17 @@ class UserFunction:
             raise SpecError(f"{self._where}: {error}") from None
 
     def __call__(self, given: pa.Table) -> pa.Table:
-        """Return what the function makes of events, with the columns and types of `KINDS`.
+        """Return the function's result for events, with the columns and types of `KINDS`.
 
         Raises:
-            ProcessorFailed: It raised, or gave back something else than events.
+            ProcessorFailed: The function raised, or returned something other than events.
         """
         if self._config.format == "pandas":
             return self._frame(self._called(given.to_pandas()))
         return self._table(self._called(given))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
     def _called(self, given: Any) -> Any:
         try:
@@ -77,7 +78,7 @@ class UserFunction:
             raise self._failed(f"{type(error).__name__}{where}") from None
 
     def _table(self, told: Any) -> pa.Table:
-        """Return an Arrow result with exactly the columns, and the types, of a frame."""
+        """Return an Arrow result with exactly the columns and types of `KINDS`."""
         if isinstance(told, pa.RecordBatch):
             told = pa.Table.from_batches([told])
         if not isinstance(told, pa.Table):
@@ -95,7 +96,7 @@ class UserFunction:
         return pa.table(columns)
 
     def _frame(self, told: Any) -> pa.Table:
-        """Return a pandas result likewise."""
+        """Convert a pandas result to a table with exactly the columns and types of `KINDS`."""
         if not isinstance(told, pd.DataFrame):
             raise self._failed(f"gave back {type(told).__name__}, not a pandas DataFrame")
         self._check_names([str(one) for one in told.columns])
@@ -121,7 +122,7 @@ class UserFunction:
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Say whether a column can be meant as one of the wanted type."""
+    """Return whether a column of one type is acceptable where another is wanted."""
     kind, types = _plain(found), pa.types
     if types.is_null(kind) or kind == wanted:
         return True

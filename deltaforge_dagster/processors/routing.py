@@ -1,11 +1,11 @@
-"""Where a message goes and what its keys are, for whole batches of the change frame.
+"""Compute destinations and keys of messages, for whole batches of the change frame.
 
-For destination and key alike: what a processor set on the event comes first, then the sink's
-template. Without one the key is the event id, the row's primary key where the order of its changes
-hangs on it (`row_key`), or none where a message needs none (`set_key`).
+For destination and key alike, a value that a processor set on the event takes precedence over the sink's
+template. Without a template the key is the event id (`message_key`); the row's primary key, for sinks in
+which the key decides the order of changes (`row_key`); or null, for sinks that need none (`set_key`).
 
-A variable is a path into the native event, or into the row's primary key. Its text is the string
-itself, or the JSON text of anything else, as it stands in the event; null and missing are
+A variable is a path into the native event, or into the row's primary key. Its text is the content of a
+string, or the JSON text of any other value, as in the event; a null or missing value is
 *unresolved*. That is an error in a destination, and empty text in a key.
 """
 
@@ -41,11 +41,11 @@ _ALWAYS = frozenset(
         ("source", "db"), ("source", "table"),
     }
 )  # fmt: skip
-"""Variables that every event resolves."""
+"""Variables that have a value in every event."""
 
 
 def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the destinations; null where the event leaves a variable unresolved."""
+    """Return the destinations; null where a variable is unresolved."""
     made = _text(template, origin, frame)
     missing = None
     for path in _conditional(template):
@@ -60,12 +60,12 @@ def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa
 
 
 def can_be_unresolved(template: Template) -> bool:
-    """Say whether an event may leave a variable of the template without a value."""
+    """Return whether a variable of the template can be unresolved."""
     return bool(_conditional(template))
 
 
 def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the path of the first variable that leaves the destination null, else null."""
+    """Return for each row the path of the first unresolved variable of the destination, or null."""
     found = pa.nulls(frame.num_rows, pa.string())
     for path in reversed(_conditional(template)):
         unknown = _unknown(_variable(path, origin, frame), frame)
@@ -75,9 +75,9 @@ def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.
 
 
 def empty_variables(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the paths of the variables that are empty text in a row's key, a line each; else null.
+    """Return for each row the paths of the variables that are unresolved in its key, one per line, or null.
 
-    A key that a processor set has none.
+    A key that a processor set has no variables.
     """
     pieces: list[Piece] = []
     for path in _conditional(template):
@@ -97,20 +97,20 @@ def message_key(template: Template | None, origin: Origin, frame: pa.RecordBatch
 
 
 def row_key(frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the default keys where the key decides the order: each row's primary key as JSON text.
+    """Return the default keys for sinks in which the key decides the order; never null.
 
-    Where the table has no key, the event id. Never null.
+    The key is each row's primary key as JSON text, or the event id if the table has no primary key.
     """
     return _first(frame.column("route_key"), frame.column("key"), frame.column("event_id"))
 
 
 def set_key(frame: pa.RecordBatch) -> pa.Array[Any]:
-    """Return the keys that processors set, for a destination that needs none; else null."""
+    """Return the keys that processors set, or null: the default of sinks that need no key."""
     return frame.column("route_key")
 
 
 def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return `tenant|db.table|transaction id|event id`: the same whenever the change is read."""
+    """Return `tenant|db.table|transaction id|event id`: the same each time the change is read."""
     return concat(
         frame.num_rows,
         [
@@ -123,7 +123,7 @@ def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
 
 
 def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
-    """Return texts with null where they are empty."""
+    """Return texts with null in place of empty texts."""
     nulled: pa.StringArray = pc.if_else(
         pc.equal(texts, pa.scalar("")), pa.scalar(None, pa.string()), texts
     )
@@ -131,7 +131,7 @@ def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
 
 
 def _first(*columns: pa.Array[Any]) -> pa.StringArray:
-    """Return the first value of each row that is not null."""
+    """Return the first non-null value of each row."""
     some = [one for one in columns[:-1] if one.null_count < len(one)]
     for place, column in enumerate(some):
         if not column.null_count:
@@ -143,7 +143,7 @@ def _first(*columns: pa.Array[Any]) -> pa.StringArray:
 
 
 def _text(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
-    """Return the template's text, with nothing for what is unresolved."""
+    """Return the template's text for each row; unresolved variables are empty."""
     pieces: list[Piece] = [
         part if isinstance(part, str) else Optional("", _variable(part.path, origin, frame))
         for part in template.parts
@@ -156,14 +156,14 @@ def _conditional(template: Template) -> list[tuple[str, ...]]:
 
 
 def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
-    """Say in which rows a variable has no value."""
+    """Return a mask of the rows in which a variable has no value."""
     if values is None:
         return np.ones(frame.num_rows, np.bool_)
     return ~values.valid if len(values.valid) else np.zeros(frame.num_rows, np.bool_)
 
 
 def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> Values | None:
-    """Return the texts at `path` of the native events, null where it is unresolved."""
+    """Return the texts at `path` of the native events; null, or None for all rows, where it is unresolved."""
     image, *fields = path
     if image in {"before", "after", KEY, "ddl", "tags"}:
         documents = frame.column(image)
@@ -186,7 +186,7 @@ def _number(name: str, divisor: int = 1) -> _Variable:
 
 
 def _streamed(make: _Variable, connector: str) -> _Variable:
-    """A position key: only this connector has it, and no snapshot row."""
+    """Return a variable that only this connector has, and only outside snapshots."""
 
     def streamed(origin: Origin, frame: pa.RecordBatch) -> Values | None:
         if origin.connector != connector or (values := make(origin, frame)) is None:

@@ -1,4 +1,4 @@
-"""One user's JavaScript in one V8 isolate: how a script is written, called, limited, and how it fails.
+"""Run a user's JavaScript in a V8 isolate, with limits.
 
 A script has one of three forms::
 
@@ -6,15 +6,15 @@ A script has one of three forms::
     (event) => { ...; return [event]; }                      called for each event
     ...; return [event];                                     the same, with `event` in scope
 
-It returns the events that go on: an array, a single object, or nothing for those that it was
-given, changed or not. Everything else that it defines at its top level stays from call to call, as
-long as the engine lives: until a failure, or until the process ends. V8 has no files, no network
-and no modules, and its timers are taken away.
+It returns the events to pass on: an array, a single object, or nothing to pass on the events that it was
+given, modified or not. State at the script's top level is kept between calls for the lifetime of the
+engine: until a failure, or until the process ends. V8 has no files, no network
+and no modules, and its timers are removed.
 
-`javascript.js` beside this module carries events in and out. Limits hold for each call of the
-script, not for what carries: `cpu_ms` is processor time of the process, `timeout_ms` is time on the
-clock, `mem_mb` is the isolate's heap. An engine that met a limit, or an error, is thrown away: the
-same batch, tried again, meets what a new run would.
+`javascript.js` beside this module moves events into and out of the engine. The limits apply to each call of
+the script, not to that transfer: `cpu_ms` is processor time of the process, `timeout_ms` is elapsed time,
+`mem_mb` is the isolate's heap. After an error or a reached limit the engine is discarded, so a retry of the
+batch starts from the same state as a new run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from typing import Any
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 
 _LOOK_SECONDS = 0.002
-"""How often a running call is looked at."""
+"""How often a running call is checked against its limits."""
 
 _LOAD_SECONDS = 30.0
-"""How long a script may take to load at least: one that is refused there counts as wrong for good,
-and an engine that has just begun waits for a processor on a busy machine."""
+"""The minimum time limit for loading a script. It is generous because exceeding it makes the script
+permanently invalid, and a new engine may have to wait for a processor on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call of a script may take; see the module."""
+    """Limits of one call of a script; see the module."""
 
     cpu_ms: int = 50
     mem_mb: int = 128
@@ -52,9 +52,9 @@ class Script:
     """A script, ready to be called; used by one thread.
 
     Args:
-        name: Id of the processor, as errors give it.
+        name: Id of the processor, used in errors.
         source: The script.
-        limits: Of each call.
+        limits: The limits of each call.
 
     Raises:
         SpecError: The script is not valid, or neither a function nor the body of one.
@@ -72,14 +72,14 @@ class Script:
 
         Args:
             text: JSON text of an array of native events.
-            spelled: Some numbers in it are written otherwise than JavaScript writes them.
+            spelled: Whether JavaScript may spell some of its numbers differently.
 
         Returns:
-            None when all events go on as they are; else JSON text of an array, for each event
-            `[number, differences]`; see `give` in `javascript.js`.
+            None if all events pass unchanged, otherwise the JSON text of an array with
+            `[number, differences]` for each event; see `give` in `javascript.js`.
 
         Raises:
-            ProcessorFailed: The script threw, returned something else than events, or met a limit.
+            ProcessorFailed: The script threw, returned something other than events, or reached a limit.
         """
         engine = self._started()
         try:
@@ -89,7 +89,7 @@ class Script:
             raise
 
     def close(self) -> None:
-        """End the isolate; what the script remembered is gone. Safe to call twice."""
+        """Close the isolate, and discard the script's state. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
@@ -101,10 +101,10 @@ class Script:
 
 
 class _Engine:
-    """One isolate with the script in it, and the event loop that its calls are awaited in."""
+    """An isolate with the script in it, and the event loop that awaits its calls."""
 
     def __init__(self, name: str, source: str, limits: Limits) -> None:
-        # Not at the top: V8 starts threads, which a process that forks workers must not have.
+        # Not imported at the top: V8 starts threads, which a process that forks workers must not have.
         from py_mini_racer._mini_racer import mini_racer  # noqa: PLC0415
 
         self._name = name
@@ -134,13 +134,13 @@ class _Engine:
         self._stack.close()
 
     def _compiled(self, source: str) -> tuple[Any, bool]:
-        """Return the function to call, and whether it takes one event."""
+        """Return the function to call, and whether it takes a single event."""
         try:
             value = self._checked(source)
         except SpecError as error:
             if "Illegal return statement" not in str(error):
                 raise
-            # On one line with the script's first, so that line numbers are the script's own.
+            # On the same line as the script's first line, so that line numbers are those of the script.
             return self._checked(f"(event) => {{{source}\n}}"), True
         batch = self._evaluated("typeof processBatch === 'function' ? processBatch : null")
         if batch is not None:
@@ -182,7 +182,7 @@ class _Engine:
         return self._told(self._watched(function.cancelable()(*arguments)))
 
     async def _watched(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Await a call, and end it when it takes more than it may."""
+        """Await a call, and cancel it when it exceeds a limit."""
         began, cpu_began = time.monotonic(), time.process_time()
         task = asyncio.ensure_future(call)
         while True:
@@ -220,7 +220,7 @@ class _Engine:
 
 
 async def _soon(function: functools.partial[Any]) -> Any:
-    """Call a function inside the loop; the library asks which loop runs."""
+    """Call a function inside the loop: the library needs a running loop."""
     return function()
 
 
@@ -235,7 +235,7 @@ _FRAME = re.compile(r"\bat .*?(?P<file>[A-Za-z0-9._-]+\.js):(?P<line>\d+):\d+", 
 
 
 def _said(error: Exception) -> str:
-    """Return what V8 says of an error, in one line, with the line of the script."""
+    """Return V8's message of an error as a single line, with the line number in the script."""
     whole = str(error)
     first = _PLACE.search(whole)
     text = first["text"] if first else whole.strip().split("\n", 1)[0]

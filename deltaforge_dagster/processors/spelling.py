@@ -1,8 +1,8 @@
-"""Numbers in row images that another language writes otherwise than the source did.
+"""Detect numbers in row images that another language would spell differently.
 
 `1.10`, `2e3` and `12345678901234567890` are valid JSON, but a program that reads them as doubles and
-writes them again changes them to `1.1`, `2000` and `12345678901234567000`. Whoever hands images to
-such a program asks here whether it has to take care.
+writes them again changes them to `1.1`, `2000` and `12345678901234567000`. Code that passes images to
+such a program checks here whether it has to preserve the spelling.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from deltaforge_dagster.sources.characters import MINUS, QUOTE
 from deltaforge_dagster.sources.kernel import Bytes, kernel
 
 _SAFE_DIGITS = 15
-"""Every integer of so many digits is a double (IEEE 754: 53 bits)."""
+"""Every integer of up to this many digits is exact as a double (IEEE 754: 53 bits)."""
 
 
 def has_unusual_numbers(documents: pa.Array[pa.Scalar[pa.DataType]]) -> bool:
-    """Say whether a number in JSON texts is not an integer of at most 15 digits.
+    """Return whether a number in JSON texts is anything but an integer of at most 15 digits.
 
     Args:
-        documents: A column of JSON texts, valid ones; null has no numbers.
+        documents: A column of valid JSON texts; null has no numbers.
     """
     if documents.null_count == len(documents):
         return False
@@ -34,7 +34,7 @@ def has_unusual_numbers(documents: pa.Array[pa.Scalar[pa.DataType]]) -> bool:
     return bool(_unusual(data, ends))
 
 
-# A number (RFC 8259, section 6), which begins where no string, name or bracket does:
+# A number (RFC 8259, section 6) begins with `-` or a digit outside a string:
 #
 #   [-] digits [. digits] [e|E [+|-] digits]
 

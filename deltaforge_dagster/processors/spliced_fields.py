@@ -1,9 +1,8 @@
-"""One field of row images, set or taken out, and every other byte left as it is.
+"""Set or remove one field of row images, and leave every other byte unchanged.
 
-An image is not parsed and written again: that would write numbers and escapes otherwise. The place
-of the field is found in the text, and the text around it is copied. Objects in which a name is
-written with an escape, or stands twice, are rare and left to Python's scanner: of several fields
-of one name all are set, or taken out.
+Images are not parsed and serialized again, because that could change the spelling of numbers and escapes.
+Instead the field is located in the text, and the text around it is copied. Python's scanner handles the
+rare objects in which a name has an escape or is duplicated: all fields with the name are set, or removed.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
@@ -37,9 +36,9 @@ def with_field(images: pa.StringArray, name: str, values: pa.StringArray) -> pa.
     """Return images in which a field has new values; a missing one is added at the end.
 
     Args:
-        images: JSON objects as text; null, and what is no object, stays as it is.
-        name: The field.
-        values: JSON text for each image.
+        images: JSON objects as text; null and other values stay unchanged.
+        name: The field's name.
+        values: The JSON text of the new value for each image.
     """
     return _spliced(images, name, values)
 
@@ -91,7 +90,7 @@ def _spliced(images: pa.StringArray, name: str, values: pa.StringArray | None) -
 
 
 def _fixed(array: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
-    """Return an array that cannot be written: one type for all inputs is one compiled kernel."""
+    """Return a read-only view: with one array type for all inputs, Numba compiles a single kernel."""
     array = array.view()
     array.flags.writeable = False
     return array
@@ -108,7 +107,7 @@ def _one_by_one(images: pa.StringArray, name: str, values: pa.StringArray | None
 
 
 def _image(image: str, name: str, value: str | None) -> str:
-    """Return an object with a field set to a JSON text, or without it for None."""
+    """Return an object with a field set to a JSON text, or removed if `value` is None."""
     found = list(_members(image))
     places = [number for number, one in enumerate(found) if one[0] == name]
     if value is None:
@@ -126,7 +125,7 @@ def _image(image: str, name: str, value: str | None) -> str:
 
 
 def _members(image: str) -> Iterator[tuple[str, int, int, int]]:
-    """Yield each member: its name, where it begins, where its value begins and ends."""
+    """Yield the name of each member, its start, and the start and end of its value."""
     at = _token(image, 1)
     while image[at] != "}":
         key, end = _DECODER.raw_decode(image, at)
@@ -156,9 +155,9 @@ def _find(
     stops: _Ints,
     kinds: Bytes,
 ) -> None:
-    """Find what is to be replaced in each object: a value, a whole member, or nothing at its end.
+    """Find the text to replace in each object: a value, a whole member, or an empty range at its end.
 
-    `name` is the name as it is written, with its quotes.
+    `name` is the name as JSON text, with quotes. `whole` selects whole members, to remove them.
     """
     for row in range(len(kinds)):
         at, stop = int(ends[row]), int(ends[row + 1])
@@ -223,7 +222,7 @@ def _write(
     out: Bytes,
     bounds: _Ints,
 ) -> None:
-    """Copy every image with its value in the place that was found."""
+    """Copy every image with its new value at the position found."""
     for row in range(len(kinds)):
         place = int(bounds[row])
         first, last = int(ends[row]), int(ends[row + 1])

@@ -1,12 +1,12 @@
-"""The `sql` processor, where it meets rows: what Spark has computed goes into them.
+"""The Python side of the `sql` processor: it writes the values that Spark computed into the rows.
 
-Spark computes the expressions between two parts of the chain (`transit`, and `expressions` of the
-pipeline). Each row comes with a column for each of them, numbered in the order of
-`SqlProcessor.computed`: `where`, a boolean; for `set` a value of any type that JSON has a form for, or
-the JSON text of a VARIANT; and texts for `route`.
+Spark computes the expressions between two stages of the chain (`transit`, and `pipeline.expressions`). Each
+row arrives with an additional column for each expression, numbered in the order of
+`SqlProcessor.computed`: a boolean for `where`; for `set` a value of any type that has a JSON form, or
+the JSON text of a VARIANT; and text for `route`.
 
-All expressions see the row as it was. Only the fields that the block names are written; every other
-byte of the images stays.
+All expressions see the original row. Only the fields that the block names are written; every other
+byte of the images stays unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def json_column(config: SqlProcessor, place: str) -> str:
 
 
 def columns_read(config: SqlProcessor | None) -> tuple[str, ...]:
-    """Return the columns of the change frame that the expressions may mean; none without any."""
+    """Return the columns of the change frame that the expressions may read; none without a processor."""
     if config is None:
         return ()
     named = set().union(*map(words, config.computed.values()))
@@ -48,7 +48,7 @@ class Sql:
     """One `sql` processor.
 
     Attributes:
-        counts: `sql_dropped`: events that did not pass.
+        counts: `sql_dropped`: the number of events that did not pass.
     """
 
     def __init__(self, config: SqlProcessor) -> None:
@@ -56,10 +56,10 @@ class Sql:
         self._config = config
 
     def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that pass, with what was computed for them in its place.
+        """Return the rows that pass, with the computed values written into them.
 
         Raises:
-            ProcessorFailed: A value has no form in JSON.
+            ProcessorFailed: A value has no JSON form.
         """
         if self._config.where is not None:
             passing: Any = frame.column(value_column(self._config, "where")).fill_null(
@@ -80,7 +80,7 @@ class Sql:
         return self._routed(rows, computed)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
     def _texts(self, computed: pa.RecordBatch, target: str) -> pa.StringArray:
         place = f"set.{target}"
@@ -115,7 +115,7 @@ class Sql:
 
 
 def _headers(old: str | None, new: dict[str, str | None]) -> str | None:
-    """Return headers with those of the new ones that are not null."""
+    """Return headers with the new ones that are not null added."""
     given = {name: value for name, value in new.items() if value is not None}
     if not given:
         return old

@@ -1,9 +1,9 @@
-"""Texts put together row by row: what envelopes, destinations and keys are made of.
+"""Build the texts of envelopes, destinations and keys for whole batches.
 
-A text of a row is a sequence of pieces, most of them the same for every row, or a value between
+The text of a row is a sequence of pieces. Most pieces are constants, or a value between
 two constants: `"op":"` + op + `",`. `concat` takes such pieces for a whole batch and returns one
-Arrow column. Values that are the same in all rows melt into the constants around them, so that
-what is left per row is a handful of block copies, made by one Numba kernel.
+Arrow column. Values that are the same in all rows are merged into the constants around them, so that
+only a few block copies per row remain, which a Numba kernel makes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _Ints: TypeAlias = npt.NDArray[np.int32]
 
 _CHUNK = 1024
-"""Rows whose texts are written together: what is being written stays in the processor's cache."""
+"""How many rows are written together, so that the output stays in the processor's cache."""
 MAX_BYTES = (1 << 31) - 1
-"""Arrow's string arrays end here."""
+"""The maximum size of an Arrow string array, whose offsets are 32-bit."""
 _DECIMAL = 20
 _LSN = 17
 _TIME = 27
-"""Bytes of the longest decimal, position, and time: years of an int64 have up to six digits and a
+"""Bytes of the longest decimal, LSN and time: the year of an int64 time has up to six digits and a
 sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One text per row, somewhere in `data`: row r is `data[starts[r]:stops[r]]`.
+    """One text per row, located in `data`: row r is `data[starts[r]:stops[r]]`.
 
-    `valid` is empty when no row is null. `constant` is the text of all rows when they are known
-    to be the same; the arrays are empty then.
+    `valid` is empty if no row is null. `constant` is the text of all rows if they are known
+    to be the same; the arrays are then empty.
     """
 
     data: Bytes
@@ -48,7 +48,7 @@ class Values:
     constant: bytes | None = None
 
     def where(self, mask: Mask) -> Values:
-        """Return the values with null where `mask` is false."""
+        """Return the values, with null where `mask` is false."""
         if self.constant is not None:
             text = np.frombuffer(self.constant, np.uint8)
             starts = np.zeros(len(mask), np.int32)
@@ -59,7 +59,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A value with text before and after it; `otherwise` where the value is null."""
+    """A value with text before and after it; for a null value only `otherwise` is written."""
 
     before: str
     values: Values | None
@@ -76,7 +76,9 @@ _NO_MASK = np.empty(0, np.bool_)
 
 def _values(data: Bytes, starts: _Ints, stops: _Ints, valid: Mask) -> Values:
     for array in (data, starts, stops, valid):
-        array.flags.writeable = False  # one type for all inputs is one compiled kernel
+        array.flags.writeable = (
+            False  # one array type for all inputs: Numba compiles a single kernel
+        )
     return Values(data, starts, stops, valid)
 
 
@@ -108,7 +110,7 @@ def values_of(column: pa.Array[Any]) -> Values | None:
 
 
 def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
-    """Return the bounds and bytes of a column (Columnar Format, "Variable-size Binary Layout")."""
+    """Return the offsets and bytes of a column (Arrow Columnar Format, "Variable-size Binary Layout")."""
     _, ends, data = texts.buffers()
     bounds = np.frombuffer(memoryview(ends), np.int32) if ends else np.zeros(1, np.int32)
     return (
@@ -118,7 +120,7 @@ def layout(texts: pa.StringArray) -> tuple[_Ints, Bytes]:
 
 
 def decimals(column: pa.Array[Any], divisor: int = 1) -> Values | None:
-    """Return an int64 column, divided, as decimal texts; None when all rows are null."""
+    """Return an int64 column, divided by `divisor`, as decimal text; None if all rows are null."""
     numbers, valid = _numbers(column)
     if numbers is None:
         return None
@@ -130,15 +132,15 @@ def decimals(column: pa.Array[Any], divisor: int = 1) -> Values | None:
 
 
 def lsns(column: pa.Array[Any]) -> Values | None:
-    """Return an int64 column as log positions, `0/016B6C50`; None when all rows are null."""
+    """Return an int64 column as PostgreSQL LSNs, `0/016B6C50`; None if all rows are null."""
     numbers, valid = _numbers(column)
     return None if numbers is None else _written(_write_lsns, numbers, _LSN, valid)
 
 
 def times(column: pa.Array[Any]) -> Values | None:
-    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339), cut to milliseconds.
+    """Return microseconds since 1970 as `2025-01-02T03:04:05.006Z` (RFC 3339), truncated to milliseconds.
 
-    None when all rows are null.
+    None if all rows are null.
     """
     numbers, valid = _numbers(column)
     return None if numbers is None else _written(_write_times, numbers, _TIME, valid)
@@ -164,7 +166,7 @@ def _written(write: Any, numbers: Longs, width: int, valid: Mask) -> Values:
 
 
 def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
-    """Return the pieces of each row one after another, a column of `rows` texts.
+    """Concatenate the pieces of each row; return a column of `rows` texts.
 
     Raises:
         UnsupportedEvent: The texts need more than 2 GiB.
@@ -193,7 +195,7 @@ def concat(rows: int, pieces: Sequence[Piece]) -> pa.StringArray:
 
 
 def _melted(pieces: Sequence[Piece]) -> tuple[list[tuple[Bytes, Values, Bytes, Bytes]], Bytes]:
-    """Return the pieces that differ between rows, with the constants before them, and the rest."""
+    """Merge constant pieces; return the varying pieces with the text before them, and the last constant."""
     parts = []
     text = b""
     for piece in pieces:
@@ -225,7 +227,7 @@ for _empty in (_NO_BYTES, _NO_INTS, _NO_MASK):
 def _measure(  # noqa: PLR0917 - a kernel takes plain arrays
     starts: _Ints, stops: _Ints, valid: Mask, fixed: int, otherwise: int, sizes: Longs
 ) -> None:
-    """Add what each row's value needs to `sizes`."""
+    """Add the size of each row's piece to `sizes`."""
     for row in range(len(sizes)):
         if len(valid) > 0 and not valid[row]:
             sizes[row] += otherwise
@@ -247,7 +249,7 @@ def _append(  # noqa: PLR0917 - a kernel takes plain arrays
     out: Bytes,
     cursors: Longs,
 ) -> None:
-    """Write one piece of the rows `first` to `last` where their cursors stand, and move these."""
+    """Write one piece of the rows `first` to `last` at their cursors, and advance the cursors."""
     for row in range(first, last):
         at = cursors[row]
         if len(valid) > 0 and not valid[row]:
@@ -290,7 +292,7 @@ def _write_decimals(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> 
 
 @kernel
 def _write_lsns(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None:
-    """Write each position: the upper half without leading zeros, `/`, eight digits; 17 bytes."""
+    """Write each LSN: the upper half without leading zeros, `/`, eight digits; at most 17 bytes."""
     for row in range(len(numbers)):
         number = numbers[row]
         at = np.int64(starts[row])
@@ -308,7 +310,7 @@ def _write_lsns(numbers: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
         stops[row] = at
 
 
-# A time on the wire, years of four digits; longer ones, and negative ones, push the rest back:
+# A time with a year of four digits; a longer or negative year shifts the rest:
 #
 #   0   4  5  7  8  10 11 13 14 16 17 19 20  23
 #   2025 - 01 -  02 T  03 :  04 :  05 .  006 Z
@@ -319,14 +321,14 @@ def _write_times(micros: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
     """Write each time from `starts` on; 27 bytes are enough."""
     for row in range(len(micros)):
         at = int(starts[row])
-        if row > 0 and micros[row] == micros[row - 1]:  # one transaction, one time
+        if row > 0 and micros[row] == micros[row - 1]:  # changes of a transaction share their time
             stops[row] = copy(out, int(starts[row - 1]), int(stops[row - 1]), out, at)
             continue
         millis = int(micros[row]) // 1000
         days = millis // 86_400_000
         millis -= days * 86_400_000
-        # Days to a date of the Gregorian calendar: years begin in March, 400 of them have 146,097
-        # days (Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
+        # Convert days to a date of the Gregorian calendar: years start in March, and 400 years have
+        # 146,097 days (Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
         days += 719_468
         era = days // 146_097
         day = days - era * 146_097
@@ -362,7 +364,7 @@ def _write_times(micros: Longs, out: Bytes, starts: _Ints, stops: _Ints) -> None
 
 @kernel
 def _padded(out: Bytes, at: int, number: int, width: int) -> int:
-    """Write a number with leading zeros; return the place after it."""
+    """Write a number with leading zeros; return the position after it."""
     for place in range(at + width - 1, at - 1, -1):
         out[place] = 48 + number % 10
         number //= 10

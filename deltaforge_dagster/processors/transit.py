@@ -1,12 +1,12 @@
-"""Rows on their way through Spark's own engine, from one part of a chain to the next.
+"""The form in which rows pass through Spark's own engine, from one stage of a chain to the next.
 
-Between Python workers and back rows pass through Java, which would take them apart and put them
-together again. So only the columns that SQL reads go as columns. All others travel packed: each batch
-as one Arrow stream in its first row, with nothing but null in the rows behind. What comes back is
-the packed batches, as they were, and beside them what was computed for each row.
+Between Python workers, rows pass through the JVM, which converts every column of them. So only the columns
+that SQL reads are passed as columns. Everything else is packed: the first row of each batch holds the whole
+batch as an Arrow stream, and the other rows hold null. The packed batches come back unchanged, together
+with the values computed for each row.
 
-The rows of a segment stand between two *notes*, rows that hold JSON text and nothing else: the first
-says which segment it is, the last how it went.
+The rows of a segment are enclosed by two *notes*, rows that hold only JSON text: the first
+identifies the segment, the last reports the outcome.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltaforge_dagster.processors.exact_json import Json, Number, dumps, loads
 PACKED, NOTE = "_packed", "_note"
 
 JSON_COLUMNS = ("before", "after", "key", "headers", "tags")
-"""Readable columns that hold JSON text; SQL sees them as VARIANT."""
+"""The readable columns that hold JSON text; SQL sees them as VARIANT."""
 READABLE = (
     *JSON_COLUMNS, "op", "ts_us", "db", "schema", "table", "tx_id", "event_id", "topic", "route_key",
     "synthetic",
@@ -32,28 +32,27 @@ READABLE = (
 """Columns of the change frame that SQL may read."""
 
 Item: TypeAlias = "dict[str, Any] | pa.RecordBatch"
-"""A note, or rows."""
-
+"""A note, or a batch of rows."""
 _DIGITS = 38
-"""Spark's VARIANT holds numbers of so many digits; longer ones it makes floating point numbers."""
+"""The digits that a decimal in Spark's VARIANT can have; longer numbers become floating point numbers."""
 _EXACT_DIGITS = 15
-"""So many digits any floating point number keeps, which numbers with an exponent become."""
+"""The digits that a double always preserves; VARIANT stores numbers with an exponent as doubles."""
 _MAY_BE_LONG = r"[:,\[] *-?([0-9.]{39}|[0-9.]+[eE])"
 
 
 def transit_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return what goes into Spark when SQL reads these columns."""
+    """Return the schema of the rows passed to Spark when SQL reads these columns."""
     kinds = [(one, pa.int64() if one == "ts_us" else pa.string()) for one in columns]
     return pa.schema([*kinds, (PACKED, pa.binary()), (NOTE, pa.string())])
 
 
 def note(columns: Sequence[str], content: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return a note as it travels."""
+    """Return a note as a batch of the transit schema."""
     return pa.RecordBatch.from_pylist([{NOTE: json.dumps(content)}], transit_schema(columns))
 
 
 def packed(columns: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch, of at least one row, as it travels."""
+    """Return a batch, which has at least one row, in the transit schema."""
     schema = transit_schema(columns)
     arrays = [_readable(rows, one) for one in columns]
     arrays.append(pa.array([_stream(rows), *[None] * (rows.num_rows - 1)], pa.binary()))
@@ -62,10 +61,10 @@ def packed(columns: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
-    """Yield what has travelled: notes, and the batches that were packed.
+    """Yield the notes and the unpacked batches that Spark returns.
 
-    These have the columns that were computed for them behind their own. Spark cuts what it gives back
-    anew; the rows are in order.
+    The computed columns follow the batch's own columns. Spark may return the rows in batches of other
+    sizes, but in order.
     """
     whole: pa.RecordBatch | None = None
     parts: list[pa.RecordBatch] = []
@@ -93,7 +92,7 @@ def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[Item]:
 
 
 def frame_of(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Divide what has travelled into the change frame and what was computed."""
+    """Split an unpacked batch into the change frame and the computed columns."""
     names = rows.schema.names
     computed = [one for one in names if one not in FRAME.names]
     return rows.select([one for one in names if one in FRAME.names]), rows.select(computed)
@@ -108,7 +107,7 @@ def _beside(whole: pa.RecordBatch, parts: Sequence[pa.RecordBatch]) -> pa.Record
 
 
 def _stream(rows: pa.RecordBatch) -> bytes:
-    """Return a batch as an Arrow stream, without names that none of its rows has."""
+    """Return a batch as an Arrow stream, without long dictionaries of mostly unused names."""
     arrays: list[pa.Array[Any]] = []
     for one in rows.columns:
         long = isinstance(one, pa.DictionaryArray) and len(one.dictionary) > rows.num_rows
@@ -133,7 +132,7 @@ def _readable(rows: pa.RecordBatch, name: str) -> pa.Array[Any]:
 
 
 def _held_by_variant(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Write numbers as strings that VARIANT would round: SQL then sees all of their digits."""
+    """Turn numbers that VARIANT would round into strings, so that SQL sees all of their digits."""
     suspects: Any = pc.match_substring_regex(column, _MAY_BE_LONG).fill_null(fill_value=False)
     if not suspects.true_count:
         return column

@@ -27,7 +27,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.pipeline.prepare import spark_condition
+from deltaforge_dagster.pipeline.encoder import spark_condition
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {
@@ -57,7 +57,7 @@ _DEAD_SERVER = {
 
 
 class SparkSessions:
-    """The Spark session of one run; implements `pipeline.prepare.SessionProvider`.
+    """The Spark session of one run; implements `pipeline.encoder.SessionProvider`.
 
     Args:
         settings: May name a Connect server; otherwise the server of the home directory is used.

@@ -1,1 +1,1 @@
-"""Sensing: which fields documents have, and where rows differ from what their table declares."""
+"""Schema sensing: which fields documents have, and where rows differ from their declared table."""

@@ -1,4 +1,4 @@
-"""Columns as their different entries: what is the same for many rows is worked out once."""
+"""Dictionary-encoded columns: values that many rows share are processed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltaforge_dagster.sources.kernel import Longs
 
 
 def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
-    """Return a column as the numbers of entries, and these entries; null is the last one."""
+    """Return a column as codes and the list of values that they index; the last value is None."""
     column = batch.column(name)
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()
@@ -23,7 +23,7 @@ def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
 
 
 def pluralize(texts: pa.StringArray) -> dict[str, int]:
-    """Return how often each of some JSON strings occurs, given as they are written without quotes."""
+    """Count the occurrences of each string; `texts` holds JSON strings with escapes but without quotes."""
     found: dict[str, int] = {}
     pairs = pc.value_counts(texts)
     values = cast("list[str]", pairs.field(0).to_pylist())

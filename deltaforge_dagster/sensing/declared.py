@@ -1,7 +1,8 @@
-"""What the values of a column may be, by the type that its table declares.
+"""The JSON values that a column may have, derived from the type that its table declares.
 
-Types are named as in the registered versions of tables: as `format_type` or the binary log says. A type that
-is not named here is not compared: an enumeration, a date or a geometry may be shown in several forms.
+Types are named as in the registered table versions: by PostgreSQL's `format_type`, or from the binary log.
+Types that are not listed here are not compared, because enumerations, dates or geometries can have several
+forms.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DOCUMENTS = frozenset(
         "clob", "nclob",
     }
 )  # fmt: skip
-"""Types of columns that may hold JSON documents, as documents or as text."""
+"""Types of columns that may contain JSON documents, as documents or as text."""
 
 _BOOLEANS = frozenset({"bool", "boolean", "bit", "bit varying"})
 _RANGES: Mapping[str, int] = {
@@ -32,7 +33,7 @@ _RANGES: Mapping[str, int] = {
     "integer": 32,
     "bigint": 64,
 }
-"""Bits of whole numbers."""
+"""Integer types, and their size in bits."""
 _NUMBERS = frozenset(
     {"numeric", "decimal", "float", "double", "real", "double precision", "year", "oid", "money"}
 )
@@ -57,18 +58,18 @@ _WITH_LENGTH = frozenset({"varchar", "char", "character", "character varying"})
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a column may hold.
+    """The values that a column may have.
 
     Attributes:
-        name: The column.
-        data_type: Its type, as declared.
+        name: The column's name.
+        data_type: Its declared type.
         nullable: Whether it may be null.
-        kinds: The types of JSON values that it may have, null aside.
-        document: Whether it may hold JSON documents.
-        length: Most characters of a string; None for any.
-        least: Least whole number; None for any.
-        greatest: Greatest whole number.
-        digits: Most digits before the point; None for any.
+        kinds: The types of JSON values that it may have, apart from null.
+        document: Whether it may contain JSON documents.
+        length: Maximum number of characters of a string; None if unlimited.
+        least: Smallest integer; None if unlimited.
+        greatest: Largest integer; None if unlimited.
+        digits: Maximum number of digits before the decimal point; None if unlimited.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Declared:
 
 @lru_cache(maxsize=10_000)
 def declared(name: str, data_type: str, *, nullable: bool) -> Declared:
-    """Return what a column of a type may hold."""
+    """Return the values that a column of the given type may have."""
     column = Declared(name, data_type, nullable, ANYTHING)
     found = _TYPE.fullmatch(data_type.lower())
     if found is None:

@@ -1,12 +1,12 @@
-"""Drift: where rows differ from what their table declares. It is counted, and changes nothing.
+"""Drift: differences between rows and the declared columns of their table. It is only counted.
 
 ========================  ===========================================================
-`unexpected_null`         null in a column that must not be null
+`unexpected_null`         null in a column that is declared not null
 `type_mismatch`           a value of a type that the column cannot have
-`undeclared_column`       a field that is no column
-`missing_column`          a column that no row has, of as many as the warm-up
-`json_structure_change`   a document unlike those that its column's schema was learned from
-`value_out_of_range`      a text longer, or a number larger than declared
+`undeclared_column`       a field that is not a column of the table
+`missing_column`          a column that no row has, once enough rows were compared
+`json_structure_change`   a document with a structure that its column's schema does not have
+`value_out_of_range`      a text that is longer, or a number that is larger, than declared
 ========================  ===========================================================
 """
 
@@ -36,27 +36,24 @@ Problem = Literal[
 ]
 
 EXAMPLES, EXAMPLE_LENGTH = 5, 100
-"""Of a column so many values are kept, and so many characters of each."""
-
+"""How many examples are kept for a column, and how many characters of each."""
 MOST_COLUMNS = 500
-"""Drift of so many columns is told apart; that of more counts for the table."""
-
+"""How many columns are reported separately; drift of further columns counts only for the table."""
 _DIGITS = 40
-"""Whole numbers of more digits are in no range; Python refuses to read very long ones."""
-
+"""Integers with more digits are out of every range; Python refuses to parse very long ones."""
 _STAND_INS = ('{"_base64":', '{"_base64_json":', '{"_unchanged":')
-"""How objects begin that stand for bytes, or for a value that the log does not have."""
+"""The beginnings of objects that represent bytes, or a value that the log does not have."""
 
 
 @dataclass(slots=True)
 class ColumnDrift:
-    """What was wrong with the values of a column.
+    """The drift of one column.
 
     Attributes:
-        expected: Its type, as declared; empty for what is no column.
-        observed: The types that the values had, by name.
-        counts: How many there were of each problem.
-        last_us: Event time of the latest one of each problem.
+        expected: The declared type; empty for a field that is not a column.
+        observed: The names of the JSON types of the drifting values.
+        counts: Number of values by problem.
+        last_us: Event time of the latest value by problem.
         examples: Some of the values.
     """
 
@@ -69,16 +66,16 @@ class ColumnDrift:
 
 @dataclass(slots=True)
 class Drift:
-    """What was compared of a table, and what differed.
+    """The drift of one table.
 
     Attributes:
         analyzed: How many rows were compared.
         drifted: How many of them differed.
-        version: Fingerprint of the table version that rows came with last.
-        compared: How many rows were compared with it.
-        declared: Its columns and their types.
+        version: Fingerprint of the table version of the latest rows.
+        compared: How many rows were compared with that version.
+        declared: The types of that version's columns, by name.
         present: How many of those rows had each column.
-        columns: What differed, by column.
+        columns: The drift of each column that has any.
     """
 
     analyzed: int = 0
@@ -92,7 +89,7 @@ class Drift:
     def compare(
         self, cells: Cells, columns: Sequence[Declared], version: str, times_us: Longs
     ) -> Flags:
-        """Compare rows with a table version; say which differ.
+        """Compare rows with a table version; return a mask of the rows that differ.
 
         Args:
             cells: The rows' images, one level deep.
@@ -142,7 +139,7 @@ class Drift:
         last_us: int,
         values: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """Count a problem of a column; `values` yields JSON texts to choose examples from."""
+        """Record a problem of a column; `values` returns JSON texts to choose examples from."""
         if name not in self.columns:
             if len(self.columns) >= MOST_COLUMNS:
                 return
@@ -162,13 +159,13 @@ class Drift:
                     break
 
     def missing(self, enough: int) -> list[str]:
-        """Return the columns that no row had, once at least so many rows were compared."""
+        """Return the columns that no row had, if at least `enough` rows were compared."""
         if self.compared < max(enough, 1):
             return []
         return [name for name in self.declared if name not in self.present]
 
     def _begin(self, columns: Sequence[Declared], version: str) -> None:
-        """Go on with another table version; what was wrong with a column of another type is past."""
+        """Continue with another table version; the drift of columns with another type is discarded."""
         self.version, self.compared, self.present = version, 0, {}
         self.declared = {one.name: one.data_type for one in columns}
         self.columns = {
@@ -178,12 +175,12 @@ class Drift:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` reads, as JSON values."""
+        """Return the state for `restored`, as JSON values."""
         return asdict(self)
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Drift:
-        """Return the drift that `state` is of."""
+        """Return the drift with a state that `state` returned."""
         columns = {name: ColumnDrift(**one) for name, one in state["columns"].items()}
         return cls(**{**state, "columns": columns})
 
@@ -191,7 +188,7 @@ class Drift:
 def _problem(
     column: Declared | None, kind: int, cells: Cells, groups: Groups, index: int
 ) -> tuple[Problem, Longs] | None:
-    """Return what is wrong with values of one type of one column, and which of them are."""
+    """Return the problem of a column's values of one type, and the cells that have it; None if none."""
     if column is None:
         return "undeclared_column", groups.cells(index)
     if kind == NULL:
@@ -207,9 +204,9 @@ def _problem(
 
 
 def _out_of_range(column: Declared, kind: int, cells: Cells, groups: Groups, index: int) -> Longs:
-    """Return the values that are beyond their column's length or precision.
+    """Return the values that exceed their column's length or range.
 
-    Only those that are written longer than what fits can be, and negative ones, need to be looked at.
+    Only negative values, and values whose text is longer than any text that surely fits, need to be checked.
     """
     limit = _longest_that_fits(column, kind)
     if limit is None:
@@ -222,7 +219,7 @@ def _out_of_range(column: Declared, kind: int, cells: Cells, groups: Groups, ind
 
 
 def _longest_that_fits(column: Declared, kind: int) -> int | None:
-    """Return up to how many bytes of JSON values surely fit, unless negative; None when all do."""
+    """Return the length of JSON text up to which non-negative values surely fit; None if all values fit."""
     if column.length is not None:
         return column.length + 2 if kind == STRING else None
     if column.greatest is not None:
@@ -231,7 +228,7 @@ def _longest_that_fits(column: Declared, kind: int) -> int | None:
 
 
 def _fits(column: Declared, text: str) -> bool:
-    """Say whether a value, given as JSON text, is within its column's length or precision."""
+    """Return whether a value, given as JSON text, is within its column's length or range."""
     if column.length is not None:
         return len(json.loads(text, strict=False)) <= column.length
     text = text.strip('"')
@@ -241,7 +238,7 @@ def _fits(column: Declared, text: str) -> bool:
 
 
 def _in_range(text: str, least: int, greatest: int) -> bool:
-    """Say whether a whole number is in range; a text that is none is taken as it is."""
+    """Return whether an integer is in range; true for text that is not an integer."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         return True
@@ -249,6 +246,6 @@ def _in_range(text: str, least: int, greatest: int) -> bool:
 
 
 def _whole_digits(text: str) -> int:
-    """Return how many digits a number has before its point; none for what is no plain number."""
+    """Return the number of digits before a number's decimal point; 0 for text that is not a plain number."""
     whole = text.removeprefix("-").partition(".")[0]
     return len(whole.lstrip("0")) if whole.isascii() and whole.isdigit() else 0

@@ -1,4 +1,4 @@
-"""The fields of documents: how often each occurred, as what, and what its values are."""
+"""The fields of documents: how often each occurred, with which types and values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deltaforge_dagster.sensing.values import Values
 
 @dataclass(slots=True)
 class Field:
-    """A path of documents.
+    """What is known about the values at one path of documents.
 
     Attributes:
         values: Its strings and numbers.
-        counts: How often it was of each type, in the order of `TYPES`; the schema has those above 0.
+        counts: How often each type occurred, in the order of `TYPES`; the schema has the types above 0.
     """
 
     values: Values
@@ -31,7 +31,7 @@ class Field:
 
     @property
     def types(self) -> list[str]:
-        """The types that it had, by name, in the order of `TYPES`."""
+        """The names of the types that occurred, in the order of `TYPES`."""
         return [name for name, count in zip(TYPES, self.counts, strict=True) if count]
 
     def merge(self, other: Field) -> None:
@@ -40,38 +40,38 @@ class Field:
         self.values.merge(other.values)
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` reads, as JSON values."""
+        """Return the state for `restored`, as JSON values."""
         return {"counts": self.counts, "values": self.values.state()}
 
     @classmethod
     def restored(cls, tracking: Tracking, state: Mapping[str, Any]) -> Field:
-        """Return the field that `state` is of."""
+        """Return the field with a state that `state` returned."""
         return cls(Values.restored(tracking, state["values"]), list(state["counts"]))
 
 
 Fields = dict[Path, Field]
-"""The fields of a schema by their paths; that of the document itself is the empty path."""
+"""The fields of a schema by path; the document itself has the empty path."""
 
 
 def children(fields: Fields, path: Path) -> Iterator[Path]:
-    """Yield the paths right inside a path."""
+    """Yield the paths directly below a path."""
     for one in fields:
         if len(one) == len(path) + 1 and one[: len(path)] == path:
             yield one
 
 
 def optional(fields: Fields, path: Path) -> bool:
-    """Say whether objects were seen without this field."""
+    """Return whether some objects did not have this field."""
     return fields[path].total < fields[path[:-1]].counts[OBJECT]
 
 
 def displayed(path: Path) -> str:
-    """Return a path as text, such as `$.items[].price`; `<*>` is any name of a map."""
+    """Return a path as text, such as `$.items[].price`; `<*>` stands for any name in a map."""
     return "$" + "".join(f".{step}" if step[0] == "<" else step for step in path)
 
 
 def dotted(path: Path) -> str:
-    """Return a path as API clients know it, such as `items[].price`; empty for the document itself."""
+    """Return a path in the API's notation, such as `items[].price`; empty for the document itself."""
     return displayed(path).removeprefix("$").removeprefix(".")
 
 

@@ -1,4 +1,4 @@
-"""Formats that strings of a field may all have, by their names in JSON Schema."""
+"""String formats that sensing detects, by their names in JSON Schema."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FORMATS: Mapping[str, Callable[[str], bool]] = {
     "ipv6": _address(ipaddress.IPv6Address),
     "uri": _pattern(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s<>\"{}|\\^`]+"),
 }
-"""What a string of each format is."""
+"""The test for each format."""
 
 
 def formats_of(value: str, among: frozenset[str]) -> frozenset[str]:
-    """Return those of some formats that a string has."""
+    """Return those formats of `among` that a string matches."""
     return frozenset(name for name in among if FORMATS[name](value))

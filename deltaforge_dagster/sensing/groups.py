@@ -1,4 +1,4 @@
-"""Cells sorted by what they are, and counted: the one loop over values, done by NumPy."""
+"""Group cells by path and type, and count them, with NumPy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from deltaforge_dagster.sources.kernel import Longs
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 KIND_BITS = 3
-"""A pair of path and type is the number `path << KIND_BITS | type`."""
+"""The bits of a type: a pair of path and type is the number `path << KIND_BITS | type`."""
 
 
 class Groups:
-    """Cells by what they are: a pair of path and type, one number; in order of these numbers.
+    """Cells grouped by pair of path and type, in the order of the pairs' numbers.
 
     Attributes:
-        pairs: The pairs.
-        first: The first cell of each.
-        counts: How many cells each has.
+        pairs: The distinct pairs.
+        first: The first cell of each group.
+        counts: The number of cells of each group.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -37,12 +37,12 @@ class Groups:
         self.counts = np.diff(np.r_[self._starts, len(ordered)])
 
     def cells(self, index: int) -> Longs:
-        """Return the cells of one group, in the order of documents."""
+        """Return the cells of one group, in document order."""
         start = self._starts[index]
         return self._order[start : start + self.counts[index]]
 
     def structures(self) -> Longs:
-        """Return a number for each document: the same for those with the same pairs."""
+        """Return a hash for each document; documents with the same set of pairs have the same hash."""
         of_cell = np.repeat(np.arange(len(self.pairs)), self.counts)
         documents = self._cells.document[self._order]
         both = np.unique(documents * len(self.pairs) + of_cell)
@@ -52,7 +52,7 @@ class Groups:
         return (total >> np.uint64(1)).astype(np.int64)
 
     def lacking(self, known: Collection[int]) -> Flags:
-        """Say which documents have a pair that is not among those known."""
+        """Return a mask of the documents that have a pair which is not in `known`."""
         unknown = np.array([pair not in known for pair in self.pairs.tolist()], np.bool_)
         strange = np.zeros(self._cells.documents, np.bool_)
         strange[self._cells.document[self._order[np.repeat(unknown, self.counts)]]] = True
@@ -60,7 +60,7 @@ class Groups:
 
 
 def _spread(numbers: Longs) -> npt.NDArray[np.uint64]:
-    """Return numbers of which any bit depends on all bits (the finish of SplitMix64)."""
+    """Mix numbers so that each bit depends on all bits (the finalizer of SplitMix64)."""
     mixed = numbers.astype(np.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)

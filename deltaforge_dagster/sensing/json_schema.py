@@ -1,4 +1,4 @@
-"""A schema that was learned, as JSON Schema: draft 2020-12, or draft-07, which has all keywords that are used."""
+"""Convert a learned schema to JSON Schema, draft 2020-12 or draft-07, which both have the keywords used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DIALECTS: dict[JsonSchemaFormat, str] = {
 DEPTH_LIMIT = "(depth limit reached)"
 
 _SAME_LENGTH = 10
-"""So many strings of one length have a fixed length."""
+"""How many strings of equal length are needed to report a fixed length."""
 
 
 def json_schema(title: str, schema: DocumentSchema, form: JsonSchemaFormat) -> dict[str, Any]:
-    """Return the JSON Schema that every document fits from which the schema was learned.
+    """Return a JSON Schema that all documents match from which the schema was learned.
 
-    A field is required when it never was missing and never null. What has several types is one of them; whole
-    numbers are numbers where both were seen.
+    A field is required if it was never missing and never null. A field with several types has a `oneOf`; if
+    both integers and numbers were seen, `number` stands for both.
     """
     return {"$schema": DIALECTS[form], "title": title, **_node(schema, ())}
 

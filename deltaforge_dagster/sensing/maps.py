@@ -1,9 +1,9 @@
-"""Maps: objects whose names are values, such as ids, and what is known of those names.
+"""Maps: objects whose member names are values, such as ids, and statistics of those names.
 
-An object is a map when it has names that most objects at its place lack, and enough of them. The names
-that most have stay fields; all others count as one field, so that the schema has an end and
-documents with other names have the same structure. How many names there are is estimated by HyperLogLog,
-which are the most frequent by a sketch of frequent items: both need the same little memory for any number.
+Objects at a path are maps if they have enough names that most of them lack. The names that most objects
+have remain fields; all others together count as one field, so that the schema does not grow without end and
+documents with different names have the same structure. HyperLogLog estimates the number of names, and a
+frequent-items sketch finds the most frequent ones; both need little memory, whatever the number of names.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from deltaforge_dagster.config.sensing import HighCardinality
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether objects at a path are maps.
+    """The decision whether objects at a path are maps.
 
     Attributes:
-        stable: The names that most of them have.
-        dynamic: How many others there are.
-        confidence: How sure it is that the others are values; 0 when they are too few.
-        is_map: Whether that is sure enough.
+        stable: The names that most of the objects have.
+        dynamic: The number of other names.
+        confidence: The confidence that the other names are values; 0 if there are too few of them.
+        is_map: Whether the confidence reaches the threshold.
     """
 
     stable: frozenset[str]
@@ -43,19 +43,19 @@ class Verdict:
 
 
 def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> Verdict:
-    """Say whether objects are maps.
+    """Decide whether objects are maps.
 
     Args:
-        options: The rules.
-        objects: How many objects there were.
-        names: How many of them had each name.
+        options: The thresholds.
+        objects: The number of objects.
+        names: How many of the objects had each name.
     """
     share = {name: count / objects for name, count in names.items()}
     stable = frozenset(name for name, one in share.items() if one >= options.stable_threshold)
     dynamic = len(share) - len(stable)
     if not dynamic or dynamic < options.min_dynamic_fields:
         return Verdict(stable, dynamic, 0.0, False)
-    # Exact sums: the same names in another order must not give another verdict.
+    # Exact sums: the order of the names must not change the verdict.
     usual = math.fsum(share[one] for one in stable) / len(stable) if stable else 1.0
     unusual = math.fsum(share[one] for one in share.keys() - stable) / dynamic
     seen = math.sqrt(min(objects / max(options.min_events, 1), 1.0))
@@ -64,10 +64,10 @@ def judged(options: HighCardinality, objects: int, names: Mapping[str, int]) -> 
 
 
 class MapNames:
-    """The names of a map that are not fields.
+    """Statistics of the names of a map that are not fields.
 
     Args:
-        options: How precise the sketches are.
+        options: The precision of the sketches.
         stable: The names that are fields.
     """
 
@@ -94,19 +94,19 @@ class MapNames:
 
     @property
     def unique(self) -> int:
-        """How many different names there are, about."""
+        """The estimated number of distinct names."""
         estimate: int = round(self._distinct.get_estimate())
         return estimate
 
     @property
     def frequent(self) -> list[str]:
-        """The most frequent names, the first most, as many as are kept as samples."""
+        """The most frequent names in descending order, at most `sample_size`."""
         found = self._frequent.get_frequent_items(frequent_items_error_type.NO_FALSE_NEGATIVES)
         most = sorted(found, key=lambda one: (-one[1], one[0]))
         return [name for name, *_ in most[: self._options.sample_size]]
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` reads, as JSON values."""
+        """Return the state for `restored`, as JSON values."""
         return {
             "stable": sorted(self.stable),
             "distinct": b64encode(self._distinct.serialize_compact()).decode(),
@@ -115,7 +115,7 @@ class MapNames:
 
     @classmethod
     def restored(cls, options: HighCardinality, state: Mapping[str, Any]) -> MapNames:
-        """Return the names that `state` is of."""
+        """Return the names with a state that `state` returned."""
         names = cls(options, state["stable"])
         names._distinct = hll_sketch.deserialize(b64decode(state["distinct"]))
         names._frequent = frequent_strings_sketch.deserialize(b64decode(state["frequent"]))
@@ -123,5 +123,5 @@ class MapNames:
 
 
 def _size(capacity: int) -> int:
-    """Return the binary logarithm of a table that holds so many names, three quarters full."""
+    """Return the binary logarithm of the size of a table that holds `capacity` names at 3/4 load."""
     return max(3, math.ceil(math.log2(max(capacity, 1) / 0.75)))

@@ -1,8 +1,8 @@
-"""Paths in documents as numbers, and as steps.
+"""Paths in documents, as numbers and as steps.
 
-A path is a hash of the steps from the document's root inwards, two of 30 bits each side by side. A
-step is a name, any element of an array, or any name of a map, an object whose names are values: below it
-documents with different names have the same paths. Kernels (`scan`) make the same numbers of bytes.
+A path's number consists of two 30-bit hashes of the steps from the document's root. A step is a name, any
+element of an array, or any name of a map. A map is an object whose names are values: below it, documents
+with different names have the same paths. Kernels (`scan`) compute the same numbers from the text.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ ELEMENT: Step = "[]"
 ANY: Step = "<*>"
 Path: TypeAlias = tuple[Step, ...]
 
-# Odd and below 2**30: a product with 30 bits fits 64 bits, so that it never overflows.
+# Odd and below 2**30: the product with a 30-bit number fits into 64 bits and never overflows.
 FIRST_BASE, SECOND_BASE = 692_137_411, 415_983_283
 BITS = 30
 MASK = (1 << BITS) - 1
 KEY_SYMBOL, ELEMENT_SYMBOL, ANY_SYMBOL = 257, 258, 259
-"""Symbols between steps, which no byte of a name is."""
+"""Symbols that mark steps; they are outside the range of bytes in names."""
 
 
 def child(parent: int, step: Step) -> int:
-    """Return the path of a value inside the value at `parent`."""
+    """Return the number of the path that is one step below `parent`."""
     if step in {ELEMENT, ANY}:
         symbols = [ELEMENT_SYMBOL if step == ELEMENT else ANY_SYMBOL]
     else:
@@ -38,7 +38,7 @@ def child(parent: int, step: Step) -> int:
 
 
 ROOT = (1 << BITS) | 1
-"""The path of a document itself."""
+"""The number of the path of a document itself."""
 
 
 def path_number(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Which events of a table are looked at: the first ones all, then one in so many."""
+"""Choose the events of a table to inspect: all during the warm-up, then a sample."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from deltaforge_dagster.sources.kernel import Longs
 
 
 def chosen(sampling: Sampling, seen: int, events: int) -> Longs:
-    """Return which of the next events of a table are looked at, counted from 0.
+    """Return the indexes of the next events of a table that are inspected, counted from 0.
 
     Args:
-        sampling: The rules.
-        seen: How many events came before.
-        events: How many there are.
+        sampling: The sampling options.
+        seen: The number of earlier events.
+        events: The number of next events.
     """
     warm = min(max(sampling.warmup_events - seen, 0), events)
     rate = max(sampling.sample_rate, 1)

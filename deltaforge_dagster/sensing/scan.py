@@ -1,13 +1,13 @@
-"""The structure of JSON documents as arrays: a cell for each value, found without parsing.
+"""Scan JSON documents into arrays with one cell per value, without parsing them.
 
-A cell says in which document a value stands, at which path, of which type it is, and where its text
-lies. What sensing wants to know of a batch is then a matter of sorting and counting arrays.
+A cell has the document, path and type of a value, and the location of its text. Sensing then only needs
+to sort and count arrays.
 
 A path is a number (`paths`). Below a map, an object whose names are values, documents with different names
 have the same paths.
 
-The text is taken as valid JSON. Kernels here call no kernels of other files but `sources.kernel`, so
-that Numba notices by itself when they change.
+The text is assumed to be valid JSON. The kernels call no kernels of other modules except `sources.kernel`, so
+that Numba detects changes by itself.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
@@ -63,27 +63,26 @@ _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Kinds: TypeAlias = npt.NDArray[np.uint8]
 
 _DIGITS = 4_000
-"""Python reads no longer whole numbers."""
-
+"""Longer integers are truncated: by default Python parses at most 4,300 digits."""
 NO_KEY = -1
-"""Where the name of a cell begins that has none: a root, or an element of an array."""
+"""The `key_start` of cells without a name: roots and elements of arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The values of documents, each before those inside it; arrays of the same length.
+    """The values of documents in document order; arrays of the same length, with one entry per cell.
 
     Attributes:
-        documents: How many documents there are.
-        data: The text that the places below are of.
-        document: Number of the document.
-        path: Its number (`paths`).
-        parent: Path of the object or array around it; that of a root is its own.
-        type: Index into `TYPES`.
-        start: Where its text begins.
-        stop: Where it ends.
-        key_start: Where its name begins, without quotes.
-        key_stop: Where that ends.
+        documents: The number of documents.
+        data: The text to which the offsets below refer.
+        document: The index of the cell's document.
+        path: The number of its path (`paths`).
+        parent: The path of the enclosing object or array; for a root, its own path.
+        type: The index of its type in `TYPES`.
+        start: The start of its text.
+        stop: The end of its text.
+        key_start: The start of its name, without quotes.
+        key_stop: The end of its name.
     """
 
     documents: int
@@ -102,15 +101,15 @@ class Cells:
         return self.data[self.start[cell] : self.stop[cell]].tobytes().decode()
 
     def texts(self, cells: Longs, *, inside: int = 0) -> pa.StringArray:
-        """Return the JSON texts of cells; without so many bytes at both ends (1: quotes)."""
+        """Return the JSON texts of cells, without `inside` bytes at both ends (1 strips quotes)."""
         return slices(self.data, self.start[cells] + inside, self.stop[cells] - inside)
 
     def names(self, cells: Longs) -> pa.StringArray:
-        """Return the names of cells that have one, as they are written."""
+        """Return the names of cells, which must have one, as written in the text."""
         return slices(self.data, self.key_start[cells], self.key_stop[cells])
 
     def step(self, cell: int) -> Step:
-        """Return the last step of the path of a cell that is no root."""
+        """Return the last step of the path of a cell that is not a root."""
         parent, path = int(self.parent[cell]), int(self.path[cell])
         if self.key_start[cell] == NO_KEY:
             return ELEMENT
@@ -121,7 +120,7 @@ class Cells:
 
 
 def unescaped(text: str) -> str:
-    """Return what stands between the quotes of a JSON string; as written if that is no text."""
+    """Return the value of a JSON string given without quotes; unchanged if it has lone surrogates."""
     if "\\" not in text:
         return text
     value = cast("str", json.loads(f'"{text}"', strict=False))
@@ -129,7 +128,7 @@ def unescaped(text: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Say whether a string has no half of a character beyond the first 65,536."""
+    """Return whether a string has no lone surrogates."""
     return not any("\ud800" <= one <= "\udfff" for one in value)
 
 
@@ -142,16 +141,16 @@ def scan(
     """Return the values of documents down to a depth.
 
     Args:
-        documents: JSON texts, none null.
-        depth: Values inside so many others are not looked into; 1 shows the fields of an object.
-        maps: Paths of objects whose names are values.
-        stable: Paths right below them that are told apart all the same.
+        documents: JSON texts, not null.
+        depth: Values at this depth are not inspected further; 1 returns the fields of an object.
+        maps: Paths of maps, whose names are values.
+        stable: Paths directly below maps that are fields nevertheless.
     """
     cells, odd = _scanned(documents, depth, maps, stable)
     rows = np.flatnonzero(odd)
     if not len(rows):
         return cells
-    # Names with escapes can be written in several ways; now they are all written in one.
+    # Names with escapes can be spelled in several ways, so they are normalized.
     texts = cast("list[str]", documents.to_pylist())
     for row in rows.tolist():
         texts[row] = _rewritten(texts[row])
@@ -165,17 +164,17 @@ def warm() -> None:
 
 
 def _rewritten(document: str) -> str:
-    """Return a document with its names written in the one way that `child` knows."""
+    """Return a document with its names in the spelling that `child` uses."""
     try:
         value = json.loads(document, parse_int=_number, parse_float=_number)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return document
     return text if _is_text(text) else document
 
 
 def _number(text: str) -> int | float:
-    """Return a number of the same type as the text, whatever its size."""
+    """Return a number of the same type as the text, whose value may differ if the text is very long."""
     if not any(one in text for one in ".eE"):
         return int(text[:_DIGITS])
     value = float(text)
@@ -208,7 +207,7 @@ def _scanned(
 
 
 def slices(data: Bytes, starts: Longs, stops: Longs) -> pa.StringArray:
-    """Return pieces of a text as an array."""
+    """Return slices of a text as an array."""
     ends = np.zeros(len(starts) + 1, np.int32)
     np.cumsum(stops - starts, out=ends[1:])
     out = np.empty(int(ends[-1]), np.uint8)
@@ -217,7 +216,7 @@ def slices(data: Bytes, starts: Longs, stops: Longs) -> pa.StringArray:
 
 
 def _text(documents: pa.StringArray) -> tuple[Bytes, Longs]:
-    """Return the bytes of documents, and where each begins and the last one ends."""
+    """Return the bytes of documents, and the start of each document followed by the end of the last."""
     _, ends, data = documents.buffers()
     if not len(documents) or data is None or ends is None:
         return read_only(b"\0"), np.zeros(len(documents) + 1, np.int64)
@@ -231,7 +230,7 @@ def _longs(numbers: Collection[int] | Sequence[int]) -> Longs:
 
 @kernel
 def _blanks(source: Bytes, at: int, end: int) -> int:
-    """Return where the next token begins."""
+    """Return the start of the next token."""
     while at < end and (
         source[at] == 32 or source[at] == 10 or source[at] == 13 or source[at] == 9
     ):
@@ -241,7 +240,7 @@ def _blanks(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def _string_stop(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the string whose opening quote stands at `at`."""
+    """Return the position after the string whose opening quote is at `at`."""
     at += 1
     while at < end and source[at] != QUOTE:
         at += 2 if source[at] == BACKSLASH else 1
@@ -250,7 +249,7 @@ def _string_stop(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def _value_stop(source: Bytes, at: int, end: int) -> int:
-    """Return the place after the value at `at`, whatever is inside it."""
+    """Return the position after the value at `at`, including all values inside it."""
     depth = 0
     while at < end:
         byte = source[at]
@@ -273,7 +272,7 @@ def _value_stop(source: Bytes, at: int, end: int) -> int:
 
 @kernel
 def _kind(source: Bytes, at: int) -> int:
-    """Return the type of the value that begins at `at`; a number counts as an integer so far."""
+    """Return the type of the value that starts at `at`; INTEGER for every number."""
     byte = source[at]
     if byte == QUOTE:
         return STRING
@@ -290,7 +289,7 @@ def _kind(source: Bytes, at: int) -> int:
 
 @kernel
 def _fraction(source: Bytes, at: int, stop: int) -> bool:
-    """Say whether a number is written with a fraction or an exponent."""
+    """Return whether a number is written with a fraction or an exponent."""
     for place in range(at, stop):
         byte = source[place]
         if byte == DOT or byte == LOWER_E or byte == UPPER_E:
@@ -300,7 +299,7 @@ def _fraction(source: Bytes, at: int, stop: int) -> bool:
 
 @kernel
 def _hashed(path: int, symbol: int) -> int:
-    """Return a path with one symbol more."""
+    """Return a path's number with one more symbol added."""
     first = ((path >> BITS) * FIRST_BASE + symbol) & MASK
     second = ((path & MASK) * SECOND_BASE + symbol) & MASK
     return first << BITS | second
@@ -308,7 +307,7 @@ def _hashed(path: int, symbol: int) -> int:
 
 @kernel
 def _among(numbers: Longs, wanted: int) -> bool:
-    """Say whether a number is one of some, which are sorted."""
+    """Return whether `numbers`, which are sorted, contain a number."""
     low, high = 0, len(numbers)
     while low < high:
         middle = (low + high) >> 1
@@ -338,7 +337,7 @@ def _scan(
     open_paths: Longs,
     open_cells: Longs,
 ) -> int:
-    """Write the cells of each document, and return how many there are."""
+    """Write the cells of all documents; return their number."""
     count = 0
     room = len(document)
     for row in range(len(bounds) - 1):
@@ -367,7 +366,7 @@ def _scan(
                 stop[cell] = after
                 at = after
             kinds[cell] = kind
-            while depth > 0:  # past a comma, and out of what ends here
+            while depth > 0:  # skip a comma, and close the values that end here
                 at = _blanks(source, at, end)
                 if at >= end:
                     depth = 0

@@ -1,8 +1,8 @@
-"""The schema of documents: learned from the first ones that are looked at, then compared with.
+"""The schema of documents: learned from the first documents, and then compared with later ones.
 
-A `DocumentSchema` takes documents in their order, any number at a time, and is afterwards the same
-whatever the numbers were: what depends on a count (maps, and the end of learning) is decided after exactly
-so many documents, whatever came together with them.
+A `DocumentSchema` observes documents in order. The result does not depend on how they are divided
+into batches: decisions that depend on a count (finding maps, and the end of learning) are made after
+exactly that many documents, even within a batch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from deltaforge_dagster.sensing.scan import INTEGER, NUMBER, OBJECT, STRING, TYP
 from deltaforge_dagster.sensing.values import Values
 
 MOST_FIELDS = 5_000
-"""A schema with more fields learns no more; looked at every `LOOK` documents."""
+"""A schema with more fields than this stops learning; checked every `LOOK` documents."""
 LOOK = 1_000
-
 _SHOWN = 20
-"""Of what an evolution added, so much is noted."""
+"""How many additions are listed in an evolution."""
 
 _Pairs: TypeAlias = dict[int, tuple[Path, int]]
 
@@ -42,19 +41,20 @@ class DocumentSchema:
 
     Args:
         options: The pipeline's `schema_sensing`.
-        around: How many levels stand around the documents: 1 for those of a row's columns.
+        around: The number of levels around the documents: 1 for documents in the columns of a row.
 
     Attributes:
-        fields: What documents have, by path; see `Fields`.
-        maps: The names of maps, by their paths.
-        sampled: How many documents were looked at.
-        sequence: Number of the schema: 1 for the first, one more with each evolution.
-        stabilized: Whether it learns no more.
-        hits: How many documents had a structure that was remembered.
-        misses: How many had another.
-        evolutions: What changed since `state` was taken; each old and new fingerprint, and what was added.
-        first_us: Event time of the first document that was looked at.
-        last_us: Of the last one.
+        fields: The fields by path; see `Fields`.
+        maps: The names of maps, by path.
+        sampled: How many documents were observed.
+        sequence: Version of the schema: 1 for the first, and one more with each evolution.
+        stabilized: Whether the schema has stopped learning.
+        hits: How many documents had a structure that was in the structure cache.
+        misses: How many documents had a structure that was not.
+        evolutions: The changes since the schema was created or restored; each with the old and the new
+            fingerprint, and what was added.
+        first_us: Event time of the first observed document.
+        last_us: Event time of the latest observed document.
     """
 
     def __init__(self, options: SchemaSensing, around: int = 0) -> None:
@@ -73,27 +73,27 @@ class DocumentSchema:
 
     @property
     def fingerprint(self) -> str:
-        """`sha256:` and the hexadecimal SHA-256 of every path and its types, in order."""
+        """`sha256:` and the hexadecimal SHA-256 of the sorted paths and their types."""
         known = sorted([*path, *field.types] for path, field in self.fields.items())
         return "sha256:" + hashlib.sha256(orjson.dumps(known)).hexdigest()
 
     @property
     def depth(self) -> int:
-        """Values inside so many others are not looked into."""
+        """The depth at which values are not inspected further."""
         inspection = self._options.deep_inspect
         return self._around + (inspection.max_depth if inspection.enabled else 1)
 
     @property
     def structures(self) -> int:
-        """How many structures are remembered."""
+        """The number of structures in the structure cache."""
         return len(self._structures)
 
     def observe(self, documents: pa.StringArray, times_us: npt.NDArray[np.int64]) -> Flags:
-        """Take the next documents, and say which differ from what was learned before them.
+        """Observe the next documents; return a mask of those that differ from a stabilized schema.
 
         Args:
-            documents: JSON texts, none null.
-            times_us: The event time of each.
+            documents: JSON texts, not null.
+            times_us: The event time of each document.
         """
         strange = np.zeros(len(documents), np.bool_)
         at = 0
@@ -117,7 +117,7 @@ class DocumentSchema:
         return min(turns, default=_MANY)
 
     def _turn(self) -> None:
-        """Decide what is decided after this many documents."""
+        """Make the decisions that are due after this number of documents."""
         high, most = self._options.high_cardinality, self._options.deep_inspect.max_sample_size
         again = high.reevaluate_interval
         full = not self.stabilized and (
@@ -158,7 +158,7 @@ class DocumentSchema:
         return strange
 
     def _grow(self, cells: Cells, groups: Groups) -> set[int]:
-        """Add what documents have and the schema has not; return which documents had it first."""
+        """Add new paths and types to the schema; return the documents in which they first occurred."""
         places: dict[int, Path] = {ROOT: ()} | {
             pair >> KIND_BITS: path for pair, (path, _) in self._pairs.items()
         }
@@ -177,7 +177,7 @@ class DocumentSchema:
             path = places[number]
             if path not in self.fields:
                 self.fields[path] = Field(Values(self._options.tracking))
-            # Counted at the end of the batch; until then 1 stands for "this type is known".
+            # The real count is added at the end of the batch; until then 1 marks the type as known.
             self.fields[path].counts[kind] = 1
             self._pairs[pair] = (path, kind)
             added.setdefault(document, []).append(f"{displayed(path)}: {TYPES[kind]}")
@@ -189,7 +189,7 @@ class DocumentSchema:
         return set(added)
 
     def _evolved(self, before: str | None, added: list[str]) -> str:
-        """Note that the schema is another one now; return its fingerprint."""
+        """Record an evolution of the schema; return the new fingerprint."""
         self.sequence += 1
         now = self.fingerprint
         if before is not None:
@@ -227,7 +227,7 @@ class DocumentSchema:
                 values.add_numbers(cells.texts(groups.cells(index)))
 
     def _remember(self, structures: list[int], evolved: set[int]) -> None:
-        """Look each document's structure up among those that are remembered."""
+        """Look up each document's structure in the structure cache, and add it if there is room."""
         sampling = self._options.sampling
         if not sampling.structure_cache:
             return
@@ -242,7 +242,7 @@ class DocumentSchema:
                 self._structures.add(structure)
 
     def _find_maps(self) -> None:
-        """Make maps of the objects that are, the outermost first."""
+        """Find the objects that are maps, outermost first, and convert them."""
         looked_at: set[Path] = set()
         while True:
             objects = [
@@ -264,7 +264,7 @@ class DocumentSchema:
                 self._fold(path, verdict.stable, names)
 
     def _fold(self, path: Path, stable: Iterable[str], names: Mapping[str, int]) -> None:
-        """Make one field of all fields of an object whose names are values."""
+        """Merge the fields of a map, except stable ones, into a single field."""
         before = self.fingerprint
         kept = set(stable)
         self.maps[path] = MapNames(self._options.high_cardinality, kept)
@@ -298,7 +298,7 @@ class DocumentSchema:
         self._evolved(before, [f"{displayed((*path, ANY))}: names are values"])
 
     def _fold_into_maps(self) -> None:
-        """Fold what maps that have become one told apart: names that were fields of neither."""
+        """After maps were merged, fold the fields that are stable in neither of them."""
         for path, inner in list(self.maps.items()):
             loose = [
                 one for one in self.fields
@@ -324,7 +324,7 @@ class DocumentSchema:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` reads, as JSON values."""
+        """Return the state for `restored`, as JSON values."""
         return {
             "sampled": self.sampled,
             "sequence": self.sequence,
@@ -338,7 +338,7 @@ class DocumentSchema:
 
     @classmethod
     def restored(cls, options: SchemaSensing, state: Mapping[str, Any]) -> DocumentSchema:
-        """Return the schema that `state` is of."""
+        """Return the schema with a state that `state` returned."""
         schema = cls(options)
         schema.sampled = state["sampled"]
         schema.sequence = state["sequence"]
@@ -357,14 +357,14 @@ class DocumentSchema:
 def combined(
     options: SchemaSensing, columns: Mapping[str, DocumentSchema], rows: int
 ) -> DocumentSchema:
-    """Return the schema of rows of which some columns hold documents: each such column is a field.
+    """Combine the schemas of columns into the schema of rows, in which each column is a field.
 
-    A column that had no document in some of the rows is optional. The schema is only to be shown.
+    A column that had no document in some of the rows is optional. The result is only for display.
 
     Args:
         options: The pipeline's `schema_sensing`.
-        columns: The schemas of the columns, one at least.
-        rows: How many rows were looked at.
+        columns: The schemas of the columns, at least one.
+        rows: The number of inspected rows.
     """
     whole = DocumentSchema(options, around=1)
     whole.sampled = rows

@@ -1,8 +1,8 @@
-"""What is known of one table: the schemas of its documents, and its drift.
+"""What sensing has learned about one table: the schemas of its documents, and its drift.
 
-A row of a table version that is registered is compared with its columns, and of its columns those that may hold
-JSON documents have a schema each. Any other row, which a processor or a message of the log has made, is a
-document itself.
+A row of a registered table version is compared with the version's columns, and each column that may contain
+JSON documents has a schema. Any other row, which comes from a processor or a logical message, is itself a
+document.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ UNCHANGED = '{"_unchanged":true}'
 _READ = ("after", "ts_us", "schema_version", "headers")
 
 Versions = Mapping[str, Sequence[Declared]]
-"""The columns of the versions of a table, by their fingerprints."""
+"""The columns of each version of a table, by fingerprint."""
 
 _DOCUMENT, _UNKNOWN = -1, -2
 
 _OF_OUTBOX = '"df-source-kind":"outbox"'
-"""In the headers of what was made of a row of an outbox: that is no row of the table any more."""
+"""Marks, in the headers, an event that was made from an outbox row, and is no longer a row of the table."""
 
 
 class TableSense:
-    """What is known of one table.
+    """What sensing has learned about one table.
 
     Args:
         options: The pipeline's `schema_sensing`.
 
     Attributes:
-        events: How many inserts, updates and snapshot rows there were.
-        whole: The schema of rows that are documents; None before the first.
-        columns: The schemas of columns that hold documents.
-        drift: What was compared with the table's columns.
+        events: The number of inserts, updates and snapshot rows.
+        whole: The schema of rows that are themselves documents; None before the first such row.
+        columns: The schemas of columns that contain documents, by name.
+        drift: The differences between rows and the table's columns.
     """
 
     def __init__(self, options: SchemaSensing) -> None:
@@ -69,12 +69,12 @@ class TableSense:
         return [*([self.whole] if self.whole else []), *self.columns.values()]
 
     def take(self, batch: pa.RecordBatch, rows: Longs, versions: Versions) -> None:
-        """Take the table's next inserts, updates and snapshot rows, in log order.
+        """Learn from the table's next inserts, updates and snapshot rows, in log order.
 
         Args:
-            batch: Has the columns `after`, `ts_us`, `schema_version` and `headers`.
-            rows: Which of its rows they are.
-            versions: The versions of the table; empty for what is not registered.
+            batch: A batch with the columns `after`, `ts_us`, `schema_version` and `headers`.
+            rows: The indexes of the table's rows in the batch.
+            versions: The registered versions of the table; empty if there are none.
         """
         picked = rows[chosen(self._options.sampling, self.events, len(rows))]
         self.events += len(rows)
@@ -110,7 +110,7 @@ class TableSense:
         self.drift.drifted += int(differing.sum())
 
     def _take_column(self, column: Declared, cells: Cells, times: Longs) -> Flags:
-        """Take the documents of a column; say which rows have one unlike what was learned."""
+        """Observe the documents of a column; return a mask of the rows whose document differs."""
         differing = np.zeros(cells.documents, np.bool_)
         found, documents = _documents(column, cells)
         if not len(found):
@@ -132,7 +132,7 @@ class TableSense:
         return differing
 
     def state(self) -> bytes:
-        """Return what `restored` reads."""
+        """Return the state for `restored`, as JSON text."""
         return orjson.dumps(
             {
                 "events": self.events,
@@ -144,7 +144,7 @@ class TableSense:
 
     @classmethod
     def restored(cls, options: SchemaSensing, state: bytes) -> TableSense:
-        """Return what `state` is of."""
+        """Return the table with a state that `state` returned."""
         fields: dict[str, Any] = orjson.loads(state)
         table = cls(options)
         table.events = fields["events"]
@@ -157,7 +157,7 @@ class TableSense:
 
 
 def selected(selection: Selection, name: str) -> bool:
-    """Say whether a selection by patterns has a name; one without patterns has all."""
+    """Return whether a selection includes a name; one without `include` patterns includes all names."""
     included = not selection.include or Globs(selection.include).match([name])
     return included and not Globs(selection.exclude).match([name])
 
@@ -167,10 +167,10 @@ def _images(rows: pa.RecordBatch) -> pa.StringArray:
 
 
 def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str]]:
-    """Return for each row the number of the version that it is compared with, and their fingerprints.
+    """Return for each row the index of its table version, and the fingerprints of the versions.
 
-    `_DOCUMENT` stands for a row that is none of the table's, `_UNKNOWN` for one of a version that is not
-    registered, of which nothing can be said.
+    The index is `_DOCUMENT` for a row that is not a row of the table, and `_UNKNOWN` for a row of a version
+    that is not registered, which is not inspected.
     """
     codes, known = coded(rows, "schema_version")
     if not versions:
@@ -191,10 +191,10 @@ def _versions(rows: pa.RecordBatch, versions: Versions) -> tuple[Longs, list[str
 
 
 def _documents(column: Declared, cells: Cells) -> tuple[Longs, pa.StringArray]:
-    """Return the values of a column that are documents, and their texts.
+    """Return the cells of a column that are documents, and their texts.
 
-    In a column of documents that is every value but null; in one of text, and of strings in any, what
-    is an object or an array written as text.
+    In a column of a JSON type, every value except null is a document. In a text column, and for strings in
+    any column, a document is an object or an array that is written as text.
     """
     found = np.flatnonzero(cells.path == child(ROOT, "." + column.name))
     kinds, starts = cells.type[found], cells.start[found]
@@ -222,7 +222,7 @@ def _documents(column: Declared, cells: Cells) -> tuple[Longs, pa.StringArray]:
 
 
 def _inner(text: str) -> str | None:
-    """Return the object or array that a JSON string holds as text, None for any other string."""
+    """Return the object or array that a JSON string contains as text, None for any other string."""
     try:
         inner: str = orjson.loads(text)
         return inner if isinstance(orjson.loads(inner), dict | list) else None

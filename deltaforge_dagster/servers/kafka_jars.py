@@ -1,4 +1,4 @@
-"""The jars of Kafka's broker: what Maven resolves for its runtime, and log4j's binding of SLF4J."""
+"""The jars of Kafka's broker: its runtime dependencies as resolved by Maven, and log4j's SLF4J binding."""
 
 from __future__ import annotations
 

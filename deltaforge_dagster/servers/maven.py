@@ -1,8 +1,8 @@
-"""Server programs that Maven Central has and PyPI has not: pinned, checked, and kept in a cache.
+"""Download server programs that are on Maven Central but not on PyPI: pinned, verified and cached.
 
 Only the servers of this package use it, for the demo, benchmarks and tests; nothing that a user's
-pipeline runs is ever fetched. Each artifact is named with its SHA-256 in the source, so what runs is
-what was tried, and no dependency is resolved here. Kept in `$XDG_CACHE_HOME/deltaforge/maven`
+pipeline runs is ever downloaded. The source names each artifact with its SHA-256, so exactly the tested
+files run, and no dependencies are resolved here. The cache is `$XDG_CACHE_HOME/deltaforge/maven`
 (`~/.cache` without that variable), in the layout of a Maven repository.
 
 Proxies and certificates come from the usual variables (`https_proxy`, `SSL_CERT_FILE`).
@@ -44,25 +44,25 @@ class Artifact:
 
     @property
     def path(self) -> str:
-        """Where it is in a repository: `org/slf4j/slf4j-api/1.7.36/slf4j-api-1.7.36.jar`."""
+        """The path in a repository: `org/slf4j/slf4j-api/1.7.36/slf4j-api-1.7.36.jar`."""
         group, name, version = self.coordinates.split(":")
         return f"{group.replace('.', '/')}/{name}/{version}/{name}-{version}.jar"
 
 
 def parse_pins(text: str) -> list[Artifact]:
-    """Read lines of `group:name:version sha256`."""
+    """Parse lines of `group:name:version sha256`."""
     return [Artifact(*line.split()) for line in text.strip().splitlines()]
 
 
 def cache_directory() -> Path:
-    """Return where programs are kept: `$XDG_CACHE_HOME/deltaforge`."""
+    """Return the cache directory for programs: `$XDG_CACHE_HOME/deltaforge`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltaforge"
 
 
 def fetch(artifacts: Iterable[Artifact]) -> list[Path]:
-    """Return the files of `artifacts`, in their order; download those that the cache lacks.
+    """Return the files of `artifacts`, in the same order; download those that are not in the cache.
 
-    Any number of processes may do this at once.
+    Several processes may do this at the same time.
 
     Raises:
         SettingsError: Maven Central cannot be reached, the cache cannot be written, or a file is
@@ -86,7 +86,7 @@ def _cached(artifact: Artifact, cache: Path) -> Path:
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A file under its own name is always whole: others may look for it at any moment.
+        # Rename complete files only: other processes may look for the file at any moment.
         descriptor, temporary = tempfile.mkstemp(prefix=".", dir=file.parent)
         with open(descriptor, "wb") as stream:  # noqa: PTH123 - mkstemp opened it
             stream.write(content)
@@ -109,7 +109,7 @@ def _download(artifact: Artifact) -> bytes:
             with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - https
                 content: bytes = answer.read()
                 return content
-        except (OSError, http.client.HTTPException) as error:  # the latter: it ended too early
+        except (OSError, http.client.HTTPException) as error:  # the latter: truncated response
             problem = error
     raise SettingsError(
         f"{artifact.coordinates} cannot be downloaded from {CENTRAL}: {problem}; "

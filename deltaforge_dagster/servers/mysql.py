@@ -1,10 +1,10 @@
-"""A real MySQL or MariaDB server of our own, in a temporary directory, ready to be replicated from.
+"""Run a real MySQL or MariaDB server in a temporary directory, configured for replication.
 
-Its programs are those of one version (see `mysql_programs`), MySQL 8.0 when none is asked for. The
-server listens on a free port of 127.0.0.1 and its user is `root`, with a password, over
-`caching_sha2_password` as in any fresh MySQL 8. The binary log is on: rows, full images, GTIDs.
+`mysql_programs` provides the programs, by default of MySQL 8.0. The
+server listens on a free port of 127.0.0.1. Its user is `root`, with a password, and with
+`caching_sha2_password` as in any new MySQL 8. The binary log is on: rows, full images, GTIDs.
 
-MySQL refuses to run as root: then it runs as an ordinary account.
+MySQL refuses to run as root: in a process of root, the server runs as an ordinary account.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _START_SECONDS = 120.0
 
 
 class MysqlServer(OneProcessServer):
-    """A MySQL server, made by `start` or `attach`."""
+    """A MySQL server, created by `start` or `attach`."""
 
     _stop_seconds = 20.0
 
@@ -65,18 +65,17 @@ class MysqlServer(OneProcessServer):
         version: Version | None = None,
         origins: Sequence[Origin] = ("package", "installed"),
     ) -> Self:
-        """Make a data directory and start a server on it.
+        """Create a data directory and start a server on it.
 
         Args:
-            data_dir: Where the data goes, an empty or new directory, kept by `close`; None for
-                a temporary one.
-            settings: Server settings over ours (binary log of rows, GTIDs on), by the names of
-                system variables: `{"gtid_mode": "OFF", "binlog_row_metadata": "FULL"}`.
-            version: Which one is fetched; None for the usual one, of the package or installed.
-            origins: Where to look for the program without a `version`, in this order.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
+            settings: Server settings that override the defaults (binary log of rows, GTIDs on), by the
+                names of system variables: `{"gtid_mode": "OFF", "binlog_row_metadata": "FULL"}`.
+            version: The version to download; None for the default one, from the package or installed.
+            origins: The search order for the program without a `version`.
 
         Raises:
-            SettingsError: There is no program, or the server did not start.
+            SettingsError: The program was not found, or the server did not start.
         """
         server = cls("")
         server._account = Account.ordinary()
@@ -89,7 +88,9 @@ class MysqlServer(OneProcessServer):
                 **server._programs.settings,
                 "datadir": str(server._data),
                 "socket": str(server._temporary / "socket"),
-                "tmpdir": str(server._temporary),  # not TMPDIR, which may be closed to the account
+                "tmpdir": str(
+                    server._temporary
+                ),  # not TMPDIR, which the account may be unable to read
                 **(settings or {}),
             }
             password = server._initialize()
@@ -101,15 +102,15 @@ class MysqlServer(OneProcessServer):
 
     @classmethod
     def attach(cls, dsn: str) -> Self:
-        """Use a server that somebody else runs; `dsn` names a user with every privilege.
+        """Use an external server; the user in `dsn` needs all privileges.
 
-        It is never stopped; `close` drops the databases made by `create_database`.
+        The server is never stopped; `close` drops the databases created by `create_database`.
         """
         return cls(dsn)
 
     @property
     def dsn(self) -> str:
-        """`mysql://user:password@host:port/database`, root's."""
+        """`mysql://user:password@host:port/database` of root."""
         return self._dsn
 
     @property
@@ -137,7 +138,7 @@ class MysqlServer(OneProcessServer):
         self._dsn = f"mysql://{_USER}:{password}@127.0.0.1:{port}/mysql"
 
     def _initialize(self) -> str:
-        """Make the data directory with the user; return the user's password."""
+        """Create the data directory and the user; return the user's password."""
         password = secrets.token_urlsafe(12)
         assert self._temporary
         self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -164,11 +165,11 @@ class MysqlServer(OneProcessServer):
         return password
 
     def _system_tables(self) -> str:
-        """Return the statements that make MariaDB's system tables, without accounts of root."""
+        """Return the statements that create MariaDB's system tables, without accounts for root."""
         made = "".join(script.read_text() for script in self._programs.scripts)
         if not made:
             return ""
-        # While the accounts are not read, everything is allowed, and nothing can be granted.
+        # Until the accounts are loaded (FLUSH PRIVILEGES), everything is allowed except GRANT.
         ours = "DELETE FROM global_priv WHERE User = 'root';\nFLUSH PRIVILEGES;\n"
         return f"CREATE DATABASE mysql;\nUSE mysql;\n{made}{ours}"
 
@@ -196,10 +197,10 @@ class MysqlServer(OneProcessServer):
 
 
 def connect(dsn: str) -> pymysql.Connection[Any]:
-    """Open a connection that commits each statement, until `begin()`."""
+    """Open a connection in autocommit mode."""
     parts = urlsplit(dsn)
     host = parts.hostname or "127.0.0.1"
-    # On the way to this host nobody listens, and each context for TLS takes 10 ms to make.
+    # A local connection needs no TLS, and creating a TLS context takes 10 ms.
     own = host == "127.0.0.1"
     return pymysql.connect(
         host=host,
@@ -214,7 +215,7 @@ def connect(dsn: str) -> pymysql.Connection[Any]:
 
 
 def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
-    """Run statements, each in a transaction of its own; return the rows of the last one."""
+    """Run statements, each in its own transaction; return the rows of the last one."""
     with connect(dsn) as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
@@ -222,5 +223,5 @@ def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
 
 
 def installed_version(origins: Sequence[Origin] = ("package", "installed")) -> str:
-    """Return what `start` would start, or how to get it; fetches nothing."""
+    """Return the version that `start` would start, or how to get one; downloads nothing."""
     return mysql_programs.describe(origins)

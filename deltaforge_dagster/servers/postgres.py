@@ -1,11 +1,11 @@
-"""A real PostgreSQL server of our own, in a temporary directory, ready for logical replication.
+"""Run a real PostgreSQL server in a temporary directory, configured for logical replication.
 
 The programs come from this machine, or from builds of each major version (see `postgres_programs`).
 The server listens on a free port of 127.0.0.1, with passwords (SCRAM), and its superuser is
 `postgres`.
 
-PostgreSQL refuses to run as root: then it runs as an ordinary account, and the package is copied
-when that account cannot read it (a virtual environment below `/root`).
+PostgreSQL refuses to run as root: in a process of root, the server runs as an ordinary account, and the
+package is copied if that account cannot read it (a virtual environment below `/root`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _START_SECONDS = 120.0
 
 
 class PostgresServer(Server):
-    """A PostgreSQL server, made by `start` or `attach`."""
+    """A PostgreSQL server, created by `start` or `attach`."""
 
     _stop_seconds = 20.0
-    _stop_signal = signal.SIGINT  # connections are cut, and what is committed is flushed
-    _crash_signal = signal.SIGQUIT  # no checkpoint
+    _stop_signal = signal.SIGINT  # fast shutdown: connections are closed, then a checkpoint
+    _crash_signal = signal.SIGQUIT  # immediate shutdown: no checkpoint
 
     def __init__(self, dsn: str) -> None:
         super().__init__("PostgreSQL")
@@ -68,19 +68,18 @@ class PostgresServer(Server):
         version: int | None = None,
         origins: Sequence[Origin] = ("installed", "package"),
     ) -> Self:
-        """Make a database cluster and start it.
+        """Create a database cluster and start it.
 
         Args:
-            data_dir: Where the cluster goes, an empty or new directory, kept by `close`; None for
-                a temporary one.
-            settings: Server settings over ours (`wal_level=logical`, 20 slots and senders), by
-                their names in postgresql.conf. Tests turn `fsync` off.
-            version: A major version, 12 to 18, whose pinned build is fetched; None for what this
-                machine or the package has.
-            origins: Where to look for the programs without a `version`, in this order.
+            data_dir: The data directory, empty or new, which `close` keeps; None for a temporary one.
+            settings: Server settings that override the defaults (`wal_level=logical`, 20 slots and
+                senders), by their names in postgresql.conf. Tests turn `fsync` off.
+            version: A major version, 12 to 18, whose pinned build is downloaded; None for the version of
+                this machine or of the package.
+            origins: The search order for the programs without a `version`.
 
         Raises:
-            SettingsError: There are no programs, or the server did not start.
+            SettingsError: The programs were not found, or the server did not start.
         """
         server = cls("")
         server._account = Account.ordinary()
@@ -102,15 +101,15 @@ class PostgresServer(Server):
 
     @classmethod
     def attach(cls, dsn: str) -> Self:
-        """Use a server that somebody else runs; `dsn` names a superuser and a database.
+        """Use an external server; `dsn` names a superuser and a database.
 
-        It is never stopped; `close` drops the databases made by `create_database`.
+        The server is never stopped; `close` drops the databases created by `create_database`.
         """
         return cls(dsn)
 
     @property
     def dsn(self) -> str:
-        """`postgres://user:password@host:port/database`, the superuser's."""
+        """`postgres://user:password@host:port/database` of the superuser."""
         return self._dsn
 
     @property
@@ -203,7 +202,7 @@ class PostgresServer(Server):
 
 
 def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
-    """Return what `start` would start, `postgres (PostgreSQL) 16.2`, or how to get it."""
+    """Return the version that `start` would start, `postgres (PostgreSQL) 16.2`, or how to get it."""
     account = Account.ordinary()
     scratch = temporary_directory("postgres", account)
     try:

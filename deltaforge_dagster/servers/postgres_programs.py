@@ -1,9 +1,9 @@
-"""Where PostgreSQL's programs come from: this machine, a Python package, or Maven Central.
+"""Find the programs of PostgreSQL: on this machine, in a Python package, or on Maven Central.
 
-An installation (`PATH`, Debian's `/usr/lib/postgresql/<version>/bin`, the newest) or the package
-`pgserver` of the extra `servers`, PostgreSQL 16, when any supported version will do. When one is
-asked for, it comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL
-keeps builds of every major version for Linux on x86-64, with the libraries they need.
+If any supported version will do, they come from the newest installation (`PATH`, Debian's
+`/usr/lib/postgresql/<version>/bin`) or from the package `pgserver` of the extra `servers`, PostgreSQL 16.
+A requested version comes from Maven Central (see `maven`; 15 MB each), where Zonky's embedded PostgreSQL
+has builds of every major version for Linux on x86-64, with the libraries that they need.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ PINNED = {
         ("18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"),
     )
 }
-"""The builds, by major version: every one that is supported."""
+"""The builds of all supported major versions."""
 _PROGRAMS = ("initdb", "postgres")
 
 
 def find(origins: Sequence[Origin], account: Account | None, scratch: Path) -> Path:
-    """Return the directory with `initdb` and `postgres` that `account` can run.
+    """Return a directory with `initdb` and `postgres` that `account` can run.
 
     Args:
-        origins: Where to look, in this order.
-        account: Who is going to run them.
-        scratch: A directory that `account` can enter; what must be copied goes there.
+        origins: The search order.
+        account: The account that will run the programs; None for the current user.
+        scratch: A directory that `account` can access, to which the programs are copied if necessary.
 
     Raises:
-        SettingsError: There are none.
+        SettingsError: No programs were found.
     """
     for origin in origins:
         look = _installed if origin == "installed" else _packaged
@@ -66,7 +66,7 @@ def of_version(major: int, scratch: Path) -> Path:
     """Unpack the programs of one major version into `scratch`, where every account can run them.
 
     Raises:
-        SettingsError: There is no such version, or it cannot be fetched.
+        SettingsError: The version is not supported, or cannot be downloaded.
     """
     if major not in PINNED:
         raise SettingsError(
@@ -78,7 +78,7 @@ def of_version(major: int, scratch: Path) -> Path:
         jar.open(_ARCHIVE) as archive,
         tarfile.open(fileobj=archive, mode="r:xz") as files,
     ):
-        # Python before 3.11.4 knows no filters, and leaves the attribute alone.
+        # Python before 3.11.4 has no extraction filters, and ignores the attribute.
         files.extraction_filter = getattr(tarfile, "tar_filter", None)
         files.extractall(home)  # noqa: S202 - the archive's checksum is pinned
     for path in (home, *home.rglob("*")):
@@ -88,7 +88,7 @@ def of_version(major: int, scratch: Path) -> Path:
 
 
 def _installed(account: Account | None, scratch: Path) -> Path | None:
-    """Return where the newest installed server's programs are that `account` can run."""
+    """Return the directory of the newest installed programs that `account` can run, or None."""
     on_path = shutil.which("postgres")
     candidates = [Path(on_path).resolve().parent] if on_path else []
     candidates += Path("/usr/lib/postgresql").glob("*/bin")
@@ -101,14 +101,14 @@ def _installed(account: Account | None, scratch: Path) -> Path | None:
 
 
 def _major_version(program: Path, account: Account | None, scratch: Path) -> int:
-    """Return what `postgres --version` or `initdb --version` says; 0 if it cannot be run."""
+    """Return the major version of `postgres` or `initdb`; 0 if the program cannot be run."""
     says = run_as([str(program), "--version"], account, scratch).stdout
     found = re.search(r"\) (\d+)", says)
     return int(found[1]) if found else 0
 
 
 def _packaged(account: Account | None, scratch: Path) -> Path | None:
-    """Return where the package's programs are, copied to `scratch` if `account` needs that."""
+    """Return the directory of the package's programs, copied to `scratch` if `account` cannot run them."""
     package = package_directory("pgserver")
     if package is None:
         return None

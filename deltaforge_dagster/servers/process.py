@@ -1,12 +1,12 @@
-"""One server program as a child of ours, and the promise that it ends when we do.
+"""Run a server program as a child process that never outlives this process.
 
-A server runs in a session of its own, so Ctrl-C reaches us and not it, and we end it in order. When
-we cannot (killed, crashed, `os._exit`), a *guard* does: a shell of a few lines that waits on a pipe
-whose other end only we hold. The kernel closes that end when we die, however we die; the guard then
-stops the server and removes its temporary directory.
+A server runs in its own session, so Ctrl-C reaches only this process, which then stops the server in order.
+If this process cannot do that (killed, crashed, `os._exit`), a *guard* does: a short shell script that waits
+on a pipe whose other end only this process holds. The kernel closes that end when this process ends, for
+whatever reason; the guard then stops the server and removes its temporary directory.
 
-Some servers refuse to run as root (PostgreSQL). As root we run them as an ordinary account
-(`Account.ordinary`) that owns the temporary directory.
+Some servers refuse to run as root (PostgreSQL). A process of root runs them as an ordinary account
+(`Account.ordinary`), which owns the temporary directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ while kill -0 "$1" 2>/dev/null && [ "$tries" -lt 50 ]; do sleep 0.1; tries=$((tr
 kill -s KILL -- "$1" "-$1" 2>/dev/null
 if [ -n "$3" ]; then rm -rf "$3"; fi
 """
-"""Arguments: pid, name of the quick stop signal, directory to remove or nothing."""
+"""Arguments: pid, name of the quick stop signal, directory to remove or an empty string."""
 
 _SWITCH = """
 import os, sys
@@ -52,9 +52,9 @@ except OSError as error:
     print(f"{command[0]}: {error.strerror}", file=sys.stderr)
     sys.exit(126)
 """
-"""Arguments: user, group, then a program's path and its arguments, which take this process over.
+"""Arguments: uid, gid, then a program's path and its arguments, which replace this process.
 
-Nothing can be imported any more once the user is another one, who may not even see where Python is.
+After the switch nothing can be imported, because the new user may be unable to read Python's files.
 """
 
 _LOG_TAIL = 5
@@ -72,7 +72,7 @@ class Account:
 
     @classmethod
     def ordinary(cls) -> Account | None:
-        """Return the account to run a server as that refuses root, None to run it as ourselves."""
+        """Return the account for servers that refuse to run as root; None if the current user is not root."""
         if os.geteuid() != 0:
             return None
         for name in ("postgres", "nobody"):
@@ -82,11 +82,11 @@ class Account:
         return cls(65534, 65534)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """Return the command line that runs another one as this user.
+        """Return a command line that runs another one as this user.
 
-        `subprocess` could switch the user itself, but would call `fork` for it, where it otherwise calls
-        `vfork`. After a `fork` gRPC's handlers begin to work in the child; if gRPC is in use here, they now
-        and then end it before the program has begun.
+        `subprocess` could switch the user itself, but would then call `fork` instead of
+        `vfork`. After a `fork`, gRPC's handlers run in the child; if gRPC is in use in this process, they
+        occasionally end the child before the program has started.
         """
         switch = [sys.executable, "-ISc", _SWITCH, str(self.uid), str(self.gid)]
         program, *arguments = words
@@ -94,7 +94,7 @@ class Account:
 
 
 def temporary_directory(name: str, account: Account | None) -> Path:
-    """Create an empty directory, mode 0700, that belongs to `account` and can be reached by it."""
+    """Create an empty directory, mode 0700, that `account` owns and can access."""
     parents: list[str | None] = [None, "/tmp", "/var/tmp"]  # noqa: S108 - mkdtemp makes names safe
     for parent in parents if account else parents[:1]:
         directory = Path(tempfile.mkdtemp(prefix=f"deltaforge-{name}-", dir=parent))
@@ -116,7 +116,7 @@ def run_as(
     directory: Path,
     standard_input: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a short command in `directory`; a program that cannot be started gives code 126."""
+    """Run a short command in `directory`; the exit code is 126 if the program cannot be started."""
     try:
         with (standard_input or Path(os.devnull)).open("rb") as stdin:
             return subprocess.run(
@@ -134,7 +134,7 @@ def run_as(
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that nobody listens on now.
 
-    Where there is room it lies below the ports that the kernel gives to outgoing connections: one of
+    If possible, the port is below the range that the kernel uses for outgoing connections, because one of
     those could take it before the server does, or while the server is being restarted.
     """
     below = _first_outgoing_port()
@@ -146,17 +146,17 @@ def free_port() -> int:
 
 
 def _first_outgoing_port() -> int:
-    """Return the first port of outgoing connections; 0 where the kernel does not say (not Linux)."""
+    """Return the first port of outgoing connections; 0 if it is unknown (not Linux)."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return 0
 
 
 def _bound(port: int) -> int:
-    """Return a port that can be bound now: the given one, for 0 any.
+    """Return a port that can be bound now: the given port, or any port for 0.
 
     Raises:
-        OSError: The given one is in use.
+        OSError: The given port is in use.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
@@ -168,17 +168,17 @@ class ServerProcess:
     """A running server program.
 
     Args:
-        name: What messages call it.
+        name: The program's name in messages.
         command: Program and arguments.
-        directory: `server.log` is written there.
-        working_directory: Its working directory; None for `directory`.
-        account: Whom to run it as; None for ourselves.
-        environment: Its environment variables; None for ours.
-        quick_signal: Ends the program at once and whole, its own children included.
-        remove: Directory the guard removes when we die; None to keep everything.
+        directory: The directory of `server.log`.
+        working_directory: The program's working directory; None for `directory`.
+        account: The account to run it as; None for the current user.
+        environment: Its environment variables; None for those of this process.
+        quick_signal: The signal that ends the program at once, including its children.
+        remove: The directory that the guard removes when this process ends; None to keep everything.
 
     Attributes:
-        name: What messages call it.
+        name: The program's name in messages.
     """
 
     def __init__(
@@ -229,14 +229,14 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the program has not ended."""
+        """Whether the program is still running."""
         return self._child.poll() is None
 
     def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
         """Wait until `ready()` is true.
 
         Raises:
-            SettingsError: The program ended, or `seconds` passed; with its last log lines.
+            SettingsError: The program ended, or `seconds` passed; the message has its last log lines.
         """
         deadline = time.monotonic() + seconds
         while not ready():
@@ -247,32 +247,31 @@ class ServerProcess:
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program and everything it started in its process group."""
+        """Send a signal to the program's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
 
     def pause(self) -> None:
-        """Freeze the program (SIGSTOP); returns when none of its threads runs any more."""
+        """Freeze the program (SIGSTOP), and return when all of its threads are stopped."""
         self.send(signal.SIGSTOP)
         while self.running and not _is_stopped(self._child.pid):
             time.sleep(0.001)
 
     def resume(self) -> None:
-        """Let a frozen program go on (SIGCONT)."""
+        """Resume a frozen program (SIGCONT)."""
         self.send(signal.SIGCONT)
 
     def stop(self, number: signal.Signals, seconds: float) -> None:
-        """End the program with a signal, after `seconds` by force; nothing of it is left running.
+        """End the program and its children with a signal, and by force after `seconds`.
 
-        What it started gets the same signal at the same time, as with Ctrl-C in a terminal. Safe
-        to call twice.
+        The whole process group gets the signal, as with Ctrl-C in a terminal. Safe to call twice.
         """
         atexit.unregister(self.stop)
         if self._guard.returncode is not None:
             return
         for step, patience in ((number, seconds), (self._quick_signal, 5.0), (signal.SIGKILL, 5.0)):
             self.send(step)
-            self.send(signal.SIGCONT)  # a paused program would never see the other signal
+            self.send(signal.SIGCONT)  # a paused program would not handle the other signal
             if self._ended(patience):
                 break
         self._guard.kill()
@@ -289,24 +288,24 @@ class ServerProcess:
         return True
 
     def log_tail(self) -> str:
-        """Return the last lines of its log, in one."""
+        """Return the last lines of the program's log as a single line."""
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         return " / ".join(line.strip() for line in lines if line.strip()) or "it wrote no log"
 
 
 def _is_stopped(process: int) -> bool:
-    """Say whether all threads of a process are stopped: they are one after another."""
+    """Return whether all threads of a process are stopped; they stop one after another."""
     for stat in Path(f"/proc/{process}/task").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # that thread ended just now
+        with contextlib.suppress(OSError):  # the thread has just ended
             if stat.read_text().rpartition(")")[2].split()[0] not in "TtZ":
                 return False
     return True
 
 
 def _group_lives(group: int) -> bool:
-    """Say whether a process group has members that run (zombies do not); needs Linux's /proc."""
+    """Return whether a process group has members other than zombies; needs Linux's /proc."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended just now
+        with contextlib.suppress(OSError):  # the process has just ended
             state, _parent, its_group = stat.read_text().rpartition(")")[2].split()[:3]
             if int(its_group) == group and state != "Z":
                 return True
@@ -314,11 +313,11 @@ def _group_lives(group: int) -> bool:
 
 
 def package_directory(package: str) -> Path | None:
-    """Return where an installed package's files are, without importing it; None if it is not."""
+    """Return the directory of an installed package without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).resolve().parent if spec and spec.origin else None
 
 
 def remove_directory(directory: Path) -> None:
-    """Delete a directory with everything in it; what is gone already is no error."""
+    """Delete a directory with everything in it; errors are ignored."""
     shutil.rmtree(directory, ignore_errors=True)

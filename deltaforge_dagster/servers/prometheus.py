@@ -1,7 +1,7 @@
-"""A real Prometheus of our own, with its checker `promtool`, in a temporary directory.
+"""Run a real Prometheus in a temporary directory, and its checker `promtool`.
 
 The programs come from an installation (`PATH`), or from Debian (see `debian`). The server listens on
-a free port of 127.0.0.1 and keeps what it has scraped until it is closed.
+a free port of 127.0.0.1 and keeps the scraped data until it is closed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PACKAGES = ("prometheus", "libc6")
 _START_SECONDS = 120.0
 _CHECK_SECONDS = 120.0
 _STYLE = 3
-"""Exit code of `promtool` when all is valid, but something could be named better."""
+"""Exit code of `promtool` if the input is valid but violates naming conventions."""
 
 
 class PrometheusServer(OneProcessServer):
-    """A Prometheus, made by `start`."""
+    """A Prometheus server, created by `start`."""
 
     _stop_seconds = 10.0
 
@@ -45,10 +45,10 @@ class PrometheusServer(OneProcessServer):
 
         Args:
             config: Its configuration file; paths in it are relative to its folder.
-            origins: Where to look for the programs, in this order.
+            origins: The search order for the programs.
 
         Raises:
-            SettingsError: There are no programs, or the server did not start.
+            SettingsError: The programs were not found, or the server did not start.
         """
         server = cls()
         server._temporary = temporary_directory("prometheus", None)
@@ -64,24 +64,24 @@ class PrometheusServer(OneProcessServer):
 
     @property
     def url(self) -> str:
-        """Of its pages and API."""
+        """The base URL of its pages and its API."""
         return f"http://{self._address}"
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API, such as `query`; the server must answer."""
+        """Return the data of an API response, such as that of `query`; raises if there is none."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as answer:  # noqa: S310
             return json.load(answer)["data"]
 
     def check(self, *arguments: str, text: str = "") -> str:
-        """Run `promtool check` and return what it says, matters of style included.
+        """Run `promtool check` and return its output, including remarks on naming conventions.
 
         Args:
             arguments: What to check, such as `rules` and a file.
             text: Its standard input.
 
         Raises:
-            SettingsError: It found something wrong.
+            SettingsError: The input is invalid.
         """
         done = subprocess.run(
             [*self._programs["promtool"], "check", *arguments],
@@ -123,7 +123,7 @@ class PrometheusServer(OneProcessServer):
 
 
 def _find_programs(origins: Sequence[Origin], directory: Path) -> dict[str, tuple[str, ...]]:
-    """Return what stands for each program in a command."""
+    """Return the command of each program, which may be preceded by its loader."""
     for origin in origins:
         if origin == "installed":
             found = {name: shutil.which(name) for name in ("prometheus", "promtool")}

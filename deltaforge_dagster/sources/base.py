@@ -119,7 +119,7 @@ class ChangeBatch:
             )
 
 
-class Stretch(Protocol):
+class LogSection(Protocol):
     """A part of a log between two transactions, which can be decoded by itself; may be pickled."""
 
     @property
@@ -325,7 +325,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class DivisibleSource(Source, Protocol):
+class SectionedSource(Source, Protocol):
     """A source whose log several readers may read at the same time; may be pickled."""
 
     def behind(self, position: Position) -> int:
@@ -336,34 +336,34 @@ class DivisibleSource(Source, Protocol):
         """Load what reading takes, which may take seconds; connects to nothing."""
         ...
 
-    def divide(
+    def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
-    ) -> Generator[Stretch | None]:
-        """Yield consecutive stretches of the log, each with something captured; None meanwhile.
+    ) -> Generator[LogSection | None]:
+        """Yield consecutive log sections of the log, each with something captured; None meanwhile.
 
         The first begins at `start`, which this server's log must have. The last one ends where the
         log does now, or before something that has to be read by one reader after all before it.
-        Table versions are registered as they come, before a stretch that has rows of them.
+        Table versions are registered as they come, before a log section that has rows of them.
 
         Args:
             start: Where to begin.
             registry: As for `read`.
-            log_bytes: Asked before each stretch for its size; one transaction may be larger.
+            log_bytes: Asked before each log section for its size; one transaction may be larger.
 
         Raises:
             DeltaforgeError: The server refused something, or the run lost its lease.
         """
         ...
 
-    def read_stretch(
-        self, stretch: Stretch, limits: ReadLimits, lane: int
+    def read_section(
+        self, section: LogSection, limits: ReadLimits, reader: int
     ) -> Iterator[ChangeBatch]:
-        """Yield exactly what `read` yields between the ends of a stretch; the last batch ends it.
+        """Yield exactly what `read` yields between the ends of a log section; the last batch ends it.
 
         Args:
-            stretch: One that `divide` yielded, of this source in any process.
+            section: One that `plan_sections` yielded, of this source in any process.
             limits: As for `read`.
-            lane: A small number, different for readers at the same time.
+            reader: A small number, different for readers at the same time.
 
         Raises:
             DeltaforgeError: It cannot be decoded by itself, or not now: `read` says why.

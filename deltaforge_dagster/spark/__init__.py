@@ -1,4 +1,4 @@
-"""The sinks as data sources for anyone's Spark job: `df.write.format("deltaforge_redis")`.
+"""The sinks as Spark data sources for any Spark job: `df.write.format("deltaforge_redis")`.
 
 ::
 
@@ -14,9 +14,9 @@
         .save()
     )
 
-A task opens the same sink that pipelines use and sends its partition's rows in their order. See
-`options` for the options, `rows` for the columns, and `writer` for what is promised when tasks are
-tried again. Sessions on Spark Connect and classic ones work alike; this package must be installed
+A task opens the same sink that pipelines use and sends the rows of its partition in order. See
+`options` for the options, `rows` for the columns, and `writer` for the guarantees when tasks are
+retried. Spark Connect sessions and classic sessions are supported. This package must be installed
 where the tasks run.
 """
 

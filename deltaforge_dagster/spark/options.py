@@ -1,12 +1,12 @@
-"""Options of a write, and the sink they describe.
+"""The options of a write, and the sink that they configure.
 
-The options of a format are the fields of that sink in a pipeline file, without those that need an
-event (templates, envelopes, filters), and `job`, a name for the write. A mapping is written with a
-dot: `client_conf.security.protocol`.
+The options of a format are the fields of that sink in a pipeline file, except those that need an
+event (templates, envelopes, filters), and `job`, a name for the write. The entries of a mapping are written
+with a dot: `client_conf.security.protocol`.
 
-Spark shows options in plans, in its UI and in logs. So a secret is never written into one: `${NAME}`
-stands for it, and its value comes from `register(spark, secrets={...})`, or from the environment of the
-tasks. A literal password is refused.
+Spark shows options in plans, in its UI and in logs. So an option must not contain a secret, but `${NAME}`,
+whose value comes from `register(spark, secrets={...})`, or from the environment of the
+tasks. A literal password is rejected.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _DECLARED: TypeAdapter[DeclaredSink] = TypeAdapter(DeclaredSink)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of sink as a data source.
+    """A sink type as a data source.
 
     Attributes:
-        name: As `type` has it in a pipeline file.
-        config: Model of its fields.
-        destination: The field that says where messages go.
-        without: Fields that are no options.
-        null_values: Whether a message may have no value: a tombstone of Kafka.
-        always_named: Whether the destination is given also when each row has its own.
+        name: The sink's `type` in a pipeline file.
+        config: The model of its fields.
+        destination: The field for the destination of messages.
+        without: Fields that are not available as options.
+        null_values: Whether a message may have no value: a Kafka tombstone.
+        always_named: Whether the destination is required even if each row has its own.
     """
 
     name: str
@@ -66,23 +66,24 @@ class Kind:
 
     @property
     def fields(self) -> set[str]:
-        """Names of its options, without `job`."""
+        """The names of its options, except `job`."""
         return set(self.config.model_fields) - set(SinkConfig.model_fields) - self.without
 
 
 KINDS = (
     Kind("redis", RedisConfig, "stream"),
     Kind("kafka", KafkaConfig, "topic", frozenset(["tombstones"]), null_values=True),
-    # Exactly once a sink is alone on its subjects; partitions are not. A stream is asked for a subject.
+    # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
+    # because the sink checks its stream with it.
     Kind("nats", NatsConfig, "subject", frozenset(["exactly_once"]), always_named=True),
 )
 
 
 def check(kind: Kind, options: Mapping[str, str]) -> None:
-    """Check what can be checked before any task runs.
+    """Check the options as far as possible before any task runs.
 
     Raises:
-        SpecError: An option is unknown, or holds a secret.
+        SpecError: An option is unknown or contains a secret, or `job` is invalid.
     """
     problems = []
     for name, text in options.items():
@@ -106,17 +107,17 @@ def _holds_secret(name: str, text: str) -> bool:
         return bool(literal)
     literal = literal.replace(":@", "@")
     if name == "url" and any(_REFERENCE.sub("", token) for token in _TOKEN.findall(text)):
-        return True  # NATS takes a name without a password for a token
+        return True  # NATS treats a user name without a password as a token
     return mask(literal) != literal
 
 
 def sink(
     kind: Kind, options: Mapping[str, str], secrets: Mapping[str, str], job: str, partition: int
 ) -> Sink:
-    """Return the sink of one partition of a job, not open.
+    """Return the sink for one partition of a job, not yet open.
 
     Raises:
-        SpecError: An option is missing or wrong.
+        SpecError: An option is missing or invalid.
     """
     config: dict[str, Any] = {"id": f"partition-{partition}", kind.destination: _ANY_NAME}
     for name, text in options.items():
@@ -129,7 +130,7 @@ def sink(
         else:
             config[field] = filled
     try:
-        # Options are text, whatever their field is.
+        # Options are always text, whatever the type of their field.
         declared = _DECLARED.validate_python({"type": kind.name, "config": config}, strict=False)
     except ValidationError as error:
         raise SpecError(

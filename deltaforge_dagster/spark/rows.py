@@ -1,17 +1,17 @@
-"""Rows of a DataFrame into messages.
+"""Convert rows of a DataFrame to messages.
 
 =============  ========================  ================================================================
 column         type                      meaning
 =============  ========================  ================================================================
 `value`        string                    The message. Null only for Kafka: a tombstone.
-`key`          string                    The message's key; without it or null: none.
-`destination`  string                    Stream, topic or subject; without it or null: the option's.
-`headers`      map of strings, or JSON   Without it or null: none.
-`event_id`     string                    Id by which consumers tell repeated messages; without it the
+`key`          string                    The message's key; if absent or null: none.
+`destination`  string                    Stream, topic or subject; if absent or null: that of the option.
+`headers`      map of strings, or JSON   If absent or null: none.
+`event_id`     string                    Id by which consumers detect duplicates; if absent or null: the
                                          job's name, the partition and the row's number in it.
 =============  ========================  ================================================================
 
-Other columns are refused. Names do not tell upper from lower case, as in Spark.
+Other columns are rejected. Names are case-insensitive, as in Spark.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _COLUMNS = ("value", "key", "destination", "headers", "event_id")
 
 
 def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
-    """Check a DataFrame's columns.
+    """Check the columns of a DataFrame.
 
     Raises:
-        SpecError: A column is missing, unknown or of another type.
+        SpecError: A column is missing, unknown or of the wrong type, or there is no destination.
     """
     types = {field.name.lower(): field.dataType for field in schema.fields}
     problems = [
@@ -61,17 +61,17 @@ def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
 def messages(
     kind: Kind, rows: pa.RecordBatch, default: str | None, ids: str, first: int
 ) -> pa.RecordBatch:
-    """Return rows as `MESSAGES`; their ordinals count from `first`.
+    """Return rows as `MESSAGES`, with ordinals from `first` on.
 
     Args:
-        kind: Of the sink.
-        rows: Of the DataFrame, checked.
-        default: Destination where a row names none; None when there is none.
-        ids: What a row's number is appended to, where it has no id.
-        first: Number of the first row in its partition.
+        kind: The sink type.
+        rows: Rows of a DataFrame whose columns were checked.
+        default: The destination of rows without one; None if there is no default.
+        ids: The prefix for the ids of rows without one; the row's number is appended.
+        first: The number of the first row in its partition.
 
     Raises:
-        SinkRejected: A row lacks what it must have.
+        SinkRejected: A row has no destination or no value.
     """
     count = rows.num_rows
     given = dict(zip((name.lower() for name in rows.schema.names), rows.columns, strict=True))

@@ -1,17 +1,17 @@
-"""The data sources that Spark calls, and what holds when it calls them again.
+"""The data sources that Spark calls, and their guarantees when tasks are retried.
 
-Spark tries a failed task again, and with speculation runs two attempts at a time. Each attempt sends
+Spark retries a failed task, and with speculation runs two attempts at the same time. Each attempt sends
 its partition's rows in order, from the first on.
 
-At least once: rows of a failed attempt arrive again, with the same `event_id` as long as the
-partition has the same rows in the same order, so that a consumer that drops repeated ids sees each row
-once. (Spark computes a partition again to the same rows unless the query is not deterministic:
-`rand()`, an order that nothing defines. Rows with an `event_id` of their own do not depend on that.)
+At least once: the rows of a failed attempt arrive again. They have the same `event_id` as long as the
+partition has the same rows in the same order, so that a consumer that drops duplicate ids sees each row
+once. (Spark recomputes a partition with the same rows unless the query is not deterministic, for example
+because of `rand()` or an undefined order. Rows with their own `event_id` do not depend on that.)
 
-Exactly once (`exactly_once`, under the same condition): each partition keeps its own position in the sink,
-in the same atomic step as the rows, and the next attempt goes on after it. `job` names the write: written
-again under the same name, in a new session too, only what is missing is sent. Without `job` each write
-is one of its own. Positions are forgotten after seven days.
+Exactly once (`exactly_once`, under the same condition): the sink stores the position of each partition
+atomically with the rows, and the next attempt continues after it. `job` identifies the write: if it is
+repeated under the same name, even in a new session, only the missing rows are sent. Without `job` each write
+is independent. Positions expire after seven days.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from deltaforge_dagster.spark import options as options_of_writes
 from deltaforge_dagster.spark import rows
 from deltaforge_dagster.spark.options import JOB, KINDS, Kind
 
-if TYPE_CHECKING:  # a classic session needs none of what Connect does
+if TYPE_CHECKING:  # a classic session does not need the packages of Connect
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 _WAITS = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts to send; then the task fails, and Spark decides."""
+"""Seconds between attempts to send; after the last one the task fails, and Spark may retry it."""
 
 _SEGMENT = 1
 _MOST_ROWS = 1 << 62
@@ -48,19 +48,19 @@ _MOST_ROWS = 1 << 62
 def register(
     spark: SparkSession | ConnectSession, *, secrets: Mapping[str, str] | None = None
 ) -> None:
-    """Make the formats `deltaforge_redis`, `deltaforge_kafka` and `deltaforge_nats` known to a session.
+    """Register the formats `deltaforge_redis`, `deltaforge_kafka` and `deltaforge_nats` in a session.
 
     Args:
-        spark: Any session, classic or of Spark Connect.
-        secrets: Values for `${NAME}` in options. They travel inside of the data source's code, which
-            Spark does not show. Call again to change them.
+        spark: A session, classic or Spark Connect.
+        secrets: Values for `${NAME}` in options. They are part of the data source's code, which
+            Spark does not show. Call this function again to change them.
     """
     for kind in KINDS:
         spark.dataSource.register(_source(kind, dict(secrets or {})))
 
 
 def _source(given_kind: Kind, given_secrets: dict[str, str]) -> type[DataSource]:
-    """Return a class of its own: Spark makes its objects itself, and sends its attributes along."""
+    """Return a new subclass of `_Source`: Spark creates its objects and ships its class attributes."""
 
     class Registered(_Source):
         kind = given_kind
@@ -79,7 +79,7 @@ class _Source(DataSource):
         return cls.kind.format
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return what tasks write with; everything that can be checked is."""
+        """Check options and columns; return the object with which tasks write."""
         if overwrite:
             raise SpecError(f"{self.kind.format}: messages are only appended: mode('append')")
         options = dict(self.options)
@@ -90,13 +90,13 @@ class _Source(DataSource):
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task says at its end: how many rows its partition has."""
+    """The result of a task: the number of rows in its partition."""
 
     rows: int
 
 
 class Writer(DataSourceArrowWriter):
-    """Writes one DataFrame; made once, used by every attempt of every task."""
+    """Writes one DataFrame; created once, and used by every attempt of every task."""
 
     def __init__(self, kind: Kind, options: Mapping[str, str], secrets: Mapping[str, str]) -> None:
         self._kind = kind
@@ -127,17 +127,17 @@ class Writer(DataSourceArrowWriter):
 
 
 class _Sender:
-    """Sends messages of one partition, again after what may pass."""
+    """Sends the messages of one partition, and retries after errors that may pass."""
 
     def __init__(self, sink: Sink, job: str) -> None:
         self._sink = sink
         self._job = job
         self._origin = Origin(job, job, "", "spark", "", "", _MOST_ROWS)
         self._open = False
-        self._arrived = -1  # ordinal of the last row that has
+        self._arrived = -1  # ordinal of the last row that has arrived
 
     def send(self, messages: pa.RecordBatch) -> None:
-        """Send what has not arrived of the messages."""
+        """Send those of the messages that have not arrived yet."""
         first = cast("int", messages.column("ordinal")[0].as_py())
         for wait in (*_WAITS, None):
             try:
@@ -157,7 +157,7 @@ class _Sender:
                 return
 
     def _open_at(self, first: int) -> None:
-        """Open the sink if need be, and find out what it has of a partition that was begun."""
+        """Open the sink if needed, and read how much of the partition has already arrived."""
         if self._open:
             return
         self._sink.open()

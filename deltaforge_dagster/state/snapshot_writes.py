@@ -12,13 +12,15 @@ from deltaforge_dagster.state.writing import Writing
 class SnapshotWrites(Writing):
     """The part of a `FencedWriter` that takes chunks over (see `snapshots`)."""
 
-    def splice_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
+    def complete_chunk(self, chunk: ChunkRow, *, segment: int | None, rows: int) -> None:
         """Note that what was read of a chunk is in the journal; with the segment that has its rows.
 
         Raises:
             NotAllowed: It was cancelled, or is read once more.
         """
-        snapshots.splice(self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows)
+        snapshots.complete_chunk(
+            self._connection, self._lease.pipeline, chunk, segment=segment, rows=rows
+        )
 
     def plan_chunk_again(self, chunk: ChunkRow) -> None:
         """Let a chunk be read once more, since what was read of it cannot be used."""

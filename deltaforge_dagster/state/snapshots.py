@@ -185,7 +185,7 @@ def stage(
     return done.rowcount == 1
 
 
-def splice(
+def complete_chunk(
     connection: Connection, pipeline: str, chunk: ChunkRow, *, segment: int | None, rows: int
 ) -> None:
     """Note that what was read of a chunk is in the journal now.
@@ -198,7 +198,7 @@ def splice(
         .where(_chunk(pipeline, chunk.snapshot, chunk), _same_reading(chunk))
         .values(state="spliced", segment=segment, spliced_rows=rows)
     )
-    if done.rowcount == 0 and not _is_spliced(connection, pipeline, chunk, segment):
+    if done.rowcount == 0 and not _is_complete(connection, pipeline, chunk, segment):
         raise NotAllowed(
             f"pipeline {pipeline!r}: chunk {chunk.partition} is not to be taken over now"
         )
@@ -425,7 +425,7 @@ def _same_reading(chunk: ChunkRow) -> ColumnElement[bool]:
     return and_(chunks.c.state == "read", chunks.c.read_at == chunk.read_at)
 
 
-def _is_spliced(
+def _is_complete(
     connection: Connection, pipeline: str, chunk: ChunkRow, segment: int | None
 ) -> bool:
     query = select(chunks.c.number).where(

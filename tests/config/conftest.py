@@ -1,4 +1,4 @@
-"""Pipeline files for the tests of this folder: one that is right, and ways to break it."""
+"""Pipeline files for the tests of this folder: a valid one, and a function that changes it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a good pipeline file with some places changed.
+    """Return a function that writes a valid pipeline file with some changes.
 
-    `write({"spec.sinks.0.config.id": "x", "metadata.tenant": None})` sets the first and removes the
-    second; `file` is its name.
+    `write({"spec.sinks.0.config.id": "x", "metadata.tenant": None})` sets the first field and
+    removes the second; `file` is the file's name.
     """
 
     def _write(changes: dict[str, Any] | None = None, *, file: str = "orders.yaml") -> Path:

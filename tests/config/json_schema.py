@@ -1,4 +1,4 @@
-"""As much of JSON Schema (draft 2020-12) as the schema of pipeline files uses; unknown words raise."""
+"""A validator for the part of JSON Schema (draft 2020-12) that the pipeline schema uses; raises for other keywords."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TYPES: Mapping[str, Callable[[object], bool]] = {
 }
 _NOTES = {"$schema", "$defs", "title", "description", "default", "format", "writeOnly"}
 _OF_OTHERS = {"discriminator", "properties"}
-"""Read by OpenAPI; read with `additionalProperties`."""
+"""Keywords that are only for OpenAPI, or that are handled together with `additionalProperties`."""
 
 
 def invalid(value: Any, schema: Schema) -> list[str]:
-    """Return the places of `value` that do not fit, each with the word of the schema that says so."""
+    """Return the paths in `value` that violate the schema, each with the violated keyword."""
     return list(_invalid(value, schema, schema, ""))
 
 

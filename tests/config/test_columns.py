@@ -11,7 +11,7 @@ SALT = "a salt that is long enough"
 
 
 def pipeline(columns: str) -> str:
-    """Return a pipeline file with this text under `engine.columns`, in YAML's short form."""
+    """Return a pipeline file with this text under `engine.columns`, in YAML flow style."""
     return f"""
 metadata: {{name: shop, tenant: acme}}
 spec:
@@ -48,18 +48,18 @@ def load(folder: Path, columns: str) -> str:
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, columns: str, problem: str) -> None:
-    """A mistake in the block is a problem of the file, at its place."""
+    """A mistake in the block is a problem of the file, reported with its path."""
     assert problem in load(tmp_path, columns)
 
 
 @pytest.mark.parametrize("pattern", ["shop.users.ssn", "users.ssn", "*.ssn", "shop.%.pass*", "*.*.*"])  # fmt: skip
 def test_patterns(tmp_path: Path, pattern: str) -> None:
-    """A table as among the source's tables, and a column."""
+    """A pattern consists of a table pattern, as in the source's tables, and a column pattern."""
     assert "problem" not in load(tmp_path, f'{{exclude: ["{pattern}"], include: ["{pattern}"]}}')
 
 
 def test_the_salt_counts_and_shows_nowhere(tmp_path: Path) -> None:
-    """Another salt makes other values, so another hash of the file; the dump has none of it."""
+    """A different salt produces different values, so the file's hash differs; the dump does not contain the salt."""
     hashes = {
         load(tmp_path, f"{{hash: {{columns: [users.id], salt: {salt}}}}}")
         for salt in (SALT, SALT + "!", SALT)

@@ -7,7 +7,7 @@ from deltaforge_dagster.config.cron import cron_problem
 
 
 def field(low: int, high: int) -> st.SearchStrategy[str]:
-    """Draw fields of a schedule: numbers, ranges, steps and lists, most of them right."""
+    """Draw fields of a schedule: numbers, ranges, steps and lists, most of them valid."""
     number = st.integers(low, high).map(str)
     piece = st.one_of(st.just("*"), number, st.tuples(number, number).map("-".join))
     item = st.one_of(piece, st.tuples(piece, st.integers(0, 99).map(str)).map("/".join))
@@ -21,7 +21,7 @@ SCHEDULE = st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12), fie
     "schedule", ["* * * * *", "*/5 0-6 1,15 jan-mar MON-FRI", "0 0 31 12 7", "10-50/10 * * * *"]
 )
 def test_schedules_of_five_fields_are_accepted(schedule: str) -> None:
-    """Numbers, names, lists, ranges and steps of crontab(5) are fine."""
+    """Numbers, names, lists, ranges and steps of crontab(5) are accepted."""
     assert cron_problem(schedule) is None
 
 
@@ -43,14 +43,14 @@ def test_schedules_of_five_fields_are_accepted(schedule: str) -> None:
     ],
 )
 def test_wrong_schedules_are_named(schedule: str, problem: str) -> None:
-    """The sentence names the field that is wrong."""
+    """The message names the invalid field."""
     assert (cron_problem(schedule) or "").startswith(problem)
 
 
-# Dagster also warns of ranges such as `0-0`, which do what they say.
+# Dagster also warns about ranges such as `0-0`, which are valid.
 @pytest.mark.filterwarnings("ignore:Found a cron schedule with an interval")
 @given(SCHEDULE.map(" ".join))
 def test_what_is_accepted_is_accepted_by_dagster(schedule: str) -> None:
-    """A schedule that passes here never keeps Dagster's definitions from loading."""
+    """Dagster can load the definitions of any schedule that is accepted here."""
     if cron_problem(schedule) is None:
         dg.ScheduleDefinition(name="any", job_name="any", cron_schedule=schedule)

@@ -1,6 +1,6 @@
-"""The defaults of DeltaForge's fields, as its documentation and its source have them.
+"""The defaults of DeltaForge's fields, according to its documentation and source code.
 
-Where we differ on purpose, the reason stands beside the value.
+Where a default differs on purpose, a comment next to the value gives the reason.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ OUTBOX_COLUMNS = {
         (ClickhouseConfig, {"url": "u", "database": "d", "table": "t"}, {"required": True, "mode": "changelog", "user": None, "password": None, "version_source": "source_position", "send_timeout_secs": 30, "auto_create": True}),
         (ClickhouseTls, {}, {"enabled": True, "ca_file": None, "insecure_skip_verify": False}),
         (AvroEncoding, {"type": "avro", "schema_registry_url": "u"}, {"subject_strategy": "topic_name", "username": None, "password": None}),
-        # Absent, a segment is the batch; a segment's own limits are under `engine.segment`.
+        # By default a segment is the batch; a segment's own limits are under `engine.segment`.
         (Batch, {}, {"max_events": None, "max_bytes": None, "max_ms": None, "respect_source_tx": True, "max_inflight": None}),
         (CommitPolicy, {}, {"mode": "required", "quorum": None}),
-        # `block` where the original drops the oldest: nothing is lost.
+        # `block`, where the original drops the oldest entry: nothing is lost.
         (DeadLetters, {}, {"enabled": False, "max_event_bytes": 262_144, "dlq": {"max_entries": 10_000, "max_age_secs": 604_800, "overflow_policy": "block"}}),
         (SchemaSensing, {}, {
             "enabled": False,
@@ -86,14 +86,14 @@ OUTBOX_COLUMNS = {
 def test_what_a_field_is_when_left_out(
     model: type[BaseModel], given: dict[str, Any], defaults: dict[str, Any]
 ) -> None:
-    """Required fields alone make a block; every other field of the original has its default."""
+    """A block needs only its required fields; every other field has the original's default."""
     block = model.model_validate(given).model_dump(mode="json")
 
     assert {name: block[name] for name in defaults} == defaults
 
 
 def test_what_a_spec_is_when_left_out() -> None:
-    """Source and sinks alone make a pipeline."""
+    """A pipeline needs only a source and sinks."""
     sink = {"type": "redis", "config": {"id": "a", "uri": "redis://h", "stream": "s"}}
     spec = {"source": {"type": "postgres", "config": POSTGRES}, "sinks": (sink,)}
     pipeline = PipelineSpec.model_validate({"metadata": {"name": "a", "tenant": "t"}, "spec": spec})

@@ -6,7 +6,7 @@ from deltaforge_dagster.config.document import Problem, format_path, parse
 
 
 def test_values_and_lines() -> None:
-    """Every key and list item knows the line it stands in."""
+    """Every key and list item has its line number."""
     document = parse("a: 1\nb:\n  - x: true\n  - [1.5, text]\n")
 
     assert document.value == {"a": 1, "b": ({"x": True}, (1.5, "text"))}
@@ -17,7 +17,7 @@ def test_values_and_lines() -> None:
 
 
 def test_what_is_absent_has_the_line_of_what_should_hold_it() -> None:
-    """A missing field is reported where its block begins."""
+    """A missing field has the line of the block that should contain it."""
     document = parse("a: 1\nb:\n  c: 2\n")
 
     assert document.line(("b", "missing", 0)) == 2
@@ -42,12 +42,12 @@ def test_text_that_yaml_1_1_would_change_stays_text(text: str) -> None:
     ],
 )
 def test_plain_scalars(text: str, value: object) -> None:
-    """Numbers and booleans of the core schema are what they look like."""
+    """Numbers and booleans of the core schema are parsed as such."""
     assert parse(f"a: {text}").value == {"a": value}
 
 
 def test_key_without_value_is_absent() -> None:
-    """`labels:` with nothing behind it is as good as no `labels`."""
+    """`labels:` without a value is equivalent to no `labels`."""
     assert parse("a:\nb: ~\nc: 1").value == {"c": 1}
 
 
@@ -72,12 +72,12 @@ def test_key_without_value_is_absent() -> None:
     ],
 )
 def test_problems(text: str, problem: Problem) -> None:
-    """Each mistake in the YAML has one sentence with its line."""
+    """Each YAML mistake has one message with its line."""
     assert parse(text).problems == [problem]
 
 
 def test_syntax_errors_have_line_and_column() -> None:
-    """What PyYAML says is passed on, with its place."""
+    """The message of a syntax error includes PyYAML's, with line and column."""
     (problem,) = parse("a:\n  b: [1, 2\nc: 3\n").problems
 
     assert problem.line == 3
@@ -96,19 +96,19 @@ def test_syntax_errors_show_nothing_of_the_file(text: str) -> None:
 
 
 def test_paths_read_like_the_file() -> None:
-    """Places are written as people write them."""
+    """Paths are formatted as people write them."""
     assert format_path(("spec", "sinks", 0, "config", "id")) == "spec.sinks[0].config.id"
     assert format_path(()) == ""
 
 
 @given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"#%@ \n\t,?0<")))
 def test_any_text_is_parsed_or_has_a_problem(text: str) -> None:
-    """No text makes the parser fail; it gives a value or says what is wrong."""
+    """The parser never fails: any text gives a value or a problem."""
     parse(text)
 
 
 def test_a_tab_is_called_a_tab() -> None:
-    """The commonest mistake of indenting has a message that says how to fix it."""
+    """A tab in the indentation, the most common mistake, has a message that says how to fix it."""
     (problem,) = parse("metadata:\n\tname: orders\n").problems
 
     assert problem.line == 2

@@ -21,7 +21,7 @@ def test_urls_stay_as_they_are(url: str) -> None:
 
 
 def test_pairs_get_defaults() -> None:
-    """Keys that are not given have fixed values, whatever PGHOST and the like say."""
+    """Missing keys have fixed defaults, whatever PGHOST and similar variables say."""
     dsn, ignored = postgres_dsn("password=pw")
 
     assert conninfo_to_dict(dsn) == {
@@ -35,7 +35,7 @@ def test_pairs_get_defaults() -> None:
 
 
 def test_database_is_dbname_and_unknown_keys_are_named() -> None:
-    """DeltaForge's spelling works; a key that means nothing is reported, not refused."""
+    """DeltaForge's spelling is accepted; an unknown key is reported, but not rejected."""
     dsn, ignored = postgres_dsn("host=h database=app fallback=x")
 
     assert conninfo_to_dict(dsn)["dbname"] == "app"
@@ -44,7 +44,7 @@ def test_database_is_dbname_and_unknown_keys_are_named() -> None:
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_password_survives_quoting(password: str) -> None:
-    """A password with spaces, quotes and backslashes arrives as it was quoted for libpq."""
+    """A password with spaces, quotes and backslashes survives libpq's quoting."""
     dsn, _ = postgres_dsn(make_conninfo("", host="h", password=password))
 
     assert conninfo_to_dict(dsn)["password"] == password
@@ -55,7 +55,7 @@ def test_any_password_survives_quoting(password: str) -> None:
     ["", "geheim", "mysql://u:geheim@h/db", "host=h geheim", "postgres://u:geheim@h:port:x/db%"],
 )
 def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
-    """The error says how to write it, and shows nothing of what was written."""
+    """The error says how to write the string, and quotes nothing of it."""
     with pytest.raises(SpecError, match="is not a PostgreSQL connection string") as caught:
         postgres_dsn(text)
 
@@ -65,7 +65,7 @@ def test_anything_else_is_refused_without_repeating_it(text: str) -> None:
 
 
 def test_a_mysql_url_says_where_and_as_whom() -> None:
-    """Every part may be percent-encoded, and has a default where it can."""
+    """Every part may be percent-encoded, and optional parts have defaults."""
     assert mysql_dsn("mysql://u%40x:p%2Fw@db.example:3307/shop") == MysqlDsn(
         "db.example", 3307, "u@x", "p/w", "shop"
     )
@@ -74,7 +74,7 @@ def test_a_mysql_url_says_where_and_as_whom() -> None:
 
 
 def test_a_mysql_url_takes_the_options_of_mysql_for_tls() -> None:
-    """Modes in any case, and the paths of certificates."""
+    """SSL modes in any letter case, and paths of certificates, are accepted."""
     dsn = mysql_dsn(
         "mysql://u@h/d?ssl-mode=verify_ca&ssl-ca=/ca.pem&ssl-cert=/c.pem&ssl-key=/k.pem"
     )
@@ -101,7 +101,7 @@ def test_a_mysql_url_takes_the_options_of_mysql_for_tls() -> None:
     ],
 )
 def test_another_mysql_url_is_refused_without_repeating_it(text: str, problem: str) -> None:
-    """The error says what is wrong, and shows no value of what was written."""
+    """The error names the mistake, and shows no value of the URL."""
     with pytest.raises(SpecError, match=problem) as caught:
         mysql_dsn(text)
 

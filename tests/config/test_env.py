@@ -27,12 +27,12 @@ NAME = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)
     ],
 )
 def test_expansion(text: str, expanded: str) -> None:
-    """Known variables and defaults are filled in; what is not a reference stays."""
+    """Known variables and defaults are expanded; text that is not a reference stays unchanged."""
     assert expand(text, {"HOST": "db1", "EMPTY": ""})[0] == expanded
 
 
 def test_unknown_variables_stay_with_a_note() -> None:
-    """An unknown variable stays as `${NAME}`, in whichever form it was written, and is reported."""
+    """An unknown variable stays as `${NAME}`, whichever way it was written, and is reported."""
     expanded, notes = expand("a: ${NOPE}\nb: $nope\n", {})
 
     assert expanded == "a: ${NOPE}\nb: ${nope}\n"
@@ -43,12 +43,12 @@ def test_unknown_variables_stay_with_a_note() -> None:
 
 
 def test_event_fields_are_expected_to_stay() -> None:
-    """Paths into the event and its top-level fields are no unknown environment variables."""
+    """Paths into the event and its top-level fields do not count as unknown environment variables."""
     assert expand("${source.table} ${op} ${tenant_id}", {})[1] == []
 
 
 def test_a_variable_named_like_an_event_field_is_reported() -> None:
-    """Routing by `${op}` silently breaks when an environment variable op exists: a note says so."""
+    """An environment variable `op` would silently break routing by `${op}`, so a note reports it."""
     expanded, notes = expand("x\n${op}", {"op": "secret"})
 
     assert expanded == "x\nsecret"
@@ -58,7 +58,7 @@ def test_a_variable_named_like_an_event_field_is_reported() -> None:
 
 @given(st.text(st.characters(exclude_characters="$")))
 def test_text_without_dollar_never_changes(text: str) -> None:
-    """Expansion touches nothing but references."""
+    """Expansion changes nothing but references."""
     assert expand(text, {"A": "x"}) == (text, [])
 
 
@@ -66,7 +66,7 @@ def test_text_without_dollar_never_changes(text: str) -> None:
 def test_every_known_variable_becomes_its_value(
     environment: dict[str, str], before: str, after: str
 ) -> None:
-    """A value is inserted as it is, and never expanded again."""
+    """A value is inserted unchanged, and is not expanded again."""
     for name, value in environment.items():
         text = f"{before.replace('$', '')}${{{name}}}{after.replace('$', '')}"
 
@@ -77,13 +77,13 @@ def test_every_known_variable_becomes_its_value(
 
 @given(st.text())
 def test_doubled_dollars_protect_any_text(text: str) -> None:
-    """Text with every dollar doubled comes out as it was, whatever the environment holds."""
+    """Text in which every dollar sign is doubled comes out as the original, whatever the environment."""
     assert expand(text.replace("$", "$$"), {"A": "x"}) == (text, [])
 
 
 @given(st.text(st.sampled_from("${}:-AB_.\n")))
 def test_expansion_of_what_is_unknown_is_stable(text: str) -> None:
-    """Without escapes and defaults, expanding with nothing known twice is expanding once."""
+    """Without escapes and defaults, expanding unknown variables is idempotent."""
     plain = re.sub(r"\$+", "$", text.replace(":-", ""))
     once = expand(plain, {})[0]
 
@@ -91,6 +91,6 @@ def test_expansion_of_what_is_unknown_is_stable(text: str) -> None:
 
 
 def test_unresolved_names_what_is_left() -> None:
-    """A field that is no template can find the first variable nobody filled in."""
+    """A field that is not a template can find the first unexpanded variable."""
     assert unresolved("postgres://${PG_HOST}/x") == "PG_HOST"
     assert unresolved("postgres://host/x") is None

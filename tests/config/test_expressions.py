@@ -1,4 +1,4 @@
-"""SQL expressions, judged without Spark."""
+"""Checks of SQL expressions without Spark."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from deltaforge_dagster.config.expressions import problem, words
     ],
 )
 def test_what_may_be_an_expression(text: str) -> None:
-    """Quotes, comments, paths and names that look like queries are none."""
+    """Quotes, comments, paths and names that look like queries are accepted."""
     assert problem(text) is None
 
 
@@ -41,12 +41,12 @@ def test_what_may_be_an_expression(text: str) -> None:
     ],
 )
 def test_what_can_be_none(text: str, said: str) -> None:
-    """What does not end, and what reads or does more than one row, is told by its cause."""
+    """Unclosed text, and whatever reads more than one row or does more than compute, is rejected with the reason."""
     assert problem(text) == said
 
 
 def test_words() -> None:
-    """Every name that may be a column is found, whatever its case and quotes; none in strings."""
+    """Every name that may be a column is found, whatever its case and quotes, but not in strings."""
     assert words("After:x > `ts_us` and 'before' <> /* key */ OP") == {
         "after", "x", "ts_us", "and", "op"
     }  # fmt: skip

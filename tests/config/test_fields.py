@@ -23,5 +23,5 @@ def test_fields_of_every_form_are_listed() -> None:
     ],
 )
 def test_names_of_one_block(block: str, names: list[str]) -> None:
-    """Suggestions come from the block that the unknown field stands in."""
+    """The names are those of the block that contains the unknown field."""
     assert field_names(block) == names

@@ -26,7 +26,7 @@ patterns = st.text("a_*%", max_size=4)
     ],
 )
 def test_what_fits(pattern: str, fits: list[str], others: list[str]) -> None:
-    """Both wildcards are any text, also in the middle; all else is itself, in its case."""
+    """Both wildcards match any text, even in the middle; everything else matches itself, case-sensitively."""
     globs = Globs(["nothing", pattern])
 
     assert all(globs.match([one]) for one in fits)
@@ -35,16 +35,16 @@ def test_what_fits(pattern: str, fits: list[str], others: list[str]) -> None:
 
 
 def test_no_pattern_fits_nothing() -> None:
-    """That no pattern means everything is for its user to say."""
+    """An empty set of patterns matches nothing; its caller decides whether that means everything."""
     assert not Globs([])
     assert not Globs([]).match(["a"])
 
 
 @given(patterns, patterns)
 def test_patterns_overlap_where_a_name_fits_both(one: str, other: str) -> None:
-    """Found for any two patterns, as trying every short name finds it."""
+    """Two patterns overlap exactly if some short name matches both."""
     common = any(Globs([one]).match([name]) and Globs([other]).match([name]) for name in NAMES)
-    # Two patterns of four characters have their shortest common name among those of eight.
+    # If two patterns of four characters overlap, they have a common name of at most eight characters.
     longer = (
         "".join(name) for size in range(5, 9) for name in itertools.product("a_", repeat=size)
     )
@@ -59,5 +59,5 @@ def test_patterns_overlap_where_a_name_fits_both(one: str, other: str) -> None:
     [("shop.outbox", ("shop", "outbox")), ("*_outbox", ("*", "*_outbox")), ("a.b.c", ("a", "b.c"))],
 )
 def test_the_parts_of_a_table(pattern: str, parts: tuple[str, str]) -> None:
-    """The first dot divides; a table alone is in any database."""
+    """The first dot is the separator; a pattern without a dot means any database."""
     assert table_parts(pattern) == parts

@@ -1,4 +1,4 @@
-"""Blocks of the original that this version lacks: refused, and checked all the same."""
+"""Blocks of the original that this version does not support: rejected, but checked all the same."""
 
 from typing import Any
 
@@ -30,12 +30,12 @@ def problems(write: Write, changes: dict[str, Any]) -> list[str]:
 
 
 def sink(kind: str, config: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return a sink in place of the file's first."""
+    """Return changes that replace the file's first sink."""
     return {"spec.sinks.0": {"type": kind, "config": without_none(config | changes)}}
 
 
 def without_none(config: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is None."""
+    """Remove the items that are None."""
     return {name: value for name, value in config.items() if value is not None}
 
 
@@ -49,7 +49,7 @@ def without_none(config: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], place: str) -> None:
-    """What this version lacks is named; what the original accepts is no further problem."""
+    """An unsupported block is one problem; what the original accepts causes no further problems."""
     (problem,) = problems(write, changes)
 
     assert problem.startswith(f"{place} {NOT_YET} (")
@@ -77,7 +77,7 @@ def test_a_sound_block_has_one_problem(write: Write, changes: dict[str, Any], pl
 def test_its_own_mistakes_are_named_too(
     write: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    """Whoever corrects the file for a later version need not wait for it to see these."""
+    """Mistakes in an unsupported block are reported now, not only by a later version that supports it."""
     not_yet, mistake = problems(write, changes)
 
     assert NOT_YET in not_yet
@@ -98,12 +98,12 @@ def test_its_own_mistakes_are_named_too(
     ],
 )  # fmt: skip
 def test_sensing_is_checked(write: Write, block: dict[str, Any], expected: str) -> None:
-    """A block that is switched off has to be one that could be switched on."""
+    """A disabled block must be valid, too."""
     assert problems(write, {SENSING: block}) == [f"{SENSING}.{expected}"]
 
 
 def test_sensing_as_in_the_samples(write: Write) -> None:
-    """Every field of the original is known, also those that only its samples have."""
+    """Every field of the original is known, even those that only occur in its samples."""
     block = {
         "enabled": False,
         "tables": {"include": ["shop%"], "exclude": ["audit"]},
@@ -149,7 +149,7 @@ def test_sensing_as_in_the_samples(write: Write) -> None:
 
 
 def test_sensing_without_effect_warns(write: Write) -> None:
-    """What an enabled block sets and nothing reads, each at its line; what has an effect does not."""
+    """A field of an enabled block that has no effect causes a warning with its line; other fields do not."""
     fields = {
         "tracking": {"detect_drift": False, "drift_threshold": 0.2, "null_rates": False},
         "output": {"emit_schemas": True, "json_schema_format": "draft-07"},
@@ -177,12 +177,12 @@ def test_sensing_without_effect_warns(write: Write) -> None:
     ],
 )  # fmt: skip
 def test_what_nobody_reads_is_checked(write: Write, changes: dict[str, Any], expected: str) -> None:
-    """A wrong type is as wrong in a block without effect."""
+    """A wrong type is also a problem in a block that is not used."""
     assert problems(write, changes) == [expected]
 
 
 def test_where_state_is_kept_is_not_said_here(write: Write) -> None:
-    """`storage` is DeltaForge's way to name the state store; a file that has it loads, with a warning."""
+    """`storage` is DeltaForge's way to name the state store; a file with it loads, with a warning."""
     path = write({"storage": {"backend": "postgres", "dsn": "postgres://u:geheim@h/d"}})
 
     loaded = load_pipeline(path)
@@ -194,7 +194,7 @@ def test_where_state_is_kept_is_not_said_here(write: Write) -> None:
 
 
 def test_what_nobody_reads_changes_nothing(write: Write) -> None:
-    """Files that differ only in such blocks are the same pipeline."""
+    """Files that differ only in such blocks have the same hash."""
     unread = {
         "apiVersion": "deltaforge/v1",
         "kind": "Pipeline",
@@ -214,7 +214,7 @@ def test_what_nobody_reads_changes_nothing(write: Write) -> None:
 def test_stores_of_replicators_are_refused_with_the_reason(
     write: Write, place: str, store: str
 ) -> None:
-    """By the names that they have there, wherever the block stands; ours is refused as well."""
+    """A replicator's store is rejected wherever its block is; so is another store in this project's own block."""
     block = {"type": store, "path": "mongodb://u:geheim@h", "database": "replicator"}
 
     (problem,) = problems(write, {place: block})
@@ -237,12 +237,12 @@ MYSQL = {"type": "mysql", "config": {"id": "db", "dsn": "mysql://u:geheim@h/d"}}
     ],
 )  # fmt: skip
 def test_seeds_that_nothing_reads(write: Write, changes: dict[str, Any], expected: str) -> None:
-    """A chaser's file is no position of MySQL; a replicator's own field says what to write instead."""
+    """A chaser file is not a position of MySQL; for a replicator's own field the message names the field to use."""
     assert problems(write, changes) == [expected]
 
 
 def test_a_replicator_without_store_and_seed_is_an_unknown_field(write: Write) -> None:
-    """Only what would change where a pipeline goes on is a problem."""
+    """A replicator's block is a problem only if it would change where a pipeline continues."""
     (warning,) = load_pipeline(
         write({"spec.checkpoint": {"type": "none", "seeder": "none"}})
     ).warnings

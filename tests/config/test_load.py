@@ -35,7 +35,7 @@ def warnings(path: Path) -> list[str]:
 
 
 def test_a_good_file_is_its_fields(write: Write) -> None:
-    """Everything in the file arrives in the models, and everything else has its default."""
+    """Everything in the file ends up in the models, and everything else has its default."""
     loaded = load_pipeline(write())
 
     spec = loaded.spec.spec
@@ -54,7 +54,7 @@ def test_a_good_file_is_its_fields(write: Write) -> None:
 
 
 def test_a_mysql_source_is_its_fields(write: Write) -> None:
-    """`tables` may be left out, and snapshots may be switched off in words."""
+    """`tables` may be omitted, and snapshots may be disabled explicitly."""
     config = {"id": "db", "dsn": "mysql://u:geheim@h/d", "snapshot": {"mode": "never"}}
     source = load_pipeline(
         write({"spec.source": {"type": "mysql", "config": config}})
@@ -69,7 +69,7 @@ KAFKA = {"id": "k", "brokers": "a:9092, b", "topic": "cdc.${source.table}"}
 
 
 def test_a_kafka_sink_is_its_fields(write: Write) -> None:
-    """Properties of the client are text whatever YAML makes of them; secrets show nowhere."""
+    """Client properties become text, whatever their YAML type; secrets are never shown."""
     client_conf = {"sasl.password": "geheim", "ssl.key.pem": "geheim", "acks": 1, "x": True}
     loaded = load_pipeline(
         write({"spec.sinks.0": {"type": "kafka", "config": {**KAFKA, "client_conf": client_conf}}})
@@ -99,7 +99,7 @@ def test_a_kafka_sink_is_its_fields(write: Write) -> None:
     ],
 )  # fmt: skip
 def test_what_kafka_cannot_be(write: Write, config: dict[str, Any], expected: str) -> None:
-    """A typing error in brokers, topic or the client's properties is found before anything runs."""
+    """Mistakes in brokers, topic or client properties are found before anything runs."""
     path = write({"spec.sinks.0": {"type": "kafka", "config": {**KAFKA, **config}}})
 
     (problem,) = problems(path)
@@ -110,7 +110,7 @@ NATS = {"id": "n", "url": "nats://a:4222, tls://b", "subject": "cdc.${source.tab
 
 
 def test_a_nats_sink_is_its_fields(write: Write) -> None:
-    """Nobody is logged in unless the file says who; secrets show nowhere, also those of a URL."""
+    """There is no login unless the file has one; secrets, even those in a URL, are never shown."""
     secret = {"username": "u", "password": "geheim", "token": "geheim", "stream": "CDC"}
     urls = {"url": "nats://geheim@a, tls://u:geheim@b:5222"}
     loaded = load_pipeline(write({"spec.sinks.0": {"type": "nats", "config": {**NATS, **secret}}}))
@@ -147,7 +147,7 @@ _NO_SUBJECT = "is not a NATS subject (words with dots between them, without blan
     ],
 )  # fmt: skip
 def test_what_nats_cannot_be(write: Write, config: dict[str, Any], expected: str) -> None:
-    """Addresses, subjects, streams and users that NATS cannot have are found before anything runs."""
+    """Invalid addresses, subjects, streams and users are found before anything runs."""
     path = write({"spec.sinks.0": {"type": "nats", "config": {**NATS, **config}}})
 
     (problem,) = problems(path)
@@ -167,7 +167,7 @@ def test_what_nats_cannot_be(write: Write, config: dict[str, Any], expected: str
 def test_a_mysql_source_has_its_problems(
     write: Write, config: dict[str, Any], expected: str
 ) -> None:
-    """As with every source: one mistake, one sentence, at its place."""
+    """As with every source, each mistake has one message with its path."""
     block = {"id": "db", "dsn": "mysql://u@h/d", **config}
     (problem,) = problems(write({"spec.source": {"type": "mysql", "config": block}}))
 
@@ -191,7 +191,7 @@ def test_a_mysql_source_has_its_problems(
 def test_outboxes_are_captured(
     write: Write, tables: list[str], outboxes: list[str], stray: str | None
 ) -> None:
-    """A pattern of outboxes that fits no captured table is a problem; `_` is a character."""
+    """An outbox pattern that matches no captured table is a problem; `_` is an ordinary character."""
     config = {"id": "db", "dsn": "mysql://u@h/d", "tables": tables, "outbox": {"tables": outboxes}}
     path = write({"spec.source": {"type": "mysql", "config": config}})
 
@@ -204,7 +204,7 @@ def test_outboxes_are_captured(
 
 
 def test_no_secret_is_shown(write: Write) -> None:
-    """Neither the repr nor the masked form of a pipeline shows a password."""
+    """Neither the repr nor the masked form of a pipeline contains a password."""
     loaded = load_pipeline(write())
 
     assert "geheim" not in repr(loaded)
@@ -290,7 +290,7 @@ def test_no_secret_is_shown(write: Write) -> None:
 def test_each_problem_has_its_sentence(
     write: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    """One mistake gives one problem: line, place, what is wrong, what to do."""
+    """One mistake gives one problem: line, path, what is wrong, and what to do."""
     assert problems(write(changes)) == [expected]
 
 
@@ -303,7 +303,7 @@ def test_each_problem_has_its_sentence(
 def test_what_this_version_lacks_is_a_problem(
     write: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    """A feature of the original that would change what is delivered is never left out in silence."""
+    """A feature of the original that would change what is delivered is never ignored silently."""
     assert problems(write(changes)) == [expected]
 
 
@@ -345,12 +345,12 @@ def test_what_this_version_lacks_is_a_problem(
     ],
 )
 def test_accepted_variants_give_no_warning(write: Write, changes: dict[str, Any]) -> None:
-    """What means nothing, or asks only for what is done anyway, is fine."""
+    """Settings without consequences, and settings that only ask for what happens anyway, cause no warning."""
     assert warnings(write(changes)) == []
 
 
 def test_unknown_fields_warn_by_name(write: Write) -> None:
-    """A field nobody knows is ignored with a warning, with a guess what was meant."""
+    """An unknown field is ignored with a warning, which suggests a similar field."""
     path = write(
         {
             f"{SOURCE}.start_positon": "latest",
@@ -370,14 +370,14 @@ def test_unknown_fields_warn_by_name(write: Write) -> None:
 
 
 def test_the_only_sink_can_be_wrong(write: Write) -> None:
-    """A list whose every entry has problems is not also called empty."""
+    """A list whose only entry is invalid is not also reported as empty."""
     path = write({"spec.sinks": [{"type": "file", "config": {"id": "lines"}}]})
 
     assert problems(path) == ["16: spec.sinks[0].config.path: is required"]
 
 
 def test_an_unset_variable_is_mentioned_once(write: Write) -> None:
-    """A variable that a problem names needs no warning; one that nothing else names does."""
+    """A variable that a problem names causes no warning; a variable that nothing else mentions does."""
     path = write({f"{SOURCE}.dsn": "${NOT_SET_DSN}"})
     path.write_text(path.read_text() + "# ${NOT_SET_EITHER}\n")
 
@@ -391,7 +391,7 @@ def test_an_unset_variable_is_mentioned_once(write: Write) -> None:
 
 
 def test_fields_without_effect_warn(write: Write) -> None:
-    """What a file sets and nothing reads yet is not left out in silence."""
+    """A field without effect is not ignored silently."""
     path = write({"spec.batch": {"max_inflight": 2}})
 
     assert warnings(path) == [
@@ -423,14 +423,14 @@ def test_fields_without_effect_warn(write: Write) -> None:
 def test_what_is_allowed_and_not_meant_warns(
     write: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    """The file loads, does what it says, and somebody is told."""
+    """The file loads and does what it says, with a warning."""
     (warning,) = warnings(write(changes))
 
     assert warning.partition(": ")[2] == expected
 
 
 def test_an_instance_has_a_name_of_its_own(write: Write) -> None:
-    """Everything that is named after the pipeline is then named after the instance."""
+    """Everything that is named after the pipeline is named after the instance."""
     loaded = load_pipeline(write({"spec.engine.checkpoint": {"instance_id": "b"}}))
 
     assert (loaded.name, loaded.spec.metadata.name) == ("orders.b", "orders.b")
@@ -441,14 +441,14 @@ def test_an_instance_has_a_name_of_its_own(write: Write) -> None:
 
 
 def test_a_change_waits_no_longer_than_a_batch(write: Write) -> None:
-    """`batch.max_ms` lowers what a segment waits for, and never raises it."""
+    """`batch.max_ms` lowers the waiting time of a segment, and never raises it."""
     for asked, expected in ((0, 0), (10, 10), (1000, 50)):
         spec = load_pipeline(write({"spec.batch": {"max_ms": asked}})).spec.spec
         assert (spec.segment_limits.min_ms, spec.segment_limits.max_ms) == (expected, 1000)
 
 
 def test_unknown_fields_do_not_change_the_pipeline(write: Write) -> None:
-    """A file with an unknown field is the same pipeline as without it."""
+    """A file with an unknown field is the same pipeline as the file without it."""
     assert load_pipeline(write()).spec == load_pipeline(write({"spec.colour": "red"})).spec
 
 
@@ -483,7 +483,7 @@ def test_missing_ids_are_derived(write: Write) -> None:
 def test_processors_without_ids_never_collide(
     write: Write, given: list[str | tuple[str, str]], ids: list[str]
 ) -> None:
-    """The first of a type keeps its usual id, others get a number, and given ids stay free."""
+    """The first processor of a type keeps the usual id, others get a number, and given ids are avoided."""
     blocks: list[dict[str, Any]] = []
     for one in given:
         kind, name = (one, None) if isinstance(one, str) else one
@@ -506,14 +506,14 @@ def test_processors_without_ids_never_collide(
 
 
 def test_sinks_without_ids_never_collide(write: Write) -> None:
-    """A sink's derived id gives way to one that the file has given to another sink."""
+    """A sink's derived id avoids an id that the file gives to another sink."""
     path = write({f"{SINK}.id": "file-1", "spec.sinks.1.config.id": None})
 
     assert [one.config.id for one in load_pipeline(path).spec.spec.sinks] == ["file-1", "file-1-2"]
 
 
 def test_ignored_keys_of_a_connection_string_warn(write: Write) -> None:
-    """A key that PostgreSQL does not know is named; its value is not."""
+    """The warning names the key that PostgreSQL does not know, but not its value."""
     path = write({f"{SOURCE}.dsn": "host=h pasword=geheim"})
 
     (warning,) = warnings(path)
@@ -523,7 +523,7 @@ def test_ignored_keys_of_a_connection_string_warn(write: Write) -> None:
 
 
 def test_all_problems_at_once(write: Write) -> None:
-    """A file is corrected in one go: YAML, features, models and rules report together."""
+    """Problems of YAML, unsupported features, models and rules are reported together."""
     path = write(
         {
             "metadata.tenant": None,
@@ -547,7 +547,7 @@ def test_all_problems_at_once(write: Write) -> None:
 
 @pytest.mark.parametrize("text", ["", "- a", "just text", "# only a comment"])
 def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
-    """An empty file, a list or a word is no pipeline."""
+    """An empty file, a list or a single word is not a pipeline."""
     path = tmp_path / "a.yaml"
     path.write_text(text)
 
@@ -555,7 +555,7 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing file and one that is no text say so."""
+    """A missing file and a file that is not text have their own messages."""
     missing, binary = tmp_path / "missing.yaml", tmp_path / "binary.yaml"
     binary.write_bytes(b"a: \xff")
 
@@ -566,7 +566,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_environment_variables_are_filled_in(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables reach every field; routing templates stay for the events."""
+    """Variables are expanded in every field; routing templates stay."""
     monkeypatch.setenv("PG_PASSWORD", "geheim2")
     path = write(
         {
@@ -587,7 +587,7 @@ def test_environment_variables_are_filled_in(write: Write, monkeypatch: pytest.M
 
 
 def test_hash_is_of_what_the_file_does(write: Write) -> None:
-    """Comments, order, written defaults and passwords do not change the hash; anything else does."""
+    """Comments, order, explicit defaults and passwords do not change the hash; everything else does."""
     one = load_pipeline(write()).hash
     same = {
         "kind": "Pipeline",
@@ -601,7 +601,7 @@ def test_hash_is_of_what_the_file_does(write: Write) -> None:
 
 
 def test_a_directory_is_read_whole(write: Write, tmp_path: Path) -> None:
-    """Every *.yaml and *.yml below is a pipeline; hidden files and folders are not."""
+    """Every *.yaml and *.yml file below the directory is a pipeline, except hidden files and folders."""
     for file in ("b.yml", "team/a.yaml", ".c.yaml", "..data/d.yaml", "e.txt"):
         name = Path(file).stem.strip(".")
         write({"metadata.name": name}, file=file)
@@ -612,7 +612,7 @@ def test_a_directory_is_read_whole(write: Write, tmp_path: Path) -> None:
 
 
 def test_one_bad_file_never_stops_the_others(write: Write, tmp_path: Path) -> None:
-    """Broken files come back as such, under their own name where it can be read."""
+    """Broken files are returned as such, under their own names if these can be read."""
     write({"metadata.name": "good"}, file="a.yaml")
     write({"metadata.name": "bad", f"{SOURCE}.slot": None}, file="b.yaml")
     (tmp_path / "c.yaml").write_text("a: [")
@@ -627,7 +627,7 @@ def test_one_bad_file_never_stops_the_others(write: Write, tmp_path: Path) -> No
 
 
 def test_one_name_in_two_files_breaks_both(write: Write, tmp_path: Path) -> None:
-    """Neither of two files with one name may run; the others do."""
+    """Two files with the same name are both broken; the others load."""
     paths = [write(file=file) for file in ("a.yaml", "b.yaml")]
     write({"metadata.name": "other"}, file="c.yaml")
 
@@ -649,7 +649,7 @@ def test_one_name_in_two_files_breaks_both(write: Write, tmp_path: Path) -> None
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
-    """An empty directory is an installation without pipelines; a missing one is a mistake."""
+    """An empty directory is an installation without pipelines; a missing directory is an error."""
     assert load_pipelines(tmp_path) == []
     with pytest.raises(SpecError, match="missing: does not exist"):
         load_pipelines(tmp_path / "missing")

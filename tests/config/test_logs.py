@@ -1,4 +1,4 @@
-"""Lines of the log: fields, formats, filters, and no secrets."""
+"""Log lines: fields, formats, filters, and no secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (PACKAGE, f"{PACKAGE}.pipeline", f"{PACKAGE}.sinks.kafka")
 
 @pytest.fixture
 def own_logs() -> Iterator[None]:
-    """Leave this process's loggers as they were."""
+    """Restore this process's loggers after the test."""
     before = {
         name: (logging.getLogger(name).level, [*logging.getLogger(name).handlers]) for name in NAMES
     }
@@ -30,7 +30,7 @@ def own_logs() -> Iterator[None]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """Return what was written since the last time, which is JSON."""
+    """Return the lines, which are JSON, that were written since the last call."""
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
@@ -58,7 +58,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("own_logs")
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """As text, a line has the same in an order for people."""
+    """The text format has the same contents, in an order for people."""
     setup_logs({"DELTAFORGE_LOG_FORMAT": "text"})
     with bound(pipeline="orders"):
         logging.getLogger(PACKAGE).error("broken", extra={"fields": {"kind": "io"}})
@@ -69,7 +69,7 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("own_logs")
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_no_secrets(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Passwords in messages, fields and causes are masked; what a defect quotes is left out."""
+    """Passwords in messages, fields and causes are masked; the message of an unexpected exception is omitted."""
     setup_logs({"DELTAFORGE_LOG_FORMAT": form})
     fields = {"reason": "mysql://app:geheim@host is down", "conf": "sasl.password=geheim"}
     logger = logging.getLogger(PACKAGE)
@@ -85,7 +85,7 @@ def test_no_secrets(form: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("own_logs")
 def test_threads_carry_their_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    """A thread begun in a context has its fields, and binds more for itself alone."""
+    """A thread started in a context has its fields, and fields that it binds itself do not affect others."""
     setup_logs({})
 
     def work() -> None:
@@ -104,7 +104,7 @@ def test_threads_carry_their_fields(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("own_logs")
 def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
-    """Targets have levels of their own, in the words of RUST_LOG; our own variable wins."""
+    """Targets have their own levels, in the syntax of RUST_LOG; DELTAFORGE_LOG takes precedence."""
     environment = {"RUST_LOG": "error,pipeline=debug,sinks::kafka=off"}
     setup_logs(environment)
     assert level(environment) == "error,pipeline=debug,sinks::kafka=off"
@@ -130,14 +130,14 @@ def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_has_no_meaning(environment: dict[str, str], named: str) -> None:
-    """A wrong filter or format is one clear error."""
+    """An invalid filter or format raises a single clear error."""
     with pytest.raises(SettingsError, match=named):
         setup_logs(environment)
 
 
 @pytest.mark.usefixtures("own_logs")
 def test_once_more_changes_how(capsys: pytest.CaptureFixture[str]) -> None:
-    """Setting up again writes each line once, in the new form."""
+    """After a second setup each line is still written once, in the new format."""
     setup_logs({})
     setup_logs({"DELTAFORGE_LOG_FORMAT": "text"})
     logging.getLogger(PACKAGE).info("once")

@@ -1,4 +1,4 @@
-"""Processors in whole files: where modules are, and what is said of blocks that are wrong."""
+"""Processors in whole files: how paths are resolved, and how invalid blocks are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.config.conftest import Write
 
 
 def test_a_path_is_relative_to_the_file(write: Write, tmp_path: Path) -> None:
-    """Wherever a command is called: the function is looked for beside the file."""
+    """The function is searched next to the file, whatever the working directory."""
     path = write(
         {"spec.processors": [{"type": "python", "function": "clean_orders:f", "path": "code"}]},
         file="folder/orders.yaml",

@@ -1,4 +1,4 @@
-"""What people and editors read about the pipeline file is what the models do."""
+"""The reference and the JSON Schema of the pipeline file agree with the models."""
 
 import json
 import re
@@ -25,17 +25,17 @@ REMEDY = "run `make reference` and commit what it writes"
 
 
 def test_the_reference_is_generated() -> None:
-    """docs/reference.md is what the models say, so it cannot go stale."""
+    """docs/reference.md is what the models generate, so it cannot be out of date."""
     assert (DOCS / "reference.md").read_text() == reference(), REMEDY
 
 
 def test_the_schema_is_generated() -> None:
-    """docs/pipeline.schema.json is what the models say."""
+    """docs/pipeline.schema.json is what the models generate."""
     assert json.loads((DOCS / "pipeline.schema.json").read_text()) == SCHEMA, REMEDY
 
 
 def test_every_field_is_explained() -> None:
-    """Each field has a text below it in its model, and a row in the reference."""
+    """Each field has a docstring in its model, and a row in the reference."""
     page = reference()
     described = {
         path for path, info in field_table().items() if info.description or path.endswith(".type")
@@ -47,12 +47,12 @@ def test_every_field_is_explained() -> None:
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").rglob("*.y*ml")), ids=str)
 def test_examples_fit_the_schema(example: Path) -> None:
-    """An editor marks nothing in a file that we recommend."""
+    """An editor with the schema finds no errors in the recommended files."""
     assert invalid(yaml.safe_load(example.read_text()), SCHEMA) == []
 
 
 def changed(place: str, value: Any) -> dict[str, Any]:
-    """Return a good document with `value` at `place`."""
+    """Return a valid document with `value` at `place`."""
     document = json.loads(json.dumps(GOOD))
     *parents, last = place.split(".")
     block: Any = document
@@ -82,7 +82,7 @@ def changed(place: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_accepted_forms_fit_the_schema(write: Write, place: str, value: Any) -> None:
-    """What loads, an editor takes: short forms, derived ids, values from the environment."""
+    """The schema accepts what loads: short forms, derived ids, values from the environment."""
     assert load_pipeline(write({place: value}))
     assert invalid(changed(place, value), SCHEMA) == []
 
@@ -101,7 +101,7 @@ def test_accepted_forms_fit_the_schema(write: Write, place: str, value: Any) -> 
     ],
 )
 def test_mistakes_do_not_fit_the_schema(write: Write, place: str, value: Any) -> None:
-    """What does not load, or is ignored, an editor marks."""
+    """The schema rejects what does not load, and what is ignored."""
     assert invalid(changed(place, value), SCHEMA) != []
     with pytest.raises(SpecError):
         load_pipeline(write({place: value}), strict=True)
@@ -109,14 +109,14 @@ def test_mistakes_do_not_fit_the_schema(write: Write, place: str, value: Any) ->
 
 @pytest.mark.parametrize("name", sorted(later.SINKS))
 def test_what_is_not_supported_is_listed(name: str) -> None:
-    """Nobody has to try a feature to learn that it is not there yet."""
+    """The documentation lists every feature that is not supported."""
     (paragraph,) = re.findall(r"\*\*Not supported yet\*\*.*?\n- ", CONFIGURATION, re.DOTALL)
 
     assert f"`{name}`" in paragraph
 
 
 def test_settings_are_documented() -> None:
-    """Every environment variable of the settings has its row."""
+    """The documentation has a row for every environment variable of the settings."""
     names = set(re.findall(r"DELTAFORGE_[A-Z_]+", settings.__doc__ or ""))
 
     assert names == set(re.findall(r"^\| `(DELTAFORGE_[A-Z_]+)`", CONFIGURATION, re.MULTILINE))

@@ -30,7 +30,7 @@ def test_mask(text: str, masked: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=4))
 def test_no_url_password_survives(password: str) -> None:
-    """However odd a password in a URL is, no message shows it."""
+    """Any password in a URL is masked, however unusual."""
     secret = f"<{password}>"
 
     assert secret not in mask(f"failed: postgres://user:{secret}@host/db now")

@@ -9,7 +9,7 @@ from deltaforge_dagster.errors import SettingsError
 def test_defaults_are_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any variable everything is in the working directory, as absolute paths."""
+    """Without variables, all paths are below the working directory, and absolute."""
     monkeypatch.chdir(tmp_path)
 
     settings = Settings.from_env({})
@@ -42,12 +42,12 @@ def test_state_and_journal_follow_the_home(tmp_path: Path) -> None:
     ],
 )
 def test_state_urls(given: str, url: str) -> None:
-    """PostgreSQL URLs name the driver we use; the others stay."""
+    """PostgreSQL URLs get the name of the driver; others stay unchanged."""
     assert Settings.from_env({"DELTAFORGE_STATE_URL": given}).state_url == url
 
 
 def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes with another working directory still find the same files."""
+    """Relative paths become absolute, so processes with another working directory find the same files."""
     monkeypatch.chdir(tmp_path)
 
     settings = Settings.from_env(
@@ -59,7 +59,7 @@ def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_paths_with_odd_characters_are_quoted(tmp_path: Path) -> None:
-    """A path is not a URL: what means something in URLs is percent-encoded."""
+    """Characters that have a meaning in URLs are percent-encoded when a path becomes a URL."""
     settings = Settings.from_env({"DELTAFORGE_HOME": str(tmp_path / "a b%20#?")})
 
     assert settings.journal_url == f"{tmp_path.as_uri()}/a%20b%2520%23%3F/journal"
@@ -86,7 +86,7 @@ def test_wrong_values_name_the_variable(name: str, value: str) -> None:
 
 
 def test_repr_hides_urls() -> None:
-    """Settings can be logged: their URLs may hold passwords and are left out."""
+    """Settings can be logged: URLs, which may contain passwords, are left out of the repr."""
     settings = Settings.from_env(
         {
             "DELTAFORGE_STATE_URL": "postgresql://u:geheim@h/db",

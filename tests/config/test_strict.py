@@ -1,4 +1,4 @@
-"""Unknown fields, strictly read; and values that are not what they look like."""
+"""Unknown fields in strict mode, and values that are not what they seem."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ def problems(path: Path, *, strict: bool = False) -> list[str]:
 
 
 def test_unknown_fields_are_problems(write: Write) -> None:
-    """Read strictly, a field nobody knows breaks the file, with a guess what was meant."""
+    """In strict mode an unknown field is a problem, with a suggestion of a similar field."""
     path = write(MISSPELT)
 
     assert problems(path, strict=True) == [
@@ -33,7 +33,7 @@ def test_unknown_fields_are_problems(write: Write) -> None:
 
 
 def test_a_known_file_stays_as_it_is(write: Write) -> None:
-    """Strictness changes nothing about a file without unknown fields, derived ids included."""
+    """Strict mode changes nothing about a file without unknown fields, derived ids included."""
     path = write({"spec.sinks.0.config.id": None, "apiVersion": "deltaforge/v1"})
 
     assert load_pipeline(path, strict=True) == load_pipeline(path)
@@ -41,7 +41,7 @@ def test_a_known_file_stays_as_it_is(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["empty_object", "empty_list"])
 def test_null_without_quotes(write: Write, name: str) -> None:
-    """The word `null` means something here, and YAML would swallow it; quoted it is the word."""
+    """YAML would swallow the unquoted word `null`, which has a meaning here; quoted, it is accepted."""
     path = write({"spec.processors": [{"type": "flatten", name: "x"}]})
     text = path.read_text()
 
@@ -54,7 +54,7 @@ def test_null_without_quotes(write: Write, name: str) -> None:
 
 
 def test_a_variable_that_is_no_text(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that are no UTF-8 are named by their variable, and are no error of YAML."""
+    """A variable whose bytes are not UTF-8 is reported by its name, not as a YAML error."""
     monkeypatch.setitem(os.environ, "ODD_VALUE", "a\udcff")
     path = write({"metadata.tenant": "${ODD_VALUE}"})
 
@@ -66,7 +66,7 @@ def test_a_variable_that_is_no_text(write: Write, monkeypatch: pytest.MonkeyPatc
 def test_the_four_ways_a_file_fails_before_its_fields(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing there, not readable, a variable, YAML: each says which, and names the file."""
+    """A missing file, an unreadable file, a variable and YAML each have a message, with the file's name."""
     monkeypatch.setitem(os.environ, "ODD_VALUE", "a\udcff")
     odd, torn, folder = tmp_path / "odd.yaml", tmp_path / "torn.yaml", tmp_path / "folder.yaml"
     odd.write_text("$ODD_VALUE")

@@ -16,7 +16,7 @@ PATH = st.lists(SEGMENT, min_size=1, max_size=3).map(tuple)
 
 
 def test_literals_and_variables_alternate() -> None:
-    """A template is cut into literal text and dotted paths, in order."""
+    """A template is split into literals and dotted paths, in order."""
     template = compile_template("cdc.${source.db}.${after.customer_id}!")
 
     assert template.parts == (
@@ -46,7 +46,7 @@ def test_text_without_variables_is_static() -> None:
     ],
 )
 def test_wrong_template(text: str, message: str) -> None:
-    """Each kind of wrong variable has its own sentence, with its position."""
+    """Each kind of invalid variable has its own message, with its position."""
     with pytest.raises(SpecError) as caught:
         compile_template(text)
 
@@ -62,7 +62,7 @@ def test_wrong_template(text: str, message: str) -> None:
     ],
 )
 def test_variables_that_no_event_has_are_found(text: str, unknown: str | None) -> None:
-    """Columns are the user's own; everything else of an event is known beforehand."""
+    """Names of columns are arbitrary; all other variables are known in advance."""
     assert unknown_variable(compile_template(text)) == unknown
 
 
@@ -70,7 +70,7 @@ def test_variables_that_no_event_has_are_found(text: str, unknown: str | None) -
 def test_any_template_is_read_back_from_its_parts(
     pieces: list[tuple[str, tuple[str, ...]]],
 ) -> None:
-    """Whatever literals and paths a template is written from, its parts are those."""
+    """Any sequence of literals and paths is parsed back into the same parts."""
     parts: list[str | Variable] = []
     for literal, path in pieces:
         parts += [literal, Variable(path)]
@@ -83,7 +83,7 @@ def test_any_template_is_read_back_from_its_parts(
 
 @given(st.text(st.sampled_from("${}.ab ")))
 def test_any_text_compiles_or_is_refused(text: str) -> None:
-    """No text makes the compiler fail in another way than with its own error."""
+    """The compiler accepts any text or raises its own error."""
     try:
         template = compile_template(text)
     except SpecError:

@@ -1,4 +1,4 @@
-"""The source `turso` of a pipeline file: where its database is, and what is refused."""
+"""The `turso` source of a pipeline file: where its database is, and what is rejected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TURSO = {
 
 
 def source(**changes: Any) -> dict[str, Any]:
-    """Return a Turso source in place of the file's; None leaves a field out."""
+    """Return changes that replace the file's source with a Turso source; None removes a field."""
     config = {name: value for name, value in (TURSO | changes).items() if value is not None}
     return {"spec.source": {"type": "turso", "config": config}}
 
@@ -48,7 +48,7 @@ def source(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_places(url: str, place: object) -> None:
-    """URLs mean what they mean to Turso's clients; anything without a scheme is a path."""
+    """URLs mean the same as in Turso's clients; anything without a scheme is a path."""
     assert database_place(url) == place
 
 
@@ -69,7 +69,7 @@ def test_places(url: str, place: object) -> None:
     ],
 )
 def test_what_is_no_database_is_refused_without_repeating_it(url: str) -> None:
-    """A URL may hold a token in the wrong place: the message has nothing of it."""
+    """A URL may contain a token in the wrong place, so the message quotes nothing of it."""
     with pytest.raises(SpecError) as caught:
         database_place(url)
 
@@ -77,7 +77,7 @@ def test_what_is_no_database_is_refused_without_repeating_it(url: str) -> None:
 
 
 def test_a_sound_source(write: Write) -> None:
-    """DeltaForge's fields are read, those of older versions too; the token is shown nowhere."""
+    """DeltaForge's fields, even those of older versions, are read; the token is never shown."""
     old = {"native_cdc_level": "after", "auto_create_triggers": True, "batch_size": 10}
     loaded = load_pipeline(write(source(**old)))
 
@@ -104,7 +104,7 @@ def test_a_sound_source(write: Write) -> None:
 def test_mistakes_are_named_at_their_place(
     write: Write, changes: dict[str, Any], expected: str
 ) -> None:
-    """Each problem says where it is and what to write instead."""
+    """Each problem has its path and says what to write instead."""
     with pytest.raises(SpecError) as caught:
         load_pipeline(write(source(**changes)))
 
@@ -113,7 +113,7 @@ def test_mistakes_are_named_at_their_place(
 
 
 def test_a_seed_is_a_position_of_this_source(write: Write) -> None:
-    """A new pipeline may begin at a change's number; a position of another kind is refused."""
+    """A new pipeline may start at the number of a change; a position of another source type is rejected."""
     sound = {"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"mode": "native", "last_change_id": 7}}}}  # fmt: skip
     load_pipeline(write(source() | sound))
     foreign = {"spec.engine.checkpoint": {"seed": {"type": "position", "position": {"lsn": "0/1"}}}}

@@ -1,4 +1,4 @@
-"""What a URL with a login must have percent-encoded."""
+"""Which characters must be percent-encoded in a URL with a login."""
 
 from collections.abc import Callable
 from urllib.parse import quote
@@ -41,7 +41,7 @@ def _refused(load: Callable[[], object], error: type[DeltaforgeError]) -> None:
 @pytest.mark.parametrize("password", PASSWORDS)
 @pytest.mark.parametrize("url", URLS)
 def test_a_sources_password_must_be_encoded(url: str, password: str) -> None:
-    """As it is, it is refused with a sentence that shows none of it; encoded, it is taken."""
+    """An unencoded password is rejected with a message that does not show it; an encoded one is accepted."""
     read: Callable[[str], object] = mysql_dsn if url.startswith("mysql") else postgres_dsn
 
     _refused(lambda: read(url.format(password)), SpecError)
@@ -64,7 +64,7 @@ def test_a_sources_password_must_be_encoded(url: str, password: str) -> None:
 def test_a_sinks_password_must_be_encoded(
     write: Write, kind: str, field: str, url: str, password: str
 ) -> None:
-    """Likewise, when the file is loaded, with the field's place."""
+    """The same holds for the URL of a sink when the file is loaded."""
     others = {"redis": {"stream": "s"}, "nats": {"subject": "s"}}
 
     def load(text: str) -> object:
@@ -77,7 +77,7 @@ def test_a_sinks_password_must_be_encoded(
 
 @pytest.mark.parametrize("password", PASSWORDS[:4])
 def test_the_state_stores_password_must_be_encoded(password: str) -> None:
-    """Ours, and that of a storage whose checkpoints are imported."""
+    """The same holds for the state store's URL, and for a store from which checkpoints are imported."""
     url = f"postgresql://u:{password}@h/db"
 
     _refused(lambda: Settings.from_env({"DELTAFORGE_STATE_URL": url}), DeltaforgeError)
@@ -101,5 +101,5 @@ def test_the_state_stores_password_must_be_encoded(password: str) -> None:
     ],
 )
 def test_what_can_be_read_in_one_way_is_taken(url: str) -> None:
-    """An `@` in an option, colons, several hosts and IPv6 are no problem."""
+    """An `@` in an option, colons, several hosts and IPv6 addresses are accepted."""
     check_encoded(url)

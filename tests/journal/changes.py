@@ -1,4 +1,4 @@
-"""Change batches for the tests of the journal."""
+"""Batches of changes for the tests of the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Change = dict[str, object]
 
 
 def change(number: int, **columns: object) -> Change:
-    """Return the `number`th change of a log; `columns` replace its values."""
+    """Return change `number` of a log; `columns` replace its values."""
     values: Change = {
         "op": "cud"[number % 3],
         "ts_us": 1_700_000_000_000_000 + number,
@@ -39,7 +39,7 @@ def change(number: int, **columns: object) -> Change:
 
 
 def batch(changes: list[Change]) -> pa.RecordBatch:
-    """Return `changes` as a batch of the change frame, with dictionaries of its own."""
+    """Return `changes` as a batch of the change frame, with its own dictionaries."""
     return pa.RecordBatch.from_pylist(changes, schema=CAPTURED)
 
 

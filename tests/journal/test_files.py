@@ -34,7 +34,7 @@ from tests.journal.changes import batch, change, changes
 
 @dataclasses.dataclass(frozen=True)
 class Row(WrittenSegment):
-    """A written segment as the store gives it back."""
+    """A written segment as a row of the state store."""
 
     segment: int
 
@@ -59,7 +59,7 @@ def content(*batches: pa.RecordBatch) -> str:
 
 @pytest.fixture(params=["file", "memory"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
-    """A journal on a local disk, and one on a file system of fsspec's."""
+    """A journal on a local disk, and one on an fsspec file system."""
     if request.param == "file":
         return Journal(f"file://{tmp_path}/journal")
     return Journal(f"memory://{uuid.uuid4().hex}")
@@ -73,12 +73,12 @@ def local(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a row group be 64 KiB, so that a test needs no millions of rows."""
+    """Reduce row groups to 64 KiB, so that tests do not need millions of rows."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
 
 
 def test_rows_come_back_numbered(journal: Journal) -> None:
-    """Every value is read as it was written, with its segment and a gapless ordinal."""
+    """Every value is read as written, with its segment and ordinals without gaps."""
     row = write(journal, changes(0, 10), changes(10, 1000))
 
     rows = pa.Table.from_batches(journal.batches(row))
@@ -91,7 +91,7 @@ def test_rows_come_back_numbered(journal: Journal) -> None:
 
 
 def test_a_file_of_before_a_column_was_added(tmp_path: Path) -> None:
-    """What an older version wrote is read with null for the column that it did not know."""
+    """In a file of an older version, a column that was added later is null."""
     journal = Journal(f"file://{tmp_path}")
     older = pa.schema([field for field in FRAME if field.name != "synthetic"])
     rows = pa.Table.from_batches([changes(0, 3)])
@@ -121,7 +121,7 @@ def test_written_segment_describes_the_file(local: Journal, tmp_path: Path) -> N
 
 
 def test_small_batches_share_a_row_group(journal: Journal) -> None:
-    """A row group is as large as its target, not as the batches that came."""
+    """A row group's size depends on its target, not on the batches written."""
     row = write(journal, *(changes(number, number + 10) for number in range(0, 1000, 10)))
 
     with journal.open(row.path) as file:
@@ -130,7 +130,7 @@ def test_small_batches_share_a_row_group(journal: Journal) -> None:
 
 @pytest.mark.usefixtures("small_row_groups")
 def test_row_groups_are_cut_by_bytes(journal: Journal) -> None:
-    """A large batch is cut, small ones are merged; rows, order and hash stay the same."""
+    """Large batches are split and small ones merged; rows, order and hash stay the same."""
     row = write(journal, changes(0, 1500), *(changes(n, n + 50) for n in range(1500, 3000, 50)))
 
     with journal.open(row.path) as file:
@@ -144,7 +144,7 @@ def test_row_groups_are_cut_by_bytes(journal: Journal) -> None:
 
 @pytest.mark.usefixtures("small_row_groups")
 def test_memory_is_bounded_by_the_row_group(local: Journal) -> None:
-    """A writer holds no more Arrow memory after a hundred row groups than after a few."""
+    """A writer uses no more Arrow memory after a hundred row groups than after a few."""
     writer = local.writer("shop", "u1", 1, 1)
     rows = changes(0, 500)
 
@@ -160,7 +160,7 @@ def test_memory_is_bounded_by_the_row_group(local: Journal) -> None:
 
 
 def test_dictionaries_that_differ(journal: Journal) -> None:
-    """Batches with dictionaries of their own keep their values, inside one row group."""
+    """Batches with their own dictionaries keep their values, even within a row group."""
     batches = [batch([change(n, table=f"t{n}", tx_id=f"tx{n}")]) for n in range(100)]
 
     row = write(journal, *batches)
@@ -171,7 +171,7 @@ def test_dictionaries_that_differ(journal: Journal) -> None:
 
 
 def test_parquet_is_plain(local: Journal, tmp_path: Path) -> None:
-    """Names are dictionary pages of strings, LZ4 throughout, statistics on the ordinal alone."""
+    """Names are dictionary-encoded strings, compression is LZ4, and only the ordinal has statistics."""
     row = write(local, changes(0, 1000))
 
     group = pq.read_metadata(tmp_path / "journal" / row.path).row_group(0)
@@ -188,7 +188,7 @@ def test_parquet_is_plain(local: Journal, tmp_path: Path) -> None:
 
 
 def test_files_are_private(local: Journal, tmp_path: Path) -> None:
-    """Files are 0600 and every directory made for them is 0700, whatever the umask."""
+    """Files have mode 0600 and every new directory 0700, whatever the umask."""
     before = os.umask(0)
     try:
         row = write(local, changes(0, 3))
@@ -207,7 +207,7 @@ def test_files_are_private(local: Journal, tmp_path: Path) -> None:
 def test_file_and_folders_are_synced(
     local: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File and folder, and each folder above a new one, are fsynced before `close` returns."""
+    """The file, its folder, and each folder above a new one are fsynced before `close` returns."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -224,7 +224,7 @@ def test_file_and_folders_are_synced(
 
 
 def test_nothing_is_replaced(journal: Journal) -> None:
-    """The same segment written twice, by the same epoch even, makes two files."""
+    """Writing the same segment twice, even in the same epoch, creates two files."""
     first, second = write(journal, changes(0, 3)), write(journal, changes(0, 5))
 
     journal.verify(first)
@@ -234,7 +234,7 @@ def test_nothing_is_replaced(journal: Journal) -> None:
 
 
 def test_existing_name_is_refused(local: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should a random name ever repeat, the writer fails and the older file stays."""
+    """If a random name ever repeated, the writer would fail and the older file would stay."""
     same = uuid.uuid4()
     monkeypatch.setattr(uuid, "uuid4", lambda: same)
     row = write(local, changes(0, 3))
@@ -246,7 +246,7 @@ def test_existing_name_is_refused(local: Journal, monkeypatch: pytest.MonkeyPatc
 
 
 def test_abort_removes_the_file(journal: Journal) -> None:
-    """After `abort` nothing is left; it may be called again."""
+    """After `abort` no file is left; it may be called again."""
     writer = journal.writer("shop", "u1", 7, 3)
     writer.write(changes(0, 100))
 
@@ -268,7 +268,7 @@ def test_abort_after_close_keeps_the_file(journal: Journal) -> None:
 
 
 def test_empty_segment_is_refused(journal: Journal) -> None:
-    """A segment has rows; a writer without any leaves no file."""
+    """A segment must have rows; a writer without any leaves no file."""
     writer = journal.writer("shop", "u1", 7, 3)
     writer.write(changes(0, 0))
 
@@ -279,7 +279,7 @@ def test_empty_segment_is_refused(journal: Journal) -> None:
 
 
 def test_other_columns_are_refused(journal: Journal) -> None:
-    """Only the change frame is written."""
+    """Only the change frame can be written."""
     writer = journal.writer("shop", "u1", 7, 3)
 
     with pytest.raises(ValueError, match="not the change frame"):
@@ -290,7 +290,7 @@ def test_other_columns_are_refused(journal: Journal) -> None:
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Limit the size of any file this process writes, as a full disk does."""
+    """Limit the size of any file that this process writes, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size: int) -> None:
@@ -303,7 +303,7 @@ def file_size_limit() -> Iterator[Callable[[int], None]]:
 @pytest.mark.usefixtures("small_row_groups")
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_full_disk(local: Journal, file_size_limit: Callable[[int], None]) -> None:
-    """A full disk is retryable, is named as such, and leaves no partial file behind."""
+    """A full disk is a retryable error that names the cause, and leaves no partial file behind."""
     writer = local.writer("shop", "u1", 7, 3)
     file_size_limit(100 << 10)
 
@@ -352,7 +352,7 @@ def damage(journal: Path, row: Row, how: str) -> Row:
     ],
 )
 def test_verify_names_the_damage(local: Journal, tmp_path: Path, how: str, message: str) -> None:
-    """Each kind of damage is found, with the file and what differs in the message."""
+    """Each kind of damage is found; the message has the file and the difference."""
     row = write(local, changes(0, 100))
     local.verify(row)
 
@@ -364,7 +364,7 @@ def test_verify_names_the_damage(local: Journal, tmp_path: Path, how: str, messa
 
 
 def test_verify_finds_rows_out_of_order(local: Journal, tmp_path: Path) -> None:
-    """Ordinals with a gap are found even when the checksum agrees with the file."""
+    """A gap in the ordinals is found even if the checksum matches the file."""
     row = write(local, changes(0, 100))
     path = tmp_path / "journal" / row.path
     rows = pq.read_table(path)
@@ -379,7 +379,7 @@ def test_verify_finds_rows_out_of_order(local: Journal, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "cut", "empty"])
 def test_reading_a_damaged_file(local: Journal, tmp_path: Path, how: str) -> None:
-    """Reading what is no whole file raises our error, naming it."""
+    """Reading an incomplete file raises `JournalDamaged` with its name."""
     row = write(local, changes(0, 100))
     damage(tmp_path / "journal", row, how)
 
@@ -388,7 +388,7 @@ def test_reading_a_damaged_file(local: Journal, tmp_path: Path, how: str) -> Non
 
 
 def test_flipped_bits(local: Journal, tmp_path: Path) -> None:
-    """Wherever a bit is wrong, reading gives rows or our error, and `verify` always finds it."""
+    """Wherever a bit is flipped, reading gives rows or `JournalDamaged`, and `verify` always finds it."""
     row = write(local, changes(0, 100))
     path = tmp_path / "journal" / row.path
     data = path.read_bytes()
@@ -402,7 +402,7 @@ def test_flipped_bits(local: Journal, tmp_path: Path) -> None:
 
 
 def test_delete_is_idempotent(journal: Journal) -> None:
-    """Deleting twice is fine, as retention does after a crash."""
+    """Deleting a file twice is allowed, because retention may repeat it after a crash."""
     row = write(journal, changes(0, 3))
 
     journal.delete(row.path)
@@ -412,7 +412,7 @@ def test_delete_is_idempotent(journal: Journal) -> None:
 
 
 def test_sweep_takes_orphans_alone(journal: Journal) -> None:
-    """Files with a row, young files, and files of the current or a newer epoch stay."""
+    """Files with a row, recent files, and files of the current or a newer epoch stay."""
     known = write(journal, changes(0, 3), segment=1, epoch=1)
     orphan = write(journal, changes(0, 3), segment=2, epoch=1)
     current = write(journal, changes(0, 3), segment=2, epoch=2)
@@ -428,7 +428,7 @@ def test_sweep_takes_orphans_alone(journal: Journal) -> None:
 
 
 def test_sweep_of_nothing(journal: Journal) -> None:
-    """A pipeline that never captured has nothing to sweep."""
+    """There is nothing to sweep for a pipeline that has never captured."""
     assert journal.sweep("shop", "u1", set(), epoch=2, older_than=0) == []
 
 
@@ -453,7 +453,7 @@ def test_writers_share_a_journal(journal: Journal) -> None:
 
 
 def test_killed_writer_leaves_an_orphan(local: Journal, tmp_path: Path) -> None:
-    """What a killed process wrote of a segment is an orphan of its epoch, and is swept."""
+    """The unfinished segment file of a killed process is an orphan of its epoch, and is swept."""
     url = f"file://{tmp_path}/journal"
     program = f"""
 import os, signal

@@ -1,4 +1,4 @@
-"""The content hash follows the rows and nothing else."""
+"""The content hash depends on the rows and on nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = [change(number) for number in range(200)]
 
 
 def content(*batches: pa.RecordBatch) -> str:
-    """Return the hash of the batches' rows, each batch hashed on its own."""
+    """Return the hash of the batches' rows, with each batch added separately."""
     digest = ContentHash(CAPTURED)
     for rows in batches:
         digest.update(pa.Table.from_batches([rows]))
@@ -29,7 +29,7 @@ WHOLE = content(batch(ROWS))
 
 @given(st.lists(st.integers(0, 200), max_size=8))
 def test_batch_boundaries_do_not_matter(cuts: list[int]) -> None:
-    """However the rows are cut, empty pieces included, the hash is the same."""
+    """However the rows are divided, even with empty parts, the hash is the same."""
     ends = [0, *sorted(cuts), 200]
 
     pieces = [batch(ROWS[a:b]) for a, b in itertools.pairwise(ends)]
@@ -38,7 +38,7 @@ def test_batch_boundaries_do_not_matter(cuts: list[int]) -> None:
 
 
 def test_slices_and_chunks_do_not_matter() -> None:
-    """Sliced buffers, and several chunks with different dictionaries at once, change nothing."""
+    """Sliced buffers, and several chunks with different dictionaries, change nothing."""
     padded = changes(0, 230).slice(0, 200)
     chunked = ContentHash(CAPTURED)
 
@@ -48,7 +48,7 @@ def test_slices_and_chunks_do_not_matter() -> None:
 
 
 def test_layout_of_dictionaries_does_not_matter() -> None:
-    """Order, repeated entries, unused entries and nulls inside a dictionary change nothing."""
+    """Order, duplicate entries, unused entries and nulls inside a dictionary change nothing."""
     names = [None if number % 7 else "binlog.1" for number in range(200)]
     odd = pa.DictionaryArray.from_arrays(
         pa.array([4 if name is None else (1, 3)[at % 2] for at, name in enumerate(names)]),
@@ -63,7 +63,7 @@ def test_layout_of_dictionaries_does_not_matter() -> None:
 
 
 def edits() -> list[tuple[str, object]]:
-    """Return another value for each column."""
+    """Return a different value for each column."""
     return [
         (name, not old if isinstance(old, bool) else 99 if isinstance(old, int) else "other")
         for name, old in ROWS[7].items()
@@ -72,19 +72,19 @@ def edits() -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize(("name", "value"), edits())
 def test_every_value_counts(name: str, value: object) -> None:
-    """One other value in any column gives another hash."""
+    """A different value in any column changes the hash."""
     edited: list[Change] = [*ROWS[:7], ROWS[7] | {name: value}, *ROWS[8:]]
 
     assert content(batch(edited)) != WHOLE
 
 
 def test_order_counts() -> None:
-    """Two rows exchanged give another hash."""
+    """Swapping two rows changes the hash."""
     assert content(batch([ROWS[1], ROWS[0], *ROWS[2:]])) != WHOLE
 
 
 def test_null_and_empty_differ() -> None:
-    """A null is not an empty text, and text does not flow from one row into the next."""
+    """A null differs from an empty text, and text cannot move from one row to the next."""
     hashes = {
         content(batch([change(0, tags=a, tx_id=c), change(1, tags=b, tx_id=d)]))
         for a, b in [(None, None), ("", None), (None, ""), ("ab", "c"), ("a", "bc")]
@@ -101,5 +101,5 @@ def test_range_hash_follows_the_order_of_segments() -> None:
 
 
 def test_hash_is_stable() -> None:
-    """The hash of known rows never changes: it is stored and compared across versions."""
+    """The hash of known rows never changes, because it is stored and compared across versions."""
     assert WHOLE == "567e1d2172ce0a48cdac340ed5572cd1ed2efaa1ee4e9d1f80aa6e53afb6b1d0"

@@ -1,4 +1,4 @@
-"""A journal on storage that is reached over a network, and what that does to it."""
+"""A journal on remote storage, and how it handles failures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.journal import storage
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.prepared_files import PIECES, reported, write_partition
+from deltaforge_dagster.pipeline.encoded_files import PIECES, reported, write_partition
 from tests.journal.changes import changes
 
 
 class FarFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """Has no folders, and can be cut off while a file is read."""
+    """An object store without folders, which can fail while a file is read."""
 
     protocol = "far"
     cachable = False
@@ -29,11 +29,11 @@ class FarFileSystem(MemoryFileSystem):  # type: ignore[misc]
     cut = False
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Refuse: this would make a bucket."""
+        """Fail: this would create a bucket."""
         raise AssertionError(path)
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        """Return a file that times out when it is read after the cut."""
+        """Return a file whose reads time out while `cut` is set."""
         file = super().open(path, mode, **options)
         if "r" not in mode:
             return file
@@ -48,7 +48,7 @@ class FarFileSystem(MemoryFileSystem):  # type: ignore[misc]
 
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
-    """A journal there."""
+    """A journal on that file system."""
     fsspec.register_implementation("far", FarFileSystem, clobber=True)
     monkeypatch.setattr(storage, "_OBJECT_STORES", {"far"})
     monkeypatch.setattr(FarFileSystem, "cut", False)
@@ -57,7 +57,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
 
 
 def test_an_outage_is_no_damage(far: Journal) -> None:
-    """A time-out in the middle of a file may pass; the same file is read once it has."""
+    """A timeout in the middle of a file is retryable; afterwards the same file can be read."""
     writer = far.writer("shop", "u1", 1, 1)
     writer.write(changes(0, 100))
     written = writer.close()
@@ -74,7 +74,7 @@ def test_an_outage_is_no_damage(far: Journal) -> None:
 
 
 def test_a_task_that_fails_leaves_no_prepared_object() -> None:
-    """What it had written is not completed; its error is reported."""
+    """Its partial output is not completed, and its error is reported."""
     folder = f"memory://{uuid.uuid4().hex}/prepared"
     numbers = pa.array(range(10), pa.int64())
 

@@ -1,4 +1,4 @@
-"""Spark reads a segment's file as plain columns, value for value."""
+"""Spark reads a segment's file as plain columns, with the same values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.spark
 def test_spark_reads_the_frame(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names are strings, numbers are bigint, and every value and null is the one written.
+    """Names are strings, numbers are bigint, and every value and null is as written.
 
-    The journal lies in a directory with characters that mean something in a Hadoop path.
+    The journal is in a directory whose name has characters with a meaning in a Hadoop path.
     """
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
     journal = Journal((tmp_path / "my [journal] {a} 50%").as_uri())

@@ -1,4 +1,4 @@
-"""Staging files of a snapshot's chunks: whole, checked, and swept when nobody needs them."""
+"""Staging files of snapshot chunks: complete, verified, and removed when they are not needed any more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stage(journal: Journal, chunk: int = 1, *batches: pa.RecordBatch) -> Written
 
 
 def test_rows_come_back_as_they_were(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several row groups, each of which is read by itself."""
+    """Rows are read as written, one row group at a time."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 4096)
     written = stage(journal, 1, changes(0, 60), changes(60, 100))
 
@@ -43,7 +43,7 @@ def test_rows_come_back_as_they_were(journal: Journal, monkeypatch: pytest.Monke
 
 
 def test_a_file_that_differs_is_found_out(journal: Journal, tmp_path: Path) -> None:
-    """Before a row of it is used; so is one that is missing."""
+    """A damaged or missing file is detected before any of its rows is used."""
     written = stage(journal)
     path = tmp_path / written.path
     data = bytearray(path.read_bytes())
@@ -58,7 +58,7 @@ def test_a_file_that_differs_is_found_out(journal: Journal, tmp_path: Path) -> N
 
 
 def test_what_nobody_needs_is_swept(journal: Journal) -> None:
-    """Once it is old; segments and other files of the pipeline are not touched."""
+    """An old orphan is removed; segments and other files of the pipeline are not touched."""
     kept, orphan = stage(journal, 1).path, stage(journal, 2).path
     writer = journal.writer("shop", "u1", 1, 1)
     writer.write(changes(0, 5))

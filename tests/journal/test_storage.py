@@ -1,4 +1,4 @@
-"""Where journal files lie, and what a wrong or failing place looks like."""
+"""Storage of journal files, and the errors of unusable or failing storage."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from deltaforge_dagster.journal.storage import open_storage
     ["", "journal", "/var/journal", "file://host/journal", "file:journal", "nothing://x", "s4://b"],
 )
 def test_unusable_url(url: str) -> None:
-    """A URL that names no place fails at once, as a setting."""
+    """An unusable URL fails at once, as an error of the settings."""
     with pytest.raises(SettingsError, match="journal URL"):
         open_storage(url)
 
 
 def test_object_storage_without_its_package() -> None:
-    """A scheme whose fsspec package is not installed says which one to install."""
+    """For a scheme whose fsspec package is not installed, the error names the package."""
     with pytest.raises(SettingsError, match=r"[Ii]nstall"):
         open_storage("abfs://bucket/journal")
 
 
 def test_local_path_with_spaces(tmp_path: Path) -> None:
-    """A URL's escapes are undone, so that a directory may have any name."""
+    """Escapes in a URL are decoded, so a directory may have any name."""
     storage = open_storage((tmp_path / "my journal").as_uri())
 
     assert str(tmp_path / "my journal" / "a b") == storage.locate("a b")
 
 
 def test_no_permission(tmp_path: Path) -> None:
-    """A place that cannot be written names the path and the reason."""
+    """If the storage cannot be written, the error names the path and the reason."""
     (tmp_path / "file").write_text("not a directory")
     storage = open_storage(f"file://{tmp_path}/file")
 
@@ -45,18 +45,18 @@ def test_no_permission(tmp_path: Path) -> None:
 
 
 class BrokenFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """Raises what its package likes, with a secret in the text."""
+    """A file system that raises its own errors, with a secret in the text."""
 
     protocol = "broken"
     cachable = False
 
     def exists(self, path: str, **_: object) -> bool:
-        """Fail as a cloud's client does."""
+        """Fail as the client of a cloud provider does."""
         raise LookupError(f"https://{path}?signature=secret")
 
 
 def test_foreign_errors_are_translated() -> None:
-    """What a storage package raises becomes our error: its class is named, its text is not."""
+    """An error of a storage package is translated: its class is named, its text is not."""
     fsspec.register_implementation("broken", BrokenFileSystem, clobber=True)
     storage = open_storage("broken://bucket")
 
@@ -68,6 +68,6 @@ def test_foreign_errors_are_translated() -> None:
 
 
 def test_missing_remote_file() -> None:
-    """A missing object is damage, not an outage."""
+    """A missing object is reported as damage, not as an outage."""
     with pytest.raises(JournalDamaged, match="missing"):
         open_storage("memory://bucket").open("none")

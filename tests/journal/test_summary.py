@@ -1,4 +1,4 @@
-"""A segment's numbers are those of its rows."""
+"""The summary of a segment agrees with its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def summary(*groups: list[Change]) -> Summary:
 
 
 def test_counts_per_table_and_op() -> None:
-    """Changes are counted per full name and op, over row groups."""
+    """Changes are counted per full table name and op, over all row groups."""
     found = summary(
         [change(0, table="a", op="c"), change(1, table="a", op="u"), change(2, table="b", op="c")],
         [change(3, table="a", op="c"), change(4, table="a", op="t")],
@@ -34,14 +34,14 @@ def test_counts_per_table_and_op() -> None:
 
 
 def test_full_name_without_a_schema() -> None:
-    """Where a source has no schemas the database qualifies the table."""
+    """If a source has no schemas, the database qualifies the table."""
     found = summary([change(0, db="shop", schema=None, table="a", op="c")])
 
     assert found.counts == {"shop.a": {"c": 1}}
 
 
 def test_schema_versions() -> None:
-    """A table altered inside the segment shows every version that its rows have, the last one last."""
+    """If a table is altered within the segment, all versions of its rows are listed, the last one last."""
     found = summary(
         [change(0, table="a", schema_version="v2"), change(1, table="b", schema_version="v9")],
         [change(2, table="a", schema_version="v3"), change(3, table="a", schema_version="v1")],
@@ -52,7 +52,7 @@ def test_schema_versions() -> None:
 
 
 def test_times_are_the_extremes() -> None:
-    """Event times need not ascend: the earliest and the latest are kept."""
+    """Event times need not be ascending: the earliest and the latest are kept."""
     found = summary([change(0, ts_us=50), change(1, ts_us=20)], [change(2, ts_us=90)])
 
     assert (found.first_ts_us, found.last_ts_us) == (20, 90)

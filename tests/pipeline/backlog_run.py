@@ -19,7 +19,7 @@ from deltaforge_dagster.config.sources import MysqlConfig
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline import backlog
 from deltaforge_dagster.sources import pieces
-from deltaforge_dagster.sources.mysql import stretches
+from deltaforge_dagster.sources.mysql import log_sections
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import connected
@@ -31,7 +31,7 @@ SMALL = {
     f"{backlog.__name__}.LOOK_BYTES": 4 << 10,
     f"{pieces.__name__}._LEAST_PIECE_BYTES": 2 << 10,
     f"{pieces.__name__}.PIECE_BYTES": 2 << 10,
-    f"{stretches.__name__}.PIECE_BYTES": 2 << 10,
+    f"{log_sections.__name__}.PIECE_BYTES": 2 << 10,
 }
 """What makes a backlog of little log."""
 

@@ -14,13 +14,13 @@ from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backlog import Backlog
 from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
+from deltaforge_dagster.pipeline.encoder import SessionProvider
 from deltaforge_dagster.pipeline.holds import Holds
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.prepare import SessionProvider
 from deltaforge_dagster.pipeline.ranges import Ranges
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
-from deltaforge_dagster.pipeline.splice import Splicer
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
@@ -110,7 +110,9 @@ class Stage:
         approval = SchemaApproval(registry.pending, pauses=self.pauses)
         capture = Capture(
             backlog=backlog,
-            splicer=Splicer(self.store, self.journal, lease, registry, limits, approval=approval),
+            deduplicator=ChunkDeduplicator(
+                self.store, self.journal, lease, registry, limits, approval=approval
+            ),
             approval=approval,
             build_source=self.bench.source,
             registry=registry,

@@ -27,7 +27,7 @@ class Usage:
     threads: tuple[str, ...]
     postgres_connections: int
     redis_connections: int
-    prepared_files: int
+    encoded_files: int
 
 
 class Meter:
@@ -69,7 +69,7 @@ class Meter:
             threads=tuple(sorted(_threads())),
             postgres_connections=backends,
             redis_connections=clients,
-            prepared_files=sum(len(files) for *_, files in os.walk(prepared)),
+            encoded_files=sum(len(files) for *_, files in os.walk(prepared)),
         )
 
     def _spark_processes(self) -> set[int]:

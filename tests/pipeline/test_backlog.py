@@ -169,7 +169,7 @@ def test_without_spark_one_reader_does_it(bench: MysqlBench, pair: Pair) -> None
 
 
 def test_where_tasks_fail_the_one_reader_goes_on(bench: MysqlBench, pair: Pair) -> None:
-    """What was read behind a stretch that failed is dropped, and its files are removed."""
+    """What was read behind a log section that failed is dropped, and its files are removed."""
     fill(bench, 0, ROWS)
     pair.sessions.limit = 8
 

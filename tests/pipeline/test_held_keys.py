@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import FRAME
-from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, deliverable
+from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys, due_entries
 from deltaforge_dagster.pipeline.waiting import COLUMNS, keys_of, waiting
 from deltaforge_dagster.state.records import DeadLetterRow, DeadLetterState
 
@@ -175,7 +175,7 @@ def test_what_may_be_delivered() -> None:
     ]
 
     def ordinals(*reached: int) -> list[int]:
-        return [one.ordinal for one in deliverable(entries, (reached[0], reached[1]))]
+        return [one.ordinal for one in due_entries(entries, (reached[0], reached[1]))]
 
     assert ordinals(2, 0) == [1, 2, 7, 8]
     assert ordinals(2, 1) == [1, 2, 7, 8, 1]

@@ -12,7 +12,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.pipeline import prepared_files, probe
+from deltaforge_dagster.pipeline import encoded_files, probe
 from deltaforge_dagster.pipeline.probe import check_server
 
 pytestmark = pytest.mark.spark
@@ -51,7 +51,7 @@ def test_a_folder_that_is_another_there_is_named(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors wrote, and we do not see it: the folder is not shared, and the error says so."""
-    monkeypatch.setattr(prepared_files, "exists", lambda _path: False)
+    monkeypatch.setattr(encoded_files, "exists", lambda _path: False)
 
     with pytest.raises(SettingsError, match="do not share"):
         check_server(spark, str(tmp_path), "run")

@@ -99,13 +99,13 @@ class Desk:
         planned = [PlannedChunk(TABLE, one.number, one.to_json()) for one in chunks]
         assert store.plan_snapshot("p", 1, planned)
 
-    def splice(self, number: int) -> None:
+    def take_over(self, number: int) -> None:
         """Have a chunk in the journal, none of whose rows is left."""
         (chunk,) = [one for one in self.store.chunks("p", 1) if one.number == number]
         read = StagedChunk(None, "", 0, 0, "{}", "{}", DESCRIBED.to_json(), 1, 0.1)
         assert self.store.stage_chunk("p", 1, chunk, read)
         (chunk,) = self.store.chunks("p", 1, state="read")
-        self.lease.write(lambda writer: writer.splice_chunk(chunk, segment=None, rows=0))
+        self.lease.write(lambda writer: writer.complete_chunk(chunk, segment=None, rows=0))
         self._relocated_rows.look(self.store.unfinished_snapshot("p"))
 
     def capture(self, *moves: tuple[int, int], whole: bool = False) -> list[str]:
@@ -134,7 +134,7 @@ def test_what_may_take_a_row_to_another_chunk(
     desk = Desk(sqlite_store, tmp_path, kind)
 
     assert desk.capture((1, 9)) == []
-    desk.splice(1)
+    desk.take_over(1)
     assert desk.capture((1, 9), (2, 2), whole=True) == []
     assert desk.capture((1, 9), (2, 2)) == stray
 
@@ -145,9 +145,9 @@ def test_only_rows_that_are_looked_for_are_followed(
     """Once all chunks are done, nothing else can be missing; and not for ever."""
     desk = Desk(sqlite_store, tmp_path, "key")
     store = desk.store
-    desk.splice(1)
+    desk.take_over(1)
     desk.capture((1, 9))
-    desk.splice(2)
+    desk.take_over(2)
     assert desk.capture((3, 4)) == ['{"id":9}']
     snapshot = store.unfinished_snapshot("p")
     assert snapshot is not None
@@ -156,7 +156,7 @@ def test_only_rows_that_are_looked_for_are_followed(
         (planned,) = store.chunks("p", 1, state="planned")
         assert Chunk.from_json(planned.plan).keys == (f'{{"id":{9 + number}}}',)
         assert desk.capture((5, 6), (9 + number, 10 + number)) == [f'{{"id":{10 + number}}}']
-        desk.splice(planned.number)
+        desk.take_over(planned.number)
 
     plan_relocated_rows(store, "p", snapshot)
 

@@ -11,8 +11,8 @@ import pytest
 from deltaforge_dagster.errors import JournalDamaged, PositionLost, SinkRejected
 from deltaforge_dagster.journal import files
 from deltaforge_dagster.journal import writer as writing
-from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
@@ -103,7 +103,7 @@ class Scene:
             pipeline=NAME,
             source="db",
             store=self.store,
-            segments=Deliverable(self.store, NAME, chained=False),
+            segments=PendingSegments(self.store, NAME, chained=False),
             journal=self.journal,
             lease=self.lease,
             warn=self.warnings.append,

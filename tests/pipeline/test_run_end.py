@@ -23,12 +23,12 @@ class Capturing:
     error, failed, in_transaction, failing_since, moved_at = None, False, False, None, 0.0
 
     def __init__(self) -> None:
-        self.splices = True
+        self.chunks_waiting = True
         self.segments: set[str] = set()
 
     def splice(self) -> None:
         """Take the chunk over: the sink has a segment to deliver."""
-        self.splices, self.segments = False, {"s"}
+        self.chunks_waiting, self.segments = False, {"s"}
 
 
 class Delivering:
@@ -45,7 +45,7 @@ class Delivering:
     def behind(self, _: object) -> dict[str, int]:
         """Return what sinks lack now; then the chunk is taken over."""
         lacking = dict.fromkeys(self._capture.segments, 1)
-        if self._capture.splices:
+        if self._capture.chunks_waiting:
             self._capture.splice()
         return lacking
 
@@ -64,7 +64,7 @@ def test_what_is_spliced_between_two_questions_is_delivered(
     end = RunEnd(
         load_pipeline(tmp_path / "p.yaml"),
         cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
-        deliveries=cast("Any", Delivering(capture)),
+        deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", capture),
         until_caught_up=True,
@@ -84,12 +84,12 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
     (tmp_path / "p.yaml").write_text(PIPELINE)
     sqlite_store.register_pipeline("p", "hash", ["s"])
     capture = Capturing()
-    capture.splices = False
+    capture.chunks_waiting = False
     reading = SimpleNamespace(
         error=None,
         failed=False,
         failing_since=None,
-        splices=False,
+        chunks_waiting=False,
         moved_at=0.0,
         position=LsnPosition(5),
         passed=None,
@@ -110,7 +110,7 @@ def test_what_is_captured_while_the_source_is_asked_is_delivered(
                 build_source=lambda: SimpleNamespace(head=head, close=lambda: None),
             ),
         ),
-        deliveries=cast("Any", Delivering(capture)),
+        deliverers=cast("Any", Delivering(capture)),
         pressure=cast("Any", SimpleNamespace(paused=None)),
         capture=cast("Any", reading),
         until_caught_up=until_caught_up,
@@ -131,12 +131,12 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
     (tmp_path / "p.yaml").write_text(PIPELINE)
     sqlite_store.register_pipeline("p", "hash", ["s"])
     capture = Capturing()
-    capture.splices = False
+    capture.chunks_waiting = False
     broken = SimpleNamespace(
         error=SourceUnavailable("cut"),
         failed=False,
         failing_since=time.monotonic(),
-        splices=False,
+        chunks_waiting=False,
         moved_at=time.monotonic(),
         position=LsnPosition(5),
         passed=None,
@@ -146,7 +146,7 @@ def test_a_source_that_cannot_be_read_is_not_caught_up(
         return RunEnd(
             load_pipeline(tmp_path / "p.yaml"),
             cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
-            deliveries=cast("Any", Delivering(capture)),
+            deliverers=cast("Any", Delivering(capture)),
             pressure=cast("Any", SimpleNamespace(paused=None)),
             capture=cast("Any", broken),
             until_caught_up=until_caught_up,

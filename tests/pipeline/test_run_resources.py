@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from deltaforge_dagster.pipeline import prepare
+from deltaforge_dagster.pipeline import encoder
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually
@@ -36,7 +36,7 @@ def spark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkAddr
 @pytest.fixture
 def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Spark write each result, however small, with its Python workers."""
-    monkeypatch.setattr(prepare, "SMALL_ROWS", 0)
+    monkeypatch.setattr(encoder, "SMALL_ROWS", 0)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_short_runs_leave_nothing(
 
     assert after_eight.open_files <= after_two.open_files + 5, "a channel that gRPC closes late"
     assert replace(after_eight, open_files=0) == replace(after_two, open_files=0)
-    assert after_eight.postgres_connections == after_eight.prepared_files == 0
+    assert after_eight.postgres_connections == after_eight.encoded_files == 0

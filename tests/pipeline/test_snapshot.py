@@ -140,7 +140,7 @@ def test_chunks_wait_until_they_are_in_the_journal(
     spliced: list[bool] = []
 
     def none_waits(capture: Capture) -> bool:
-        if not capture.splices:
+        if not capture.chunks_waiting:
             spliced.append(world.snapshots.spliced())
         return bool(spliced)
 

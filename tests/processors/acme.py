@@ -1,4 +1,4 @@
-"""A package with processors, as somebody else might publish it."""
+"""A package with processors, as a third party might publish it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ENTRY_POINTS = """
 
 
 def install(folder: Path) -> None:
-    """Write the package into a directory, as an installer leaves it in `site-packages`."""
+    """Write the package into a directory, as an installer would into `site-packages`."""
     folder.joinpath("acme_processors.py").write_text(textwrap.dedent(_MODULE))
     info = folder / "acme_processors-1.0.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""Rows of the change frame for tests, and what the event of a row is, in plain Python."""
+"""Rows of the change frame for tests, and a plain Python reference for their events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLAIN: Row = {
     "tags": None,
     "synthetic": None,
 }
-"""An ordinary insert of PostgreSQL; tests change what they are about."""
+"""An ordinary PostgreSQL insert; tests change the columns that they are about."""
 
 
 def row(**changed: Any) -> Row:
@@ -64,12 +64,12 @@ def batch(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def dumps(value: Any) -> str:
-    """Write JSON as the change frame has it: compact, non-ASCII text as it is."""
+    """Serialize JSON as in the change frame: compact, without escaping non-ASCII text."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule per key
-    """Return the native event of a row, written from the event model and not from our code."""
+    """Return the native event of a row, derived from the event model and not from the product's code."""
     source: dict[str, Any] = {
         "version": f"deltaforge-{__version__}",
         "connector": origin.connector,
@@ -118,12 +118,12 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
 
 
 def debezium(row: Row, origin: Origin) -> dict[str, Any]:
-    """Return the debezium envelope of a row, from the event model."""
+    """Return the debezium envelope of a row, derived from the event model."""
     return {"schema": None, "payload": event(row, origin)}
 
 
 def cloudevent(row: Row, origin: Origin, type_prefix: str) -> dict[str, Any]:
-    """Return the CloudEvent of a row, from the event model."""
+    """Return the CloudEvent of a row, derived from the event model."""
     native = event(row, origin)
     table = f"{row['db'] if row['schema'] is None else row['schema']}.{row['table']}"
     happened = {"c": "created", "u": "updated", "d": "deleted", "r": "snapshot", "t": "truncated"}

@@ -1,4 +1,4 @@
-"""Processors one behind the other, over the rows of a segment."""
+"""Chains of processors over the rows of a segment."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FLATTEN = {"type": "flatten"}
 
 
 def spec(*processors: dict[str, Any], **limits: Any) -> ChainSpec:
-    """Return the chain of processors as a file has them."""
+    """Return the chain for processors given as in a pipeline file."""
     return ChainSpec(_PROCESSORS.validate_json(json.dumps(processors)), ORIGIN, **limits)
 
 
 def made(chain: ChainSpec, rows: Sequence[Row], rows_each: int = 100) -> list[dict[str, Any]]:
-    """Return what a chain makes of a segment that is read in batches of some rows."""
+    """Return the output of a chain for a segment that is read in batches of `rows_each` rows."""
     whole = batch(list(rows))
     batches = [whole.slice(at, rows_each) for at in range(0, whole.num_rows, rows_each)]
     with Chain(chain) as one:
@@ -53,7 +53,7 @@ def test_each_gets_what_the_one_before_it_made() -> None:
 
 
 def test_rows_are_numbered_anew() -> None:
-    """What is left is numbered from 0 without gaps, over all batches."""
+    """The remaining rows are renumbered from 0 without gaps, over all batches."""
     rows = [row(op="c" if number % 3 else "u", ordinal=number) for number in range(10)]
 
     found = made(spec(CREATES), rows, rows_each=4)
@@ -66,7 +66,7 @@ def test_rows_are_numbered_anew() -> None:
     st.integers(1, 7),
 )
 def test_transactions_end_once(kept: list[tuple[int, bool]], rows_each: int) -> None:
-    """Whatever is dropped, `tx_end` is true on the last row of each transaction that is left."""
+    """Whatever is dropped, `tx_end` is true on the last remaining row of each transaction."""
     ids = sorted(one for one, _ in kept)
     rows = [
         row(
@@ -88,7 +88,7 @@ def test_transactions_end_once(kept: list[tuple[int, bool]], rows_each: int) -> 
 
 
 def test_a_call_gets_so_many_rows_and_bytes() -> None:
-    """A processor is called for at most the file's rows and bytes; a larger row comes alone."""
+    """A call gets at most the configured rows and bytes; a larger row is passed alone."""
     counting = {
         "type": "javascript", "id": "count", "limits": {"cpu_ms": 5000, "timeout_ms": 30_000},
         "inline": "function processBatch(es) { es.forEach((e) => { e.tags = [`${es.length}`]; }); }",
@@ -103,14 +103,14 @@ def test_a_call_gets_so_many_rows_and_bytes() -> None:
 
 
 def test_everything_may_be_dropped() -> None:
-    """A segment of which nothing is left gives no rows."""
+    """A segment of which no row remains yields no rows."""
     assert made(spec({"type": "filter", "ops": ["truncate"]}), [row(), row()]) == []
 
 
 def test_counts() -> None:
-    """Rows, calls and their time are counted by processor, and what a processor counts itself.
+    """Each processor has counters of rows, calls and time, and its own counters.
 
-    A processor for which nothing is left is not called.
+    A processor for which no rows remain is not called.
     """
     with Chain(spec(CREATES, FLATTEN)) as chain:
         list(chain.run([batch([row(), row(op="u")]), batch([row(op="d")])]))
@@ -123,7 +123,7 @@ def test_counts() -> None:
 
 
 def test_counts_of_a_processor_that_gets_nothing() -> None:
-    """It is there all the same: nothing in, nothing out."""
+    """A processor that gets no rows has counters, too: nothing in, nothing out."""
     with Chain(spec({"type": "filter", "ops": ["truncate"]}, FLATTEN)) as chain:
         list(chain.run([batch([row()])]))
 
@@ -131,7 +131,7 @@ def test_counts_of_a_processor_that_gets_nothing() -> None:
 
 
 def test_the_first_that_makes_an_event_is_its_mark() -> None:
-    """A later processor does not mark again what an earlier one made or copied."""
+    """A later processor does not mark again what an earlier one created or copied."""
     new = "{source: e.source, op: 'c', ts_ms: 7}"
     maker = {**MASK, "id": "maker", "inline": f"(e) => [e, {{...e}}, {new}]"}
     passing = {**MASK, "id": "passing", "inline": "(e) => ({...e, after: {}})"}
@@ -153,7 +153,7 @@ def test_a_hash_tells_chains_apart() -> None:
 
 
 def test_problems_are_found_without_an_event() -> None:
-    """A script that cannot be used is told by its number in the list."""
+    """An invalid script is reported with its index in the list."""
     wrong = {"type": "javascript", "id": "wrong", "inline": "return +;"}
 
     ((number, text),) = spec(CREATES, wrong, MASK).problems()
@@ -163,7 +163,7 @@ def test_problems_are_found_without_an_event() -> None:
 
 
 def test_a_failure_ends_the_chain() -> None:
-    """A processor that breaks stops the segment, with its id."""
+    """A failing processor stops the segment; the error has its id."""
     broken = {"type": "javascript", "id": "broken", "inline": "(e) => e.a.b.c"}
 
     with pytest.raises(Exception, match="processor broken: JS processor threw: TypeError"):

@@ -1,4 +1,4 @@
-"""Envelopes, byte for byte against a reference in plain Python."""
+"""Envelopes, byte for byte against a plain Python reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, Origin], dict[str, Any]]]] =
 
 
 def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> list[str]:
-    """Return the envelopes of rows, in their order."""
+    """Return the envelopes of rows, in order."""
     made = ENVELOPES[kind][0](origin, batch(given_rows))
     made.validate(full=True)
     return [str(one) for one in made.to_pylist()]
@@ -41,7 +41,7 @@ def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> li
 @pytest.mark.parametrize("kind", ENVELOPES)
 @given(st.lists(rows, min_size=1, max_size=60), st.sampled_from(["postgresql", "mysql"]))
 def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) -> None:
-    """Any row: the bytes that `json.dumps` makes of the event, whatever its names hold."""
+    """For any row, the bytes equal those of `json.dumps` of the event, whatever characters its names have."""
     origin = Origin(connector, 'the "source"\n', "ténant\\", 7 if connector == "mysql" else None)
 
     found = envelopes(given_rows, origin, kind)
@@ -51,7 +51,7 @@ def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) 
 
 @pytest.mark.parametrize("rows_each", [1, 1500])
 def test_a_slice_is_like_the_whole(rows_each: int) -> None:
-    """Rows from the middle of a batch give the same texts, also more than are written at once."""
+    """Rows from the middle of a batch give the same texts, even more rows than are written at a time."""
     given_rows = [
         row(after=None if one % 3 else f'{{"id":{one}}}', pos=one, ts_us=one * 1000, tx_id=str(one))
         for one in range(3 * rows_each)
@@ -65,7 +65,7 @@ def test_a_slice_is_like_the_whole(rows_each: int) -> None:
 
 
 def test_whole_text() -> None:
-    """An insert of PostgreSQL, key by key in the documented order."""
+    """A PostgreSQL insert has all keys in the documented order."""
     from deltaforge_dagster import __version__  # noqa: PLC0415 - only this sentence needs it
 
     (found,) = envelopes([row(tx_end=True)], POSTGRES)
@@ -91,7 +91,7 @@ def test_row_images_keep_their_bytes() -> None:
 
 @pytest.mark.parametrize("kind", ENVELOPES)
 def test_raw_payload_is_the_after_image(kind: str) -> None:
-    """A raw payload goes out without its envelope; without an image it is `null`."""
+    """A raw payload is sent without envelope; without an image it is `null`."""
     given_rows = [row(raw_payload=True), row(raw_payload=True, after=None, op="d"), row()]
 
     *raw, whole = envelopes(given_rows, POSTGRES, kind)
@@ -101,7 +101,7 @@ def test_raw_payload_is_the_after_image(kind: str) -> None:
 
 
 def test_whole_cloudevent() -> None:
-    """A delete as the documentation shows it: nulls are there, place and tenant are not."""
+    """A delete is as documented: it has nulls, but neither log position nor tenant."""
     gone = row(op="d", before='{"id":1}', after=None, ts_us=1_736_935_445_007_999, tx_end=True)
 
     (found,) = envelopes([gone], POSTGRES, "cloudevents")
@@ -115,7 +115,7 @@ def test_whole_cloudevent() -> None:
 
 
 def test_ddl_has_its_place_and_is_no_snapshot() -> None:
-    """A DDL event says `r`, as the original does, with its place in the log and its statement."""
+    """A DDL event has `r`, as in the original, with its log position and its statement."""
     ddl = '{"sql":"DROP TABLE x","database":"shop"}'
     place = {"tx_id": "3e11:7", "file": "binlog.000001", "pos": 9, "schema_version": None}
     ddl_row = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, **place)

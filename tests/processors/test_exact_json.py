@@ -1,4 +1,4 @@
-"""JSON that is read and written again, to the byte."""
+"""JSON that is read and written again without changing a byte."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ documents = st.recursive(
 
 @given(documents)
 def test_nothing_is_lost(text: str) -> None:
-    """A compact text is the same after reading and writing: digits, order, and every character."""
+    """A compact text is unchanged after reading and writing: digits, order and every character."""
     assert dumps(loads(text)) == text
 
 
 def test_half_a_character_stays_an_escape() -> None:
-    """A lone surrogate, which no UTF-8 has, is written as it was: escaped."""
+    """A lone surrogate, which UTF-8 cannot encode, stays an escape."""
     assert dumps(loads(r'{"a":"\ud83d"}')) == r'{"a":"\ud83d"}'
 
 
@@ -42,17 +42,17 @@ def test_half_a_character_stays_an_escape() -> None:
     [("42", "42.0", True), ("1e2", "100", True), ("0.1", "0.10", True), ("1", "2", False)],
 )
 def test_numbers_compare_by_value(one: str, other: str, same: bool) -> None:
-    """Two spellings of one number are equal, and hash alike."""
+    """Two spellings of the same number are equal, and have the same hash."""
     assert (Number(one) == Number(other)) is same
     assert not same or hash(Number(one)) == hash(Number(other))
 
 
 def test_a_number_is_no_text_and_no_flag() -> None:
-    """`1` is neither `"1"` nor `true`."""
+    """`1` equals neither `"1"` nor `true`."""
     assert loads("1") != loads('"1"')
     assert loads("1") != loads("true")
 
 
 def test_values_of_a_yaml_file() -> None:
-    """Numbers of Python become numbers of this kind, lists and texts what they are."""
+    """Python's numbers become `Number`; lists and texts stay the same."""
     assert as_json((1, 2.5, "x", None, True)) == [Number("1"), Number("2.5"), "x", None, True]

@@ -1,4 +1,4 @@
-"""Expanding a change frame: which rows stand behind a change, and which of them a sink gets."""
+"""Expansion of a change frame: which rows follow a change, and which of them a sink gets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expanded(
 
 
 def test_an_update_of_a_key_has_halves() -> None:
-    """The delete has the before image and the old key, the insert the rest."""
+    """The delete has the before image and the old key, the insert the after image and the new key."""
     update = row(**UPDATE, ordinal=7, tx_end=True)
 
     whole, gone, tombstone, come = expanded(update)
@@ -66,14 +66,14 @@ def test_an_update_of_a_key_has_halves() -> None:
     ],
 )
 def test_other_changes_stay_whole(changed: dict[str, Any]) -> None:
-    """The same key, no old row, no key, an old row without the key's column: one row as it was."""
+    """Other operations are not split, nor are updates whose key is the same or incomplete in the old row."""
     whole = row(**{**UPDATE, **changed})
 
     assert expanded(whole) == [{**whole, "role": CHANGE}]
 
 
 def test_a_delete_has_a_tombstone() -> None:
-    """It is a copy of the delete, whose key is made of the same row; nothing else has one."""
+    """A tombstone is a copy of its delete, with the same key; other changes have none."""
     delete = row(op="d", before='{"id":1}', after=None)
 
     found = expanded(row(), delete, row(op="t", after=None, key=None), row())
@@ -83,7 +83,7 @@ def test_a_delete_has_a_tombstone() -> None:
 
 
 def test_only_what_is_wanted_is_made() -> None:
-    """Neither halves nor tombstones appear where no sink wants them."""
+    """Halves and tombstones are only made if a sink wants them."""
     delete, update = row(op="d", before='{"id":1}', after=None), row(**UPDATE)
 
     def roles(**wanted: bool) -> list[int]:
@@ -95,7 +95,7 @@ def test_only_what_is_wanted_is_made() -> None:
 
 
 def old_key(given: Row) -> str | None:
-    """Return the old key of an update that changes its key, in plain Python."""
+    """Return the old key of an update that changes its key, computed in plain Python."""
     if given["op"] != "u" or given["before"] is None or given["key"] is None:
         return None
     before, key = dict(members(given["before"])), members(given["key"])
@@ -121,7 +121,7 @@ rekeyed = st.tuples(images, images, rows).map(
 
 @given(st.lists(st.one_of(rows, keyed, rekeyed), min_size=1, max_size=20), st.data())
 def test_any_frame(given_rows: list[Row], data: st.DataObject) -> None:
-    """Whatever names and values keys have: who is divided and where, against plain Python."""
+    """For any names and values of keys, the same updates are split as by a plain Python reference."""
     numbered = [{**one, "ordinal": number} for number, one in enumerate(given_rows)]
     start = data.draw(st.integers(0, len(numbered) - 1))
 
@@ -141,7 +141,7 @@ def test_any_frame(given_rows: list[Row], data: st.DataObject) -> None:
 
 
 def test_every_message_has_its_own_id() -> None:
-    """UUIDs with the time of the change's, the same whenever they are made; each names its change."""
+    """Ids are UUIDs with the time of the change's id, always the same, and unique for each message."""
     other = "0192f0c1-0000-7000-8000-000000000002"
     delete = row(op="d", before='{"id":1}', after=None, event_id=other)
     frame = expand(batch([row(**UPDATE), delete, row()]), splits=True, tombstones=True)
@@ -175,7 +175,7 @@ def test_every_message_has_its_own_id() -> None:
     ],
 )
 def test_what_a_sink_gets(selection: Selection, expected: str) -> None:
-    """Halves instead of an update, tombstones behind deletes; a statement is no snapshot row."""
+    """Halves replace an update and tombstones follow deletes; a DDL statement is not a snapshot row."""
     delete = row(op="d", before='{"id":1}', after=None)
     others = [row(op=op, after=None, key=None) for op in ("t", "r", "ddl")]
     frame = expand(batch([row(), row(**UPDATE), delete, *others]), splits=True, tombstones=True)
@@ -207,7 +207,7 @@ def test_filter_by_who_made_an_event(selection: Selection, expected: list[str | 
 
 
 def test_values_of_tombstones_are_null() -> None:
-    """Nothing else loses its value."""
+    """Only tombstones lose their values."""
     delete = row(op="d", before='{"id":1}', after=None)
     frame = expand(batch([row(), delete]), splits=False, tombstones=True)
 

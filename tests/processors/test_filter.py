@@ -13,7 +13,7 @@ from tests.processors.rows import Row, batch, row
 
 
 def made(**options: Any) -> Filter:
-    """Return a filter with these options, as a file gives them."""
+    """Return a filter with these options, given as in a pipeline file."""
     return Filter(FilterProcessor.model_validate_json(json.dumps({"type": "filter", **options})))
 
 
@@ -25,12 +25,12 @@ def passing(rows: list[Row], **options: Any) -> list[int]:
 
 
 def test_no_gate_lets_everything_pass() -> None:
-    """A filter without options is open."""
+    """A filter without options passes everything."""
     assert passing([row(op=one) for one in ("c", "u", "d", "r", "t", "ddl")]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_ops() -> None:
-    """Operations have the names of the file; a DDL event is none of them."""
+    """Operations have the names used in the file; a DDL event is none of them."""
     rows = [row(op=one) for one in ("c", "u", "d", "r", "t", "ddl")]
 
     assert passing(rows, ops=["create", "read"]) == [0, 3]
@@ -38,7 +38,7 @@ def test_ops() -> None:
 
 
 def test_tables() -> None:
-    """A table goes by its schema or its database, patterns may have wildcards, `exclude` wins."""
+    """A table is named by its schema or its database, patterns may have wildcards, `exclude` takes precedence."""
     rows = [
         row(schema="public", table="orders"),
         row(schema="public", table="order_items"),
@@ -97,12 +97,12 @@ AFTER = {
     ],
 )
 def test_predicates(predicate: dict[str, Any], passes: bool) -> None:
-    """Each comparison follows its rule, for values of every kind, missing ones too."""
+    """Each comparison follows its rule for values of every kind, including missing ones."""
     assert passing([row(after=json.dumps(AFTER))], fields=[predicate]) == ([0] if passes else [])
 
 
 def test_changed() -> None:
-    """A field changed when its values differ or one is missing; an event without images passes."""
+    """A field has changed if its values differ or one is missing; an event that lacks an image passes."""
     rows = [
         row(op="u", before='{"a":1}', after='{"a":1.0}'),
         row(op="u", before='{"a":1}', after='{"a":2}'),
@@ -116,7 +116,7 @@ def test_changed() -> None:
 
 
 def test_an_event_without_after() -> None:
-    """A delete fails every comparison of values but those of what is missing."""
+    """A delete passes only those comparisons that a missing value passes."""
     rows = [row(op="d", after=None)]
 
     for predicate, passes in (
@@ -129,7 +129,7 @@ def test_an_event_without_after() -> None:
 
 
 def test_match() -> None:
-    """`all` wants every field to agree, `any` one of them."""
+    """`all` requires all conditions to hold, `any` one of them."""
     rows = [row(after='{"a":1,"b":2}'), row(after='{"a":1,"b":3}'), row(after='{"a":9,"b":9}')]
     fields = [{"path": "a", "op": "eq", "value": 1}, {"path": "b", "op": "eq", "value": 2}]
 
@@ -138,7 +138,7 @@ def test_match() -> None:
 
 
 def test_drops_are_counted() -> None:
-    """What did not pass is counted over all batches."""
+    """The number of dropped events is counted over all batches."""
     one = made(ops=["create"])
     rows = batch([row(op="c"), row(op="u"), row(op="d")])
 

@@ -16,7 +16,7 @@ from tests.processors.rows import batch, images, row
 
 
 def flat(image: str, **options: Any) -> str:
-    """Return what becomes of an image."""
+    """Return the flattened form of an image."""
     config = FlattenProcessor(type="flatten", **options)
     made = Flatten(config).process(batch([row(before=image, after=image)]))
     before, after = (made.column(one)[0].as_py() for one in ("before", "after"))
@@ -47,7 +47,7 @@ def flat(image: str, **options: Any) -> str:
     ],
 )
 def test_rules(image: str, options: dict[str, Any], expected: str | None) -> None:
-    """Every option does what it says; None is an image that stays as it is."""
+    """Every option has its effect; None stands for an image that stays unchanged."""
     assert flat(image, **options) == (expected or image)
 
 
@@ -68,7 +68,7 @@ def test_images_that_are_missing_stay_so() -> None:
 
 
 def reference(value: Any, path: str = "") -> dict[str, Any]:
-    """Flatten with the default options, in the plainest way."""
+    """Flatten with the default options, in the simplest way."""
     if not isinstance(value, dict) or not value:
         return {path: value}
     found: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def reference(value: Any, path: str = "") -> dict[str, Any]:
 
 @given(images, st.booleans())
 def test_agrees_with_the_reference(image: dict[str, Any], twice: bool) -> None:
-    """Any image; and flattening what is flat changes nothing."""
+    """Any image is flattened like the reference, and flattening a flat image changes nothing."""
     nested = {"outer": image, "list": [image]}
     text = json.dumps(nested, separators=(",", ":"), ensure_ascii=False)
     made = flat(text)

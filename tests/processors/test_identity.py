@@ -1,4 +1,4 @@
-"""Ids and marks of what processors give back."""
+"""Ids and marks of the rows that processors return."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GIVEN, OWN = IDS[:3], IDS[3:]
 
 
 def settled(made: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return what becomes of rows that a processor `p` made of those with the ids `GIVEN`."""
+    """Return the result for rows that a processor `p` returned for an input with the ids `GIVEN`."""
     return identified("p", batch([row(event_id=one) for one in GIVEN]), made).to_pylist()
 
 
 def rows(*ids: str | None) -> pa.RecordBatch:
-    """Return rows with these ids, which a processor may leave out."""
+    """Return rows with these ids, which a processor may have omitted."""
     whole = batch([row(event_id=one or "", ordinal=number) for number, one in enumerate(ids)])
     place = whole.schema.get_field_index("event_id")
     return whole.set_column(place, "event_id", pa.array(ids, pa.string()))
@@ -30,7 +30,7 @@ def rows(*ids: str | None) -> pa.RecordBatch:
 
 @given(st.lists(st.sampled_from([*IDS, None, ""]), min_size=1, max_size=12))
 def test_whatever_comes_back(ids: list[str | None]) -> None:
-    """Each row has an id, none twice; the first with an id keeps it; just foreign rows are marked."""
+    """Every row has a unique id; the first row with an id keeps it; only rows with foreign ids are marked."""
     found = settled(rows(*ids))
 
     own = [one["event_id"] for one in found]
@@ -44,21 +44,21 @@ def test_whatever_comes_back(ids: list[str | None]) -> None:
 
 
 def test_what_was_given_stays_as_it_is() -> None:
-    """Rows that are given back, fewer of them or in another order, are not touched."""
+    """Input rows that are returned, even fewer of them or in another order, stay unchanged."""
     made = rows(*reversed(GIVEN[:2]))
 
     assert identified("p", rows(*GIVEN), made) is made
 
 
 def test_a_mark_that_is_there_stays() -> None:
-    """A row that says itself who made it keeps that."""
+    """A row whose producer is already set keeps it."""
     made = batch([row(event_id=OWN[0], synthetic="mine"), row(event_id=OWN[1])])
 
     assert [one["synthetic"] for one in settled(made)] == ["mine", "p"]
 
 
 def test_ids_of_two_processors_differ() -> None:
-    """Copies of one event by two processors are two events."""
+    """Copies of the same event by two processors are two events."""
     given_rows, made = rows(GIVEN[0]), rows(GIVEN[0], GIVEN[0], None)
 
     ids = {

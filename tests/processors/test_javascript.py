@@ -27,7 +27,7 @@ Make = Callable[[str], JavaScript]
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Make]:
-    """Make processors, and end them after the tests."""
+    """Create processors, and close them after the tests."""
     with ExitStack() as stack:
 
         def make(source: str) -> JavaScript:
@@ -39,7 +39,7 @@ def scripts() -> Iterator[Make]:
 
 
 def made(script: JavaScript, given_rows: list[Row]) -> list[dict[str, Any]]:
-    """Return what a script makes of rows, with ids; the result is a change frame."""
+    """Return a script's result for rows, with ids; the result is a valid change frame."""
     whole = batch(given_rows)
     found: pa.RecordBatch = identified("js", whole, script.process(whole))
     found.validate(full=True)
@@ -50,18 +50,18 @@ def made(script: JavaScript, given_rows: list[Row]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def nothing(scripts: Make) -> JavaScript:
-    """A script that gives back copies of what it got."""
+    """A script that returns copies of its input."""
     return scripts("(e) => ({...e})")
 
 
 @given(st.lists(rows, min_size=1, max_size=20, unique_by=lambda one: one["event_id"]))
 def test_what_a_script_leaves_alone_stays(nothing: JavaScript, given_rows: list[Row]) -> None:
-    """Any rows: a script that changes nothing leaves every column as it was."""
+    """For any rows, a script that changes nothing leaves every column unchanged."""
     assert made(nothing, given_rows) == batch(given_rows).to_pylist()
 
 
 def test_only_what_changed_differs(scripts: Make) -> None:
-    """One field is written anew; images, place, key and transaction of the row stay."""
+    """Only the changed field is replaced; images, log position, key and transaction of the row stay."""
     script = scripts("(e) => { e.after.name = 'x'; e.tags = ['seen']; return e; }")
     given_row = row(before='{"a": 1}', after='{"id":12345678901234567890,"price":1.10}')
 
@@ -76,7 +76,7 @@ def test_only_what_changed_differs(scripts: Make) -> None:
 
 
 def test_other_fields_are_read_back(scripts: Make) -> None:
-    """`op`, `ts_ms` and names can be changed; anything else of an event is lost."""
+    """`op`, `ts_ms` and names can be changed; changes of other fields are lost."""
     script = scripts(
         "(e) => { e.op = 'u'; e.ts_ms = 5; e.source.table = 't'; e.source.db = 'd';"
         " delete e.source.schema; e.processed_at = 1; e.source.lsn = '0/0'; return e; }"
@@ -89,7 +89,7 @@ def test_other_fields_are_read_back(scripts: Make) -> None:
 
 
 def test_drops_and_order(scripts: Make) -> None:
-    """What is returned goes on, in that order."""
+    """The returned events are passed on, in that order."""
     script = scripts("function processBatch([a, b, c]) { return [c, a]; }")
     given_rows = [row(event_id=f"{number}" * 36) for number in range(3)]
 
@@ -99,7 +99,7 @@ def test_drops_and_order(scripts: Make) -> None:
 
 
 def test_copies_have_ids_of_their_own(scripts: Make) -> None:
-    """The first copy has the event's id, the others ids that are the same whenever it is done."""
+    """The first copy has the event's id, the others always get the same derived ids."""
     script = scripts("(e) => [e, {...e}, {...e}]")
 
     first, again = made(script, [row()]), made(script, [row()])
@@ -112,7 +112,7 @@ def test_copies_have_ids_of_their_own(scripts: Make) -> None:
 
 
 def test_new_events(scripts: Make) -> None:
-    """An event without an id of the batch stands where the one before it does, and is marked."""
+    """An event without an id of the batch gets the log position of the one before it, and is marked."""
     script = scripts(
         "(e) => [e, {source: {db: 'x', table: 'new'}, op: 'c', ts_ms: 7, after: {n: 1}}]"
     )
@@ -128,7 +128,7 @@ def test_new_events(scripts: Make) -> None:
 
 
 def test_marks_that_a_script_sets_itself(scripts: Make) -> None:
-    """A copy is marked if the script says so, a new event with what it says; marks can be taken off."""
+    """A script can mark a copy, choose the mark of a new event, and remove marks."""
     script = scripts(
         "(e) => [{...e, synthetic: undefined}, {...e, synthetic: 'fan-out'},"
         " {source: e.source, op: 'c', ts_ms: 7, synthetic: 'made by hand'}]"
@@ -141,7 +141,7 @@ def test_marks_that_a_script_sets_itself(scripts: Make) -> None:
 
 
 def test_a_new_event_keeps_its_own_id(scripts: Make) -> None:
-    """An id that the script gives stays, and the event is marked: it is none of the batch."""
+    """An id that the script sets is kept, and the event is marked, because the id is not in the batch."""
     own = "0192f0c1-0000-7000-8000-0000000000ff"
     script = scripts(f"(e) => [e, {{...e, event_id: '{own}'}}]")
 
@@ -152,13 +152,13 @@ def test_a_new_event_keeps_its_own_id(scripts: Make) -> None:
 
 
 def test_a_new_event_must_be_one(scripts: Make) -> None:
-    """An object that lacks what every event has stops the batch."""
+    """A new event without the required fields stops the batch."""
     with pytest.raises(ProcessorFailed, match="failed to decode events from JS"):
         made(scripts("(e) => ({hello: 1})"), [row()])
 
 
 def test_routes(scripts: Make) -> None:
-    """A route replaces the one before it; an event without a new one keeps its own."""
+    """A route replaces the previous one; an event without a new route keeps its own."""
     script = scripts(
         "function processBatch([a, b]) { a.route({topic: 't', headers: {n: '1'}}); return [a, b]; }"
     )
@@ -187,20 +187,20 @@ def test_routes(scripts: Make) -> None:
     ],
 )
 def test_fields_that_are_none_stop_the_batch(scripts: Make, source: str) -> None:
-    """What no event can have is refused, and nothing of the batch goes on."""
+    """Values that no event can have are rejected, and nothing of the batch is passed on."""
     with pytest.raises(ProcessorFailed, match="processor js: the script gave back"):
         made(scripts(source), [row()])
 
 
 def test_an_empty_batch_is_not_given_to_the_script(scripts: Make) -> None:
-    """Nothing comes of nothing."""
+    """An empty batch is returned without calling the script."""
     script = scripts("function processBatch() { throw new Error('called'); }")
 
     assert script.process(batch([row()]).slice(0, 0)).num_rows == 0
 
 
 def test_raw_payloads_are_events_to_a_script(scripts: Make) -> None:
-    """An event whose message is its payload alone is a whole event for a script."""
+    """The script gets the complete event even if its message is only the payload."""
     (found,) = made(scripts("(e) => { e.after.n = e.table; return e; }"), [row(raw_payload=True)])
 
     assert json.loads(found["after"]) == {"id": 1, "n": "public.orders"}

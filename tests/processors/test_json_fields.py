@@ -1,4 +1,4 @@
-"""Fields of JSON documents, against Python's own parser."""
+"""Fields of JSON documents, compared with Python's own parser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ documents = st.recursive(
 
 
 def field(document: object, path: list[str]) -> object:
-    """Return the value of a field by way of `json`; None where it is null or missing."""
+    """Return the value of a field with `json`; None if it is null or missing."""
     for name in path:
         document = document.get(name) if isinstance(document, dict) else None
     return document
@@ -39,7 +39,7 @@ def field(document: object, path: list[str]) -> object:
 def test_equals_the_parser(
     given_documents: list[object], path: list[str], indent: int | None, ascii_only: bool
 ) -> None:
-    """Any document, with and without white space and escapes; a field of a field, too."""
+    """Any document, with and without white space and escapes, gives the same field, even a nested one."""
     separators = None if indent else (",", ":")
     texts = [
         None if one is None else json.dumps(
@@ -51,7 +51,7 @@ def test_equals_the_parser(
     found = field_texts(pa.array(texts, pa.string()), path).to_pylist()
 
     for text, value in zip(found, (field(one, path) for one in given_documents), strict=True):
-        if isinstance(value, dict | list):  # as it stands, white space included
+        if isinstance(value, dict | list):  # unchanged, including white space
             assert text is not None
             assert dumps(json.loads(text)) == dumps(value)
         else:
@@ -72,5 +72,5 @@ def test_equals_the_parser(
     ],
 )
 def test_text_of_a_field(document: str, text: str | None) -> None:
-    """The value as it stands; the first of that name; strings without quotes and escapes."""
+    """The value is unchanged, the first of duplicate names counts, and strings lose quotes and escapes."""
     assert field_texts(pa.array([document]), ["a"]).to_pylist() == [text]

@@ -37,7 +37,7 @@ MOMENT = datetime(2026, 3, 1, 12, 0, 0, 1, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_forms(column: pa.Array[Any], expected: list[str]) -> None:
-    """Each type has its form, null is null, and a slice is read from where it begins."""
+    """Each type has its form, null is null, and a slice is read from its offset."""
     whole = pa.concat_arrays([column, pa.nulls(1, column.type)])
 
     assert json_texts(whole).to_pylist() == [*expected, "null"]
@@ -50,7 +50,7 @@ def test_forms(column: pa.Array[Any], expected: list[str]) -> None:
     )
 )
 def test_decimals_are_exact(value: Decimal) -> None:
-    """All digits and the scale are in the text, without exponents."""
+    """The text has all digits and the scale, and no exponent."""
     (text,) = json_texts(pa.array([value], pa.decimal128(38, 10))).to_pylist()
 
     assert text == f'"{value:.10f}"'
@@ -58,13 +58,13 @@ def test_decimals_are_exact(value: Decimal) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_read_back(value: float) -> None:
-    """A number is one that JSON reads as the same double."""
+    """A number is read back from JSON as the same double."""
     (text,) = json_texts(pa.array([value])).to_pylist()
 
     assert float(json.loads(text or "")) == value
 
 
 def test_other_types() -> None:
-    """What has no form is refused by the type's name."""
+    """A type without a JSON form is rejected with its name."""
     with pytest.raises(ProcessorFailed, match=r"duration\[us\] have no JSON form"):
         json_texts(pa.array([timedelta(1)]))

@@ -1,4 +1,4 @@
-"""Where functions of pipeline files are found, and that they are loaded anew."""
+"""How functions of pipeline files are found and reloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltaforge_dagster.processors.modules import line_in, loaded, source_hash
 
 @pytest.fixture(autouse=True)
 def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leave import path and modules as they were."""
+    """Restore import path and modules after the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(modules, "_first", [])
     known = set(sys.modules)
@@ -33,7 +33,7 @@ def write(folder: Path, **sources: str) -> str:
 
 
 def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
-    """The next processor gets the new source, of modules beside it as well, and another hash."""
+    """The next processor gets the new source, even of modules beside it, and a different hash."""
     path = write(tmp_path, clean="import helper\ndef f(): return helper.x\n", helper="x = 1\n")
     first, before = loaded("clean:f", path)[0], source_hash("clean:f", path)
     write(tmp_path, clean="import helper\ndef f(): return helper.x * 10\n", helper="x = 22\n")
@@ -45,7 +45,7 @@ def test_a_changed_file_is_loaded_anew(tmp_path: Path) -> None:
 
 
 def test_directories_have_their_own_modules(tmp_path: Path) -> None:
-    """Two pipelines may have modules of one name, and modules beside these of one name."""
+    """Two pipelines may have modules with the same name, and helper modules with the same name."""
     one = write(
         tmp_path / "one", clean="import helper\ndef f(): return helper.x\n", helper="x = 1\n"
     )
@@ -57,7 +57,7 @@ def test_directories_have_their_own_modules(tmp_path: Path) -> None:
 
 
 def test_only_modules_of_the_directory_itself(tmp_path: Path) -> None:
-    """What lies deeper in the directory, such as an environment with its packages, stays loaded."""
+    """Modules deeper in the directory, such as those of a virtual environment, are not reloaded."""
     write(tmp_path / "env", installed="")
     sys.path.append(str(tmp_path / "env"))
     path = write(tmp_path, clean="import installed\ndef f(): return installed\n")
@@ -66,7 +66,7 @@ def test_only_modules_of_the_directory_itself(tmp_path: Path) -> None:
 
 
 def test_modules_of_packages(tmp_path: Path) -> None:
-    """A dotted name is found, and hashed without loading it or its package."""
+    """A module with a dotted name is found, and hashed without loading it or its package."""
     path = write(tmp_path, **{"pack/__init__": "1 / 0\n", "pack/inner": "def f(): return 1\n"})
 
     assert source_hash("pack.inner:f", path) is not None
@@ -88,13 +88,13 @@ def test_modules_of_packages(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_loaded(tmp_path: Path, source: str, said: str) -> None:
-    """The reason is told, with the module's line."""
+    """The error has the reason and the module's line."""
     with pytest.raises(SpecError, match=said):
         loaded("clean:f", write(tmp_path, clean=source))
 
 
 def test_the_line_of_an_error(tmp_path: Path) -> None:
-    """It is the last line of the user's module that the error came through, not one of a library."""
+    """The line is the last one in the user's module, not one of a library."""
     source = "import json\ndef f(): return g()\ndef g():\n    return json.loads('x')\n"
     function, file = loaded("clean:f", write(tmp_path, clean=source))
 

@@ -1,4 +1,4 @@
-"""Outbox rows become the events that they hold."""
+"""Outbox rows become the events that they contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVENT = {
 
 
 def outbox_row(**changed: Any) -> Row:
-    """Return an insert into an outbox table; None takes a column away."""
+    """Return an insert into an outbox table; None removes a column."""
     image = {name: one for name, one in {**EVENT, **changed}.items() if one is not ...}
     return row(schema="__outbox", table="outbox", after=json.dumps(image))
 
@@ -35,13 +35,13 @@ def processor(**options: Any) -> Outbox:
 
 
 def made(rows: Sequence[Row], **options: Any) -> list[dict[str, Any]]:
-    """Return what becomes of rows."""
+    """Return the result for rows."""
     found: pa.RecordBatch = processor(**options).process(batch(rows))
     return found.to_pylist()
 
 
 def test_a_row_becomes_its_event() -> None:
-    """The payload is what the event holds; topic, key and headers come from the other columns."""
+    """The payload becomes the event; topic, key and headers come from the other columns."""
     (event,) = made([outbox_row()], topic="${aggregate_type}.${event_type}", raw_payload=True)
 
     assert json.loads(event["after"]) == {"total": 9.90}
@@ -58,7 +58,7 @@ def test_a_row_becomes_its_event() -> None:
 
 @pytest.mark.parametrize("pattern", ["outbox", "out%", "shop.outbox", "*.outbox"])
 def test_everything_else_passes_in_its_place(pattern: str) -> None:
-    """Other tables, and outboxes that the patterns leave out, are not looked at; order stays."""
+    """Other tables, and outboxes that do not match the patterns, pass unchanged and in order."""
     rows = [row(after='{"id":1}'), outbox_row(), {**outbox_row(), "table": "payments_outbox"}]
 
     found = made(rows, tables=["nothing", pattern])
@@ -82,14 +82,14 @@ def test_everything_else_passes_in_its_place(pattern: str) -> None:
     ],
 )
 def test_topics(options: dict[str, Any], changed: dict[str, Any], topic: str | None) -> None:
-    """Template, then the row's column, then the default, then the sink's own."""
+    """The order of precedence is template, column of the row, default, and then the sink's own."""
     (event,) = made([outbox_row(**changed)], **options)
 
     assert event["topic"] == topic
 
 
 def test_keys() -> None:
-    """The template's text, or else the aggregate's id."""
+    """The key is the template's text, or else the aggregate's id."""
     assert made([outbox_row()], key="${event_type}-${id}")[0]["route_key"] == "OrderCreated-7"
     assert made([outbox_row()], key="${nothing}")[0]["route_key"] == "1"
     assert made([outbox_row(aggregate_id=...)])[0]["route_key"] is None
@@ -114,7 +114,7 @@ def test_keys() -> None:
     ],
 )
 def test_payloads(payload: Any, after: str, sent: Any) -> None:
-    """Text that is JSON is what it says, other text a string; sent raw, it is itself to the byte."""
+    """Text that is JSON becomes JSON, other text a string; a raw payload is byte-identical."""
     (event,) = made([outbox_row(payload=payload)])
     raw = processor(raw_payload=True).process(batch([outbox_row(payload=payload)]))
     messages = native_envelope(MYSQL, raw).to_pylist()
@@ -124,7 +124,7 @@ def test_payloads(payload: Any, after: str, sent: Any) -> None:
 
 
 def test_half_a_surrogate_pair_stays_escaped() -> None:
-    """UTF-8 has no bytes for it: the string is sent with its quotes."""
+    """UTF-8 cannot encode a lone surrogate, so the string is sent with its quotes and escape."""
     event = row(schema="__outbox", table="outbox", after=r'{"payload":"\ud800"}')
     raw = processor(raw_payload=True).process(batch([event]))
 
@@ -132,14 +132,14 @@ def test_half_a_surrogate_pair_stays_escaped() -> None:
 
 
 def test_without_a_payload_column_the_row_is_the_payload() -> None:
-    """A row without the column is the event as a whole."""
+    """Without the payload column, the whole row is the event."""
     (event,) = made([outbox_row(payload=...)])
 
     assert json.loads(event["after"]) == {k: v for k, v in EVENT.items() if k != "payload"}
 
 
 def test_headers_of_ones_own() -> None:
-    """Scalars become text; null, objects and lists are left out; headers set before stay."""
+    """Scalars become text; null, objects and lists are left out; existing headers are kept."""
     rows = [{**outbox_row(trace="t-1", flag=True, nested={}, gone=None), "headers": '{"x":"1"}'}]
     named = {"trace": "trace", "flag": "flag", "nested": "nested", "gone": "gone", "no": "no"}
 
@@ -150,7 +150,7 @@ def test_headers_of_ones_own() -> None:
 
 
 def test_columns_of_other_names() -> None:
-    """Names of columns can be given, as Debezium's outbox has them."""
+    """The names of columns can be configured, for example those of Debezium's outbox."""
     rows = [outbox_row(aggregatetype="Order", type="Paid", aggregate_type=..., event_type=...)]
     columns = {"aggregate_type": "aggregatetype", "event_type": "type"}
 
@@ -161,7 +161,7 @@ def test_columns_of_other_names() -> None:
 
 
 def test_a_row_goes_on_where_an_earlier_processor_sent_it() -> None:
-    """What the outbox does not say stays: topic and key of before, and headers beside its own."""
+    """Existing topic and key stay if the outbox gives none, and existing headers are kept."""
     before = {"topic": "mine", "route_key": "k", "headers": '{"df-event-id":"old","x":"1"}'}
     (kept,) = made([{**outbox_row(aggregate_id=...), **before}], key="${nothing}")
     (changed,) = made([{**outbox_row(), **before}], topic="${event_type}")
@@ -172,7 +172,7 @@ def test_a_row_goes_on_where_an_earlier_processor_sent_it() -> None:
 
 
 def test_what_is_no_event_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Updates, deletes, rows without an image, and messages that are no object do not go on."""
+    """Updates, deletes, rows without an image, and messages that are not objects are dropped."""
     one = processor()
     rows = [
         outbox_row(),
@@ -209,7 +209,7 @@ def test_what_is_no_event_is_dropped_and_counted(caplog: pytest.LogCaptureFixtur
     ],
 )
 def test_strict(changed: dict[str, Any], missing: list[str]) -> None:
-    """With `strict` a row that lacks a field stops the batch, and says which; null is a payload."""
+    """With `strict`, a row that lacks a field stops the batch with an error that names it; null is a payload."""
     rows = [outbox_row(**{"topic": "mine"} | changed)]
 
     if not missing:
@@ -224,7 +224,7 @@ def test_strict(changed: dict[str, Any], missing: list[str]) -> None:
 
 
 def test_a_row_that_python_cannot_read() -> None:
-    """Depth without end is an error that names the table, not the end of the worker."""
+    """A row that is nested too deeply is an error with the table's name, and does not crash the worker."""
     deep = row(schema="__outbox", table="outbox", after='{"a":' + "[" * 60_000 + "]" * 60_000 + "}")
 
     with pytest.raises(ProcessorFailed, match="an event of outbox is nested too deeply"):

@@ -1,4 +1,4 @@
-"""Processors of installed packages, with a real distribution on the import path."""
+"""Processors of installed packages, tested with a real distribution on the import path."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def chain(*blocks: dict[str, Any]) -> ChainSpec:
-    """Return a chain as a file has it."""
+    """Return a chain for processors given as in a pipeline file."""
     return ChainSpec(_PROCESSORS.validate_json(json.dumps(blocks)), Origin("mysql", "db", "acme"))
 
 
 def made(spec: ChainSpec) -> list[dict[str, Any]]:
-    """Return what becomes of one event."""
+    """Return the result for one event."""
     with Chain(spec) as one:
         return [event for found in one.run([batch([row()])]) for event in found.to_pylist()]
 
 
 def test_a_processor_of_a_package(acme: None) -> None:
-    """Its type is the name of the entry point; it runs among others, with its config, and counts."""
+    """The type is the name of the entry point; the processor runs among others, with its config and counters."""
     spec = chain({"type": "label", "config": {"topic": "t"}}, {"type": "filter", "ops": ["create"]})
 
     with Chain(spec) as one:
@@ -53,7 +53,7 @@ def test_a_processor_of_a_package(acme: None) -> None:
 
 
 def test_the_config_is_that_of_the_package(acme: None) -> None:
-    """What its pydantic model refuses is found without an event, by field and without the value."""
+    """What its pydantic model rejects is found without an event, and reported by field without the value."""
     spec = chain({"type": "label", "id": "l", "config": {"topic": 5, "secret": 7}})
 
     ((number, text),) = spec.problems()
@@ -80,7 +80,7 @@ def test_what_it_does_wrong(acme: None, topic: str, said: str) -> None:
 
 
 def test_one_that_cannot_be_made(acme: None) -> None:
-    """A factory that breaks is told with its error."""
+    """The error of a failing factory is reported."""
     with pytest.raises(
         SpecError, match="processor broken: broken: cannot be made: RuntimeError: no"
     ):
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_made(acme: None) -> None:
 
 
 def test_unknown_types_name_the_known_ones(acme: None) -> None:
-    """The list has the package's own types and those of installed packages."""
+    """The message lists the built-in types and those of installed packages."""
     with pytest.raises(
         ValidationError,
         match=r"is lable, which no installed package has; known are javascript, .*, broken, label",
@@ -99,7 +99,7 @@ def test_unknown_types_name_the_known_ones(acme: None) -> None:
 def test_a_package_that_is_not_installed_where_it_runs(
     acme: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker without the package says so."""
+    """A worker on which the package is not installed reports that."""
     spec = chain({"type": "label", "config": {"topic": "t"}})
     monkeypatch.undo()
 

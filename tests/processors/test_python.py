@@ -1,4 +1,4 @@
-"""Python functions over batches of events: what they see, what they may give back."""
+"""Python functions over batches of events: what they get, and what they may return."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def column(table, name, values):
 
 @pytest.fixture
 def make_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeChain]:
-    """Make a chain of one function `f` of a module `user_code`."""
+    """Create a chain of one function `f` in a module `user_code`."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(modules, "_first", [])
 
@@ -55,17 +55,17 @@ def make_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
 
 
 LIMITED = {"timeout_ms": 60_000}
-"""A limit that nothing meets: what matters is the process."""
+"""A limit that is never reached, so that only the child process matters."""
 
 
 def made(chain: ChainSpec, rows: list[Row]) -> list[dict[str, Any]]:
-    """Return what becomes of rows of one batch."""
+    """Return the result for rows of one batch."""
     with Chain(chain) as one:
         return [event for found in one.run([batch(rows)]) for event in found.to_pylist()]
 
 
 def ids(count: int) -> list[Row]:
-    """Return events with different ids and places."""
+    """Return events with different ids and log positions."""
     return [
         row(event_id=f"0192f0c1-0000-7000-8000-{number:012}", pos=number, ordinal=number)
         for number in range(count)
@@ -77,7 +77,7 @@ PASS = {"arrow": "def f(table): return table", "pandas": "def f(frame): return f
 
 @pytest.mark.parametrize("form", ["arrow", "pandas"])
 def test_what_is_left_alone_stays(make_chain: MakeChain, form: str) -> None:
-    """Every column of every event is what it was, nulls and long numbers included."""
+    """Every column of every event is unchanged, including nulls and long numbers."""
     rows = [
         row(after='{"n":12345678901234567890123456789012345678901,"d":1.10}', tx_end=False),
         row(event_id="0192f0c1-0000-7000-8000-000000000002", schema=None, op="ddl", ddl='{"sql":"x"}',
@@ -101,7 +101,7 @@ def test_what_is_left_alone_stays(make_chain: MakeChain, form: str) -> None:
     ],
 )
 def test_rows_are_changed_dropped_and_moved(make_chain: MakeChain, form: str, source: str) -> None:
-    """The order is the function's; each event keeps its own place in the log."""
+    """The order is the function's; each event keeps its own log position."""
     found = made(make_chain(source, format=form), ids(3))
 
     assert [(one["pos"], one["after"], one["synthetic"]) for one in found] == [
@@ -110,7 +110,7 @@ def test_rows_are_changed_dropped_and_moved(make_chain: MakeChain, form: str, so
 
 
 def test_new_events(make_chain: MakeChain) -> None:
-    """One without an id stands where the event before it does, and is marked; a copy is not."""
+    """An event without an id gets the log position of the one before it, and is marked; a copy is not marked."""
     source = """
 def f(t):
     t = t.take([0, 1, 1, 1])
@@ -143,7 +143,7 @@ def f(t):
     ],
 )  # fmt: skip
 def test_what_a_function_may_not_do(make_chain: MakeChain, source: str, said: str) -> None:
-    """The error names processor, function and column or line, and no value."""
+    """The error names processor, function and column or line, but no value."""
     with pytest.raises(ProcessorFailed, match=said) as caught:
         made(make_chain(source), [row()])
 
@@ -152,7 +152,7 @@ def test_what_a_function_may_not_do(make_chain: MakeChain, source: str, said: st
 
 
 def test_pandas_types(make_chain: MakeChain) -> None:
-    """A pandas column of other values is refused by its name and type."""
+    """A pandas column with values of a wrong type is rejected with its name and type."""
     with pytest.raises(
         ProcessorFailed, match="column after is int64, with values that are no string"
     ):
@@ -162,7 +162,7 @@ def test_pandas_types(make_chain: MakeChain) -> None:
 
 
 def test_line_breaks_between_tokens(make_chain: MakeChain) -> None:
-    """A message stays one line, whatever the function's JSON library writes."""
+    """A message stays a single line, whatever the function's JSON library writes."""
     source = "def f(t): return column(t, 'after', pa.array(['{\\n \"a\": \"x\\\\ny\"}']))"
 
     (one,) = made(make_chain(source), [row()])
@@ -171,7 +171,7 @@ def test_line_breaks_between_tokens(make_chain: MakeChain) -> None:
 
 
 def test_memory_between_calls(make_chain: MakeChain) -> None:
-    """What a module remembers belongs to one processor of one chain."""
+    """A module's state belongs to one processor of one chain."""
     source = """
 calls = []
 def f(t):
@@ -189,7 +189,7 @@ def f(t):
 
 
 def test_changed_code_is_another_chain(make_chain: MakeChain) -> None:
-    """The hash has the source; a worker that finds another one than the run refuses."""
+    """The hash includes the source; a worker that finds a different source than the run refuses it."""
     first = make_chain(PASS["arrow"])
     second = make_chain("def f(table): return table.slice(1)")
 
@@ -206,7 +206,7 @@ def test_problems_are_found_without_an_event(make_chain: MakeChain) -> None:
 
 
 def test_a_limited_function_does_the_same(make_chain: MakeChain) -> None:
-    """In its own process it sees and gives back the same columns, under the same hash, with its memory."""
+    """In a child process, the function has the same columns, hash and state between calls."""
     source = """
 calls = []
 def f(t):
@@ -226,7 +226,7 @@ def f(t):
 
 
 def test_what_goes_wrong_in_the_process_is_told_as_without_it(make_chain: MakeChain) -> None:
-    """An exception, a wrong result, a module that cannot be loaded; and the module keeps its memory."""
+    """Exceptions, wrong results and modules that cannot be loaded are reported; the module keeps its state."""
     source = """
 calls = []
 def f(t):
@@ -269,7 +269,7 @@ def f(t):
 @pytest.mark.parametrize(
     ("hang", "limit", "said"),
     [
-        # PyDLL keeps the interpreter's lock: no thread and no signal handler of Python runs meanwhile.
+        # PyDLL holds the GIL, so meanwhile no other thread and no Python signal handler can run.
         ("ctypes.PyDLL(None).sleep(3600)", 200, r"a call took more than 200 ms \(limits.timeout_ms\)$"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 60_000, "the function's process ended by signal 11$"),
     ],
@@ -277,7 +277,7 @@ def f(t):
 def test_a_function_that_hangs_or_dies(
     make_chain: MakeChain, tmp_path: Path, hang: str, limit: int, said: str
 ) -> None:
-    """Its process ends, the error says so with the processor's id; the next call has a new process."""
+    """Its process ends, and the error tells that with the processor's id; the next call gets a new process."""
     with Chain(make_chain(HANGS.format(hang=hang), limits={"timeout_ms": limit})) as chain:
         with pytest.raises(ProcessorFailed, match=f"^processor python: user_code:f: {said}"):
             list(chain.run([batch([row()])]))
@@ -289,7 +289,7 @@ def test_a_function_that_hangs_or_dies(
 
 
 def _patient(chain: Chain) -> Iterator[Any]:
-    """Try a batch until it is made: on a busy machine a short limit is met by chance."""
+    """Retry a batch until it succeeds: on a busy machine a short limit may be exceeded by chance."""
     while True:
         with contextlib.suppress(ProcessorFailed):
             yield from chain.run([batch([row()])])
@@ -297,7 +297,7 @@ def _patient(chain: Chain) -> Iterator[Any]:
 
 
 def test_a_call_that_outlives_its_parent_ends(make_chain: MakeChain, tmp_path: Path) -> None:
-    """A worker that is killed amid a call leaves no process behind, whatever the function does."""
+    """A worker that is killed during a call leaves no process behind, whatever the function does."""
     source = HANGS.format(hang="ctypes.PyDLL(None).sleep(3600)")
     chain = make_chain(source, limits={"timeout_ms": 1})
     program = f"""
@@ -320,7 +320,7 @@ list(Chain(pickle.loads({pickle.dumps(chain)!r})).run([batch([row()])]))
 
 
 def _lives(process: int) -> bool:
-    """Say whether a process is there; one that has ended and whose parent does not care is not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Destinations and keys against a reference in plain Python."""
+"""Destinations and keys, compared with a plain Python reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORIGIN = Origin("postgresql", "orders-db", "acme")
 
 
 def resolved(row: Row, path: str) -> str | None:
-    """Return a variable's text by walking through the event, and the row's key."""
+    """Return a variable's text by walking through the event and the row's key."""
     place: Any = event(row, ORIGIN)
     place["key"] = None if row["key"] is None else json.loads(row["key"])
     for name in path.split("."):
@@ -43,7 +43,7 @@ PATHS = [
 @given(st.lists(rows, min_size=1, max_size=30))
 @settings(max_examples=examples(20))
 def test_variables_equal_the_reference(path: str, given_rows: list[Row]) -> None:
-    """Every kind of path gives the text of the event's value there, or null and its name."""
+    """Every kind of path gives the text of the event's value, or null and the path's name."""
     given_rows = [{**one, "topic": None} for one in given_rows]
     template = compile_template(f"${{{path}}}")
 
@@ -70,7 +70,7 @@ literals = st.text("ab.:-${é", max_size=4).filter(lambda text: "${" not in text
 def test_templates_equal_the_reference(
     given_rows: list[Row], parts: list[tuple[str, str]], last: str
 ) -> None:
-    """Any template: strict as a destination, lenient as a key, what a processor set before both."""
+    """Any template is strict as a destination, lenient as a key, and overridden by a processor's value."""
     written = "".join(f"{literal}${{{path}}}" for literal, path in parts) + last
     template = compile_template(written)
     frame = batch(given_rows)
@@ -93,7 +93,7 @@ def test_templates_equal_the_reference(
 
 
 def test_destination() -> None:
-    """An override comes first, an empty one counts as none, then the template."""
+    """A processor's value takes precedence over the template; an empty one is ignored."""
     template = compile_template("df:${source.schema}.${source.table}:${after.id}")
     given_rows = [
         row(),
@@ -113,7 +113,7 @@ def test_destination() -> None:
 
 
 def test_destination_that_always_resolves() -> None:
-    """A template of variables that every event has needs no look at what is missing."""
+    """A template whose variables every event has needs no check for unresolved ones."""
     template = compile_template("${tenant_id}.${source.db}.${source.table}.${op}")
 
     assert not routing.can_be_unresolved(template)
@@ -121,7 +121,7 @@ def test_destination_that_always_resolves() -> None:
 
 
 def test_key() -> None:
-    """An override comes first, then the template with nothing for what is unresolved."""
+    """A processor's value takes precedence over the template, in which unresolved variables are empty."""
     template = compile_template("${after.id}/${before.id}")
     given_rows = [row(), row(route_key="k"), row(after=None, before='{"id":"q\\"7"}')]
 
@@ -140,7 +140,7 @@ def test_default_key() -> None:
 
 
 def test_row_key() -> None:
-    """The row's primary key, the event id of a table without one, and overrides before both."""
+    """The key is the primary key, or the event id for a table without one; processors may override both."""
     given_rows = [row(), row(key=None), row(route_key="k")]
 
     found = routing.row_key(batch(given_rows))
@@ -149,7 +149,7 @@ def test_row_key() -> None:
 
 
 def test_idempotency_key() -> None:
-    """Tenant, table, transaction and event id; nothing for a transaction that is not there."""
+    """The key has tenant, table, transaction and event id; a missing transaction is empty."""
     given_rows = [row(), row(tx_id=None)]
 
     found = routing.idempotency_key(ORIGIN, batch(given_rows)).to_pylist()
@@ -159,7 +159,7 @@ def test_idempotency_key() -> None:
 
 
 def test_column_names_of_any_kind() -> None:
-    """Column names with blanks, brackets, quotes and stars of other notations are just names."""
+    """Blanks, brackets, quotes and stars in names of columns have no special meaning."""
     fields = ["with blank", "a[0]", 'quo"ted', "$", "@x", "0", "it's[0]", "*"]
     image = json.dumps({name: name.upper() for name in fields})
     template = compile_template("|".join(f"${{after.{name}}}" for name in fields))
@@ -170,7 +170,7 @@ def test_column_names_of_any_kind() -> None:
 
 
 def test_numbers_keep_their_form() -> None:
-    """A number in a key is the text that stands in the event."""
+    """A number in a key has the same text as in the event."""
     template = compile_template("${after.n}/${after.o}")
     given_rows = [row(after='{"n":1.10,"o":{"a":12345678901234567890123,"b":1e3}}')]
 

@@ -1,4 +1,4 @@
-"""One script in V8: its forms, what it returns, its limits, and what its errors say."""
+"""A script in V8: its forms, its results, its limits, and its errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def event(event_id: str, **changed: Any) -> dict[str, Any]:
 Make = Callable[..., Script]
 
 PATIENT = Limits(cpu_ms=20_000, timeout_ms=120_000)
-"""Limits that a busy machine does not meet."""
+"""Limits that even a busy machine does not reach."""
 
 
 @pytest.fixture
 def scripts() -> Iterator[Make]:
-    """Make scripts, and end them after the test."""
+    """Create scripts, and close them after the test."""
     with ExitStack() as stack:
 
         def make(source: str, limits: Limits = PATIENT) -> Script:
@@ -50,13 +50,13 @@ def scripts() -> Iterator[Make]:
 def called(
     script: Script, *events: dict[str, Any], text: str | None = None, spelled: bool = False
 ) -> Any:
-    """Return what a script made of events, as `give` tells it."""
+    """Return a script's result for events, in the form of `give`."""
     told = script.call(text or json.dumps(events), spelled=spelled)
     return None if told is None else json.loads(told)
 
 
 def test_events_that_go_on_unchanged_are_not_told(scripts: Make) -> None:
-    """A script that gives back what it got costs nothing behind it, whatever it calls to say so."""
+    """A script that returns its input unchanged gives no differences, whatever form its result has."""
     for source in (
         "function processBatch(events) { return events; }",
         "function processBatch(events) { }",
@@ -79,14 +79,14 @@ def test_events_that_go_on_unchanged_are_not_told(scripts: Make) -> None:
     ],
 )
 def test_every_form_changes_fields(scripts: Make, source: str) -> None:
-    """A function of a batch, of an event, and a bare body say the same; only what differs is told."""
+    """A function of a batch, a function of an event, and a bare body give the same differences."""
     told = called(scripts(source), event("a"), event("b", after={"id": 2, "email": "x"}))
 
     assert told == [[0, {"after": '{"id":1,"email":"x"}'}], [1, {}]]
 
 
 def test_drops_copies_and_orders(scripts: Make) -> None:
-    """The list that is returned is what goes on, in its order; copies are known by their event id."""
+    """The returned list is passed on in its order; copies are recognized by their event id."""
     script = scripts("function processBatch([a, b, c]) { return [c, a, {...a, tags: ['copy']}]; }")
 
     told = called(script, event("a"), event("b"), event("c"))
@@ -95,7 +95,7 @@ def test_drops_copies_and_orders(scripts: Make) -> None:
 
 
 def test_a_new_event_is_given_whole(scripts: Make) -> None:
-    """An event with an id that was not in the batch is a new one."""
+    """An event with an id that was not in the batch is new."""
     script = scripts("(event) => [event, {...event, event_id: undefined, after: {n: 1}}]")
 
     told = called(script, event("a"))
@@ -106,14 +106,14 @@ def test_a_new_event_is_given_whole(scripts: Make) -> None:
 
 
 def test_a_mutated_array_counts_without_a_return(scripts: Make) -> None:
-    """A script that returns nothing goes on with the array that it was given, as it left it."""
+    """A script that returns nothing passes on the array that it was given, including its changes to it."""
     script = scripts("function processBatch(events) { events.reverse(); events.pop(); }")
 
     assert called(script, event("a"), event("b"), event("c")) == [[2, {}], [1, {}]]
 
 
 def test_routes(scripts: Make) -> None:
-    """`ev.route` and the global `route` set an event's route; a copy needs the global one."""
+    """`ev.route` and the global `route` set an event's route; a copy needs the global function."""
     script = scripts(
         "(e) => { e.route({topic: 'a', headers: {x: '1'}});"
         " const copy = {...e}; route(copy, {key: 'k'}); return [e, copy]; }"
@@ -126,7 +126,7 @@ def test_routes(scripts: Make) -> None:
 
 
 def test_aliases(scripts: Make) -> None:
-    """`table` is the table's full name, `timestamp` the time of the event; neither is carried on."""
+    """`table` is the table's full name, `timestamp` the time of the event; changes of them are ignored."""
     script = scripts(
         "(e) => { e.tags = [e.table, new Date(e.timestamp).toISOString()];"
         " e.processed_at = 'now'; return e; }"
@@ -142,7 +142,7 @@ def test_aliases(scripts: Make) -> None:
 
 
 def test_state_stays_between_calls(scripts: Make) -> None:
-    """What a script defines at its top level lives as long as the engine."""
+    """Top-level definitions of a script live as long as the engine."""
     script = scripts(
         "let seen = 0; function processBatch(es) { for (const e of es) e.tags = [`${++seen}`]; }"
     )
@@ -152,7 +152,7 @@ def test_state_stays_between_calls(scripts: Make) -> None:
 
 
 def test_numbers_keep_their_spelling(scripts: Make) -> None:
-    """Numbers that the script left alone are as they were, also those that no double can hold."""
+    """Numbers that the script did not change keep their spelling, even those that no double can represent."""
     image = '{"big":12345678901234567890,"price":1.10,"one":1.0,"small":5,"list":[1.50,{"x":2e3}]}'
     text = json.dumps([{**EVENT, "after": "IMAGE"}]).replace('"IMAGE"', image)
     script = scripts("(e) => { e.after.small += 1; e.after.sum = e.after.price + 1; return e; }")
@@ -165,7 +165,7 @@ def test_numbers_keep_their_spelling(scripts: Make) -> None:
 
 
 def test_big_integers_are_written_as_numbers(scripts: Make) -> None:
-    """A BigInt that a script computes is a number in the event."""
+    """A BigInt that a script computes becomes a number in the event."""
     script = scripts("(e) => { e.after.big = 2n ** 64n; return e; }")
 
     assert called(script, event("a", after={}))[0][1]["after"] == '{"big":18446744073709551616}'
@@ -175,13 +175,13 @@ def test_big_integers_are_written_as_numbers(scripts: Make) -> None:
     ("returned", "kind"), [("1", "number"), ("'x'", "string"), ("[null]", "null")]
 )
 def test_anything_else_is_refused(scripts: Make, returned: str, kind: str) -> None:
-    """What is neither an event nor a list of them stops the batch."""
+    """A result that is neither an event nor a list of events stops the batch."""
     with pytest.raises(ProcessorFailed, match=f"JS processor returned unsupported type: {kind}"):
         called(scripts(f"function processBatch(events) {{ return {returned}; }}"), event("a"))
 
 
 def test_an_error_names_its_line(scripts: Make) -> None:
-    """What a script throws is told with the line of the script, whatever the script's form."""
+    """An exception is reported with its line in the script, whatever the script's form."""
     for source in (
         "function processBatch(events) {\n  return events[9].after;\n}",
         "// first\nreturn event.nothing.after;",
@@ -191,7 +191,7 @@ def test_an_error_names_its_line(scripts: Make) -> None:
 
 
 def test_an_error_does_not_quote_what_is_parsed(scripts: Make) -> None:
-    """V8 quotes text that is no JSON; that text may be a value of a row."""
+    """V8 quotes text that is not JSON, which may be a value of a row, so the error omits it."""
     script = scripts("(e) => JSON.parse(e.after.email)")
 
     with pytest.raises(ProcessorFailed) as caught:
@@ -209,13 +209,13 @@ def test_an_error_does_not_quote_what_is_parsed(scripts: Make) -> None:
     ],
 )
 def test_an_invalid_script_is_refused_at_once(scripts: Make, source: str) -> None:
-    """Syntax errors, and scripts without anything to call, are found before there is an event."""
+    """Syntax errors, and scripts without anything to call, are found without an event."""
     with pytest.raises(SpecError, match="script"):
         scripts(source)
 
 
 def test_a_call_that_computes_for_too_long_is_ended(scripts: Make) -> None:
-    """`cpu_ms` ends a loop, and the next call finds a fresh engine."""
+    """`cpu_ms` ends a loop, and the next call gets a new engine."""
     script = scripts(
         "let calls = 0; function processBatch(es) { if (++calls == 2) for (;;) {}; es[0].tags = [`${calls}`]; }",
         Limits(cpu_ms=1_000, timeout_ms=200_000),
@@ -228,7 +228,7 @@ def test_a_call_that_computes_for_too_long_is_ended(scripts: Make) -> None:
 
 
 def test_a_call_that_waits_for_too_long_is_ended(scripts: Make) -> None:
-    """`timeout_ms` ends a call that takes no processor time."""
+    """`timeout_ms` ends a call that uses no processor time."""
     script = scripts(
         "function processBatch() { Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 60000); }",
         Limits(cpu_ms=60_000, timeout_ms=200),
@@ -241,7 +241,7 @@ def test_a_call_that_waits_for_too_long_is_ended(scripts: Make) -> None:
 def test_a_script_that_loads_for_ever_is_refused(
     scripts: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands at its top level is ended, too, though not by the limits of a call."""
+    """An endless loop at the top level is ended, too, but by another limit than calls."""
     scripts("for (const end = Date.now() + 700; Date.now() < end;); (e) => e", Limits())
     monkeypatch.setattr(script_module, "_LOAD_SECONDS", 0.3)
 
@@ -250,7 +250,7 @@ def test_a_script_that_loads_for_ever_is_refused(
 
 
 def test_a_call_that_fills_the_memory_is_ended(scripts: Make) -> None:
-    """`mem_mb` ends a call whose heap grows beyond it."""
+    """`mem_mb` ends a call whose heap exceeds it."""
     script = scripts(
         "function processBatch() { const all = []; for (;;) all.push(new Array(1000).fill(1.5)); }",
         Limits(cpu_ms=60_000, timeout_ms=120_000, mem_mb=64),

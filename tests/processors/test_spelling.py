@@ -1,4 +1,4 @@
-"""Which numbers JavaScript would write otherwise."""
+"""Which numbers JavaScript would spell differently."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
     ],
 )
 def test_kinds_of_numbers(text: str, unusual: bool) -> None:
-    """Integers of up to 15 digits are the only usual numbers; texts and names are none."""
+    """Only integers of up to 15 digits are usual numbers; digits in texts and names do not matter."""
     assert has_unusual_numbers(pa.array([None, text])) is unusual
 
 
 def test_no_documents() -> None:
-    """A column without any text has no numbers."""
+    """A column of nulls has no numbers."""
     assert not has_unusual_numbers(pa.array([None, None], pa.string()))
 
 
 @given(st.lists(documents, min_size=1, max_size=5))
 def test_agrees_with_a_scanner(texts: list[str]) -> None:
-    """Any documents: unusual is a number that does not come back from JavaScript's integers."""
+    """In any documents, every number except an integer of at most 15 digits is unusual."""
     found: list[str] = []
     for text in texts:
         json.loads(text, parse_int=found.append, parse_float=found.append)

@@ -1,4 +1,4 @@
-"""One field of an image, set or taken out; every other byte stays."""
+"""Setting and removing one field of an image leaves every other byte unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ODD = [
     "12345678901234567890123456789012345678901", "1.10", "-0.0", "1E+2", '"\\u0041\\/"', '"}{,:\\""',
     '[ 1,{"a" : null}]', '{"b":{"a":1},"a":[]}', '"é😀"', "true", "null",
 ]  # fmt: skip
-"""Values that a JSON library would write otherwise."""
+"""Values that a JSON library would spell differently."""
 
 values = st.sampled_from(ODD) | st.builds(dumps, texts)
 members = st.lists(st.tuples(names, values), max_size=5, unique_by=lambda one: one[0])
@@ -31,7 +31,7 @@ def image(found: list[tuple[str, str]], blank: str = "") -> str:
 
 
 def pieces(text: str) -> list[tuple[str, str]]:
-    """Return the members of an object, values as they are spelled."""
+    """Return the members of an object, with values as spelled."""
     found: list[tuple[str, str]] = []
     decoder = json.JSONDecoder()
     at = 1
@@ -49,7 +49,7 @@ def pieces(text: str) -> list[tuple[str, str]]:
 def test_only_the_field_is_set(
     images: list[list[tuple[str, str]] | None], name: str, value: str, blank: str
 ) -> None:
-    """The field has its value, in its place or at the end; others are the same to the byte."""
+    """The field has its new value, at its position or at the end; other bytes are unchanged."""
     column = pa.array([None if one is None else image(one, blank) for one in images], pa.string())
 
     made = with_field(column, name, pa.array([value] * len(images), pa.string())).to_pylist()
@@ -68,7 +68,7 @@ def test_only_the_field_is_set(
 def test_only_the_field_is_dropped(
     images: list[list[tuple[str, str]] | None], name: str, blank: str
 ) -> None:
-    """The field is gone; others are the same to the byte, and what never had it is untouched."""
+    """The field is removed; other bytes, and images without the field, are unchanged."""
     given_texts = [None if one is None else image(one, blank) for one in images]
 
     made = without_field(pa.array(given_texts, pa.string()), name).to_pylist()
@@ -93,7 +93,7 @@ def test_only_the_field_is_dropped(
     ],
 )
 def test_unusual_images(text: str, with_a: str, without_a: str) -> None:
-    """A name that is written with escapes, or stands twice, is found wherever it stands."""
+    """A name with escapes, or a duplicate one, is found at any position."""
     column = pa.array([text, '{"a":1}'])
 
     assert with_field(column, "a", pa.array(["9", "9"])).to_pylist() == [with_a, '{"a":9}']
@@ -101,7 +101,7 @@ def test_unusual_images(text: str, with_a: str, without_a: str) -> None:
 
 
 def test_slices() -> None:
-    """A column that begins in the middle of its memory is read from there."""
+    """A sliced column is read from its offset."""
     column: Any = pa.array(['{"x":1}', '{"a":1}', None]).slice(1)
 
     assert with_field(column, "a", pa.array(["0", "2", "3"]).slice(1)).to_pylist() == [

@@ -1,4 +1,4 @@
-"""What Spark has computed goes into rows: fields, routes, and which rows pass."""
+"""The values that Spark computed are written into rows: fields, routes, and which rows pass."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.processors.rows import Row, batch, row
 
 
 def sql(**block: Any) -> SqlProcessor:
-    """Return a block of a file."""
+    """Return the block of an `sql` processor."""
     return SqlProcessor.model_validate({"type": "sql", **block})
 
 
 def made(block: SqlProcessor, rows: list[Row], **computed: pa.Array[Any]) -> pa.RecordBatch:
-    """Return what becomes of rows, given the columns that Spark has computed."""
+    """Return the result for rows, given the columns that Spark computed."""
     frame = batch(rows)
     for name, column in computed.items():
         frame = frame.append_column(name, column)
@@ -38,7 +38,7 @@ def made(block: SqlProcessor, rows: list[Row], **computed: pa.Array[Any]) -> pa.
     )
 )
 def test_only_named_fields_differ(found: list[tuple[Row, bool | None, int]]) -> None:
-    """Rows pass where it is true; but for the one field every column is what it was."""
+    """Rows pass where the condition is true; every column except the set field is unchanged."""
     block = sql(where="a", set={"after.new field": "b"})
     rows = [one for one, _, _ in found]
     values = pa.array([str(number) for _, _, number in found])
@@ -60,7 +60,7 @@ def test_only_named_fields_differ(found: list[tuple[Row, bool | None, int]]) -> 
 
 
 def test_values_have_the_forms_of_captured_ones() -> None:
-    """A decimal is a string with its scale, null is null; both images can be set."""
+    """A decimal becomes a string with its scale, null becomes null; both images can be set."""
     block = sql(set={"after.total": "a", "before.total": "b"})
     rows = [row(after='{"total":"1","x":1.10}', before='{"total":"1"}'), row(before=None)]
 
@@ -79,7 +79,7 @@ def test_values_have_the_forms_of_captured_ones() -> None:
 
 
 def test_fields_are_dropped_from_both_images() -> None:
-    """What hides a value hides the old one, too."""
+    """Dropping a field removes it from the old row image, too."""
     frame = made(
         sql(drop=("email", "x")), [row(after='{"email":1,"y":2}', before='{"y":1,"email":3}')]
     )
@@ -89,7 +89,7 @@ def test_fields_are_dropped_from_both_images() -> None:
 
 
 def test_routes() -> None:
-    """A part that is null leaves the row's own; headers are added to those there are."""
+    """A part that is null leaves the row's own value; headers are added to the existing ones."""
     block = sql(route={"topic": "a", "key": "b", "headers": {"h": "c", "i": "d"}})
     rows = [row(topic="old", route_key="k", headers='{"h":"0","z":"1"}'), row()]
 
@@ -108,7 +108,7 @@ def test_routes() -> None:
 
 
 def test_columns_that_may_be_read() -> None:
-    """Only columns that an expression names go into Spark."""
+    """Only columns that an expression names are passed to Spark."""
     block = sql(where="Op = 'c'", set={"after.x": "after:y"}, route={"topic": "'t.' || table"})
 
     assert columns_read(block) == ("after", "op", "table")
@@ -125,6 +125,6 @@ def test_columns_that_may_be_read() -> None:
     ],
 )
 def test_blocks_that_are_refused(block: dict[str, Any], said: str) -> None:
-    """What can never work is found when the file is read."""
+    """Blocks that can never work are rejected when the file is read."""
     with pytest.raises(ValidationError, match=said):
         sql(**block)

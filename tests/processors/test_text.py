@@ -1,4 +1,4 @@
-"""Texts put together row by row, against Python's own formatting."""
+"""Texts built row by row, compared with Python's own formatting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ longs = st.integers(-(2**63), 2**63 - 1)
 
 @given(nullable, st.data())
 def test_pieces(values: list[str | None], data: st.DataObject) -> None:
-    """Constants, texts and names, with nulls and without, in any order."""
+    """Constants, texts and names, with and without nulls, may be combined in any order."""
     rows = len(values)
     plain = pa.array(values, pa.string())
     filled = pa.array([one or "" for one in values], pa.string())
@@ -45,7 +45,7 @@ def test_pieces(values: list[str | None], data: st.DataObject) -> None:
 
 @given(st.lists(st.none() | longs, min_size=1, max_size=20), st.sampled_from([1, 1000]))
 def test_decimals(numbers: list[int | None], divisor: int) -> None:
-    """Every 64-bit number, divided; null stays out."""
+    """Every 64-bit number can be divided and written; null stays null."""
     column = pa.array(numbers, pa.int64())
 
     found = concat(len(numbers), [Optional("", decimals(column, divisor), "", "null")])
@@ -56,7 +56,7 @@ def test_decimals(numbers: list[int | None], divisor: int) -> None:
 
 @given(st.lists(st.none() | st.datetimes(), min_size=1, max_size=20))
 def test_times(moments: list[datetime | None]) -> None:
-    """Every time of the calendar as Python writes it, cut to milliseconds; null stays out."""
+    """Every time of the calendar is written as by Python, truncated to milliseconds; null stays null."""
     column = pa.array(moments, pa.timestamp("us")).cast(pa.int64())
 
     found = concat(len(moments), [Optional("", times(column), "", "null")])
@@ -74,7 +74,7 @@ def test_times(moments: list[datetime | None]) -> None:
     ],
 )
 def test_times_beyond_the_calendar(micros: int, expected: str) -> None:
-    """No number of microseconds writes beyond its place."""
+    """No value of microseconds writes beyond its own range of bytes."""
     found = concat(2, [Optional("", times(pa.array([micros, micros], pa.int64())))])
 
     assert found.to_pylist() == [expected] * 2
@@ -82,7 +82,7 @@ def test_times_beyond_the_calendar(micros: int, expected: str) -> None:
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=20))
 def test_positions(numbers: list[int]) -> None:
-    """Log positions as PostgreSQL writes them, the lower half always with eight digits."""
+    """LSNs are written as by PostgreSQL, with eight digits in the lower half."""
     found = concat(len(numbers), [Optional("", lsns(pa.array(numbers, pa.int64())))])
 
     assert found.to_pylist() == [format_lsn(one) for one in numbers]
@@ -90,7 +90,7 @@ def test_positions(numbers: list[int]) -> None:
 
 @given(nullable, st.data())
 def test_where(values: list[str | None], data: st.DataObject) -> None:
-    """A mask takes values out, and never brings a null back."""
+    """A mask turns values into null, and never the other way round."""
     mask = data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
     found = values_of(pa.array(values, pa.string()))
     chosen = None if found is None else found.where(np.array(mask))
@@ -105,7 +105,7 @@ def test_where(values: list[str | None], data: st.DataObject) -> None:
 
 
 def test_too_much() -> None:
-    """More than Arrow's string arrays can hold is refused before memory is asked for."""
+    """A text that exceeds Arrow's string arrays is rejected before memory is allocated."""
     rows = pa.array(["x" * 1000, "y" * 1000])
     many = pa.DictionaryArray.from_arrays(np.arange(2_200_000, dtype=np.int32) % 2, rows)
 

@@ -1,4 +1,4 @@
-"""Rows that travel through Spark's own engine, packed."""
+"""Rows that pass through Spark's own engine in packed form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("after", "op", "ts_us")
     st.lists(st.integers(1, 5), min_size=1),
 )
 def test_what_is_packed_comes_back(groups: list[list[Row]], cuts: list[int]) -> None:
-    """However Spark cuts the rows: the same batches, in order, between their notes, with values."""
+    """However Spark divides the rows, the same batches come back in order, with notes and values."""
     given_rows = [batch(one) for one in groups]
     sent = [note(COLUMNS, {"segment": 7}), *(packed(COLUMNS, one) for one in given_rows)]
     whole = pa.Table.from_batches([*sent, note(COLUMNS, {"counts": {}})]).combine_chunks()
@@ -63,7 +63,7 @@ def test_what_is_packed_comes_back(groups: list[list[Row]], cuts: list[int]) -> 
     ],
 )
 def test_numbers_that_variant_would_round(number: str, seen: str) -> None:
-    """SQL sees them as text with all digits; the row itself travels as it is."""
+    """SQL sees such numbers as text with all digits; the row itself is unchanged."""
     one = batch([row(after=f'{{"x":[{number}],"y":{number}}}'), row(after=None)])
 
     sent = packed(COLUMNS, one)
@@ -76,7 +76,7 @@ def test_numbers_that_variant_would_round(number: str, seen: str) -> None:
 
 
 def test_names_that_no_row_has_stay_behind() -> None:
-    """A batch cut from a large one does not carry all transactions of that one."""
+    """A slice of a large batch is packed without the names that only other rows have."""
     whole: Any = batch([row(tx_id=f"transaction {number}") for number in range(1000)])
 
     sent = packed((), whole.slice(5, 1))

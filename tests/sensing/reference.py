@@ -1,6 +1,6 @@
-"""Schemas of documents learned one document after the other, in plain Python: what the real thing must equal.
+"""A plain Python reference that learns schemas of documents one document at a time.
 
-It remembers every document and counts all of them anew whenever it is asked, so there is nothing to merge.
+It keeps all documents and counts them from scratch for each question, so there is no state to merge.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reference:
         self.structures: set[frozenset[Pair]] = set()
 
     def values(self, value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-        """Yield every value of a document with its path, as names are told apart now."""
+        """Yield every value of a document with its path; names in maps count as one unless stable."""
         yield path, value
         if len(path) >= self.options.deep_inspect.max_depth:
             return
@@ -55,7 +55,7 @@ class Reference:
                 yield from self.values(one, (*path, "." + name if told_apart else "<*>"))
 
     def observe(self, text: str) -> bool:
-        """Take a document; say whether it is unlike those that were learned from."""
+        """Observe a document; return whether it differs from what was learned."""
         document = json.loads(text)
         pairs = {(path, type_of(value)) for path, value in self.values(document)}
         self.documents.append(document)
@@ -81,7 +81,7 @@ class Reference:
         )
 
     def strings(self) -> dict[Path, Counter[str]]:
-        """Return the strings of each path, of the documents that were learned from."""
+        """Return the strings at each path of the documents that were learned from."""
         found: dict[Path, Counter[str]] = {}
         for document in self.documents[: self.learned_from]:
             for path, value in self.values(document):
@@ -91,7 +91,7 @@ class Reference:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint, from its definition."""
+        """Return the fingerprint, computed from its definition."""
         order = ["null", "boolean", "integer", "number", "string", "array", "object"]
         paths = {path for path, _ in self.known}
         lines = sorted(
@@ -136,7 +136,7 @@ class Reference:
                 self._fold(path, stable)
 
     def _stable_names_of_map(self, path: Path) -> set[str] | None:
-        """Return the names that are fields, if the others are values."""
+        """Return the names that are fields if the object is a map, otherwise None."""
         high, counts = self.options.high_cardinality, self.counts()
         objects = counts[path, "object"]
         shares: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What columns may hold, by the names of their types in both databases."""
+"""The values that columns may have, by the names of their types in both databases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deltaforge_dagster.sensing.scan import BOOLEAN, INTEGER, NUMBER, STRING
     ],
 )
 def test_whole_numbers(data_type: str, least: int, greatest: int) -> None:
-    """Each type of whole numbers has its range, with and without a sign."""
+    """Each integer type has its range, signed and unsigned."""
     column = declared("c", data_type, nullable=False)
     assert (column.least, column.greatest) == (least, greatest)
     assert {INTEGER, STRING} <= column.kinds
@@ -32,7 +32,7 @@ def test_whole_numbers(data_type: str, least: int, greatest: int) -> None:
     [("numeric(5,2)", 3), ("decimal(10,0) unsigned", 10), ("numeric(3,-2)", 5), ("numeric", None)],
 )
 def test_exact_numbers(data_type: str, digits: int | None) -> None:
-    """Precision less scale is how many digits stand before the point."""
+    """Precision minus scale is the number of digits before the decimal point."""
     column = declared("c", data_type, nullable=False)
     assert (column.digits, column.kinds) == (digits, frozenset({INTEGER, NUMBER, STRING}))
 
@@ -42,7 +42,7 @@ def test_exact_numbers(data_type: str, digits: int | None) -> None:
     [("character varying(20)", 20, False), ("char(3)", 3, False), ("text", None, True)],
 )
 def test_texts(data_type: str, length: int | None, document: bool) -> None:
-    """Texts have a length where one is declared; those without may hold documents."""
+    """Texts have a length if one is declared; those without one may contain documents."""
     column = declared("c", data_type, nullable=False)
     assert (column.length, column.document, column.kinds) == (length, document, frozenset({STRING}))
 
@@ -52,5 +52,5 @@ def test_texts(data_type: str, length: int | None, document: bool) -> None:
     ["timestamp(3) without time zone", "enum('a','b')", "integer[]", "geometry", "acme.colour", ""],
 )
 def test_what_is_not_compared(data_type: str) -> None:
-    """Types that may be shown in several forms, and unknown ones, may hold anything."""
+    """Types with several possible forms, and unknown types, may have any value."""
     assert declared("c", data_type, nullable=False).kinds == ANYTHING

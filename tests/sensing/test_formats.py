@@ -22,7 +22,7 @@ from deltaforge_dagster.sensing.formats import FORMATS, formats_of
     ],
 )  # fmt: skip
 def test_formats(name: str, fitting: list[str], others: list[str]) -> None:
-    """Each format has its strings, and not what only looks like one."""
+    """Each format matches its strings, and not those that only look similar."""
     for text in fitting:
         assert formats_of(text, frozenset(FORMATS)) == {name}
     for text in [*others, ""]:

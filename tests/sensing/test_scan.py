@@ -1,4 +1,4 @@
-"""Cells of documents: where each value and each name stands."""
+"""Cells of documents: the location of each value and each name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sensing.test_schema import documents
 
 
 def values(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Return every value of a document with its path, the outer ones first."""
+    """Return every value of a document with its path, outer values first."""
     inside = (
         [("." + name, one) for name, one in value.items()]
         if isinstance(value, dict)
@@ -29,7 +29,7 @@ def values(value: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 
 @given(st.lists(documents, min_size=1, max_size=5), st.booleans(), st.booleans())
 def test_every_value_is_a_cell(stream: list[Any], ascii_only: bool, spaced: bool) -> None:
-    """In order, with its path, its type, its text and its name."""
+    """The cells are in order, with path, type, text and name."""
     texts = [
         json.dumps(one, ensure_ascii=ascii_only, indent=1 if spaced else None) for one in stream
     ]
@@ -49,7 +49,7 @@ def test_every_value_is_a_cell(stream: list[Any], ascii_only: bool, spaced: bool
 
 
 def test_maps_have_one_path_for_all_names() -> None:
-    """Below a map names are not told apart, those that are stable excepted."""
+    """Below a map names are not distinguished, except stable ones."""
     root = path_number(())
     text = pa.array(['{"a":1,"b":{"c":2},"total":3}'])
 
@@ -68,7 +68,7 @@ def test_maps_have_one_path_for_all_names() -> None:
 @example(stream=['{"a'])
 @example(stream=['"\\'])
 def test_no_text_leads_astray(stream: list[str]) -> None:
-    """Whatever a text is, its cells lie inside it: nothing is read beyond the end."""
+    """For any text, cells lie within the text: nothing is read beyond its end."""
     cells = scan(pa.array([*stream, '{"a":1}'], pa.string()), 3)
 
     bounds = [0]

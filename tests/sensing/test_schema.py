@@ -1,4 +1,4 @@
-"""Schemas of documents, against a plain reading of one document after the other."""
+"""Schemas of documents, compared with a plain Python reference that reads one document at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ streams = st.lists(shaped | documents, min_size=1, max_size=60) | st.lists(
 
 
 def options_with(**blocks: Any) -> SchemaSensing:
-    """Return options of which a small stream meets every rule."""
+    """Return options with which a small stream of documents triggers every rule."""
     return SchemaSensing.model_validate({"enabled": True, **blocks})
 
 
@@ -69,7 +69,7 @@ all_options = st.builds(
 
 
 def learned(schema: DocumentSchema) -> dict[tuple[tuple[str, ...], str], int]:
-    """Return how often each path was of each type."""
+    """Return how often each path had each type."""
     return {
         (path, TYPES[kind]): count
         for path, field in schema.fields.items()
@@ -81,7 +81,7 @@ def learned(schema: DocumentSchema) -> dict[tuple[tuple[str, ...], str], int]:
 def observed(
     options: SchemaSensing, written: list[str], cuts: list[int]
 ) -> tuple[DocumentSchema, list[bool]]:
-    """Return what is learned when documents come in parts, between which it is stored."""
+    """Return what is learned when documents arrive in parts, between which the state is stored."""
     schema = DocumentSchema(options)
     strange: list[bool] = []
     bounds = sorted({0, len(written), *(cut % len(written) for cut in cuts)})
@@ -99,7 +99,7 @@ def observed(
 def test_equals_the_reference(
     stream: list[Any], options: SchemaSensing, cuts: list[int], ascii_only: bool, spaced: bool
 ) -> None:
-    """Fields, types, counts, maps, evolutions, cache and flags: however the stream is cut and stored."""
+    """Fields, types, counts, maps, evolutions, cache and flags are the same however the stream is divided."""
     separators = (", ", ": ") if spaced else (",", ":")
     written = [json.dumps(one, ensure_ascii=ascii_only, separators=separators) for one in stream]
     reference = Reference(options)
@@ -119,7 +119,7 @@ def test_equals_the_reference(
 @settings(max_examples=examples(30))
 @given(streams, st.sampled_from([0, 15]), st.integers(1, 59))
 def test_values_equal_the_reference(stream: list[Any], most: int, cut: int) -> None:
-    """Few values, lengths and how many there are: those of every string that was learned from."""
+    """Enumerations, lengths and counts are those of all strings that were learned from."""
     options = options_with(
         deep_inspect={"max_sample_size": most},
         high_cardinality={"min_events": 10, "min_dynamic_fields": 2},
@@ -146,7 +146,7 @@ def test_values_equal_the_reference(stream: list[Any], most: int, cut: int) -> N
 @settings(max_examples=examples(40))
 @given(streams)
 def test_documents_fit_their_json_schema(stream: list[Any]) -> None:
-    """What was learned from every document is a JSON Schema, of each draft, that every document fits."""
+    """All documents match the JSON Schema, in each draft, that was learned from them."""
     options = options_with(high_cardinality={"min_events": 10, "min_dynamic_fields": 2})
 
     schema, _ = observed(options, [json.dumps(one) for one in stream], [])
@@ -159,7 +159,7 @@ def test_documents_fit_their_json_schema(stream: list[Any]) -> None:
 
 
 def test_names_that_are_values() -> None:
-    """After enough documents an object keyed by ids is one field, and later ids change nothing."""
+    """After enough documents an object keyed by ids is a map with one field, and later ids change nothing."""
     options = SchemaSensing(enabled=True)
     written = [
         json.dumps({"id": n, "sizes": {"unit": "cm", **{f"k{n}-{m}": m for m in range(3)}}})
@@ -176,7 +176,9 @@ def test_names_that_are_values() -> None:
     assert abs(names.unique - 6_000) < 300
     assert len(names.frequent) == 50
     assert not any(strange)
-    assert schema.sequence == 101  # each of the first 100 had new names; then they were one
+    assert (
+        schema.sequence == 101
+    )  # each of the first 100 had new names; afterwards they were one field
     assert schema.hits == 1_900 - 1
     assert json_schema("t", schema, "draft-2020-12")["properties"]["sizes"] == {
         "type": "object",
@@ -187,7 +189,7 @@ def test_names_that_are_values() -> None:
 
 
 def test_a_stable_schema_is_compared_with() -> None:
-    """After `max_sample_size` documents another structure adds nothing, and is told of."""
+    """After `max_sample_size` documents another structure is not learned, but reported."""
     options = options_with(deep_inspect={"max_sample_size": 2})
     written = ['{"a":1}', '{"a":2}', '{"a":3}', '{"a":"x"}', '{"a":4,"b":5}', "{}"]
 
@@ -199,7 +201,7 @@ def test_a_stable_schema_is_compared_with() -> None:
 
 
 def test_depth_is_limited() -> None:
-    """What lies deeper is not looked into, and its JSON Schema says so."""
+    """Values below the maximum depth are not inspected, and the JSON Schema tells that."""
     options = options_with(deep_inspect={"max_depth": 2})
 
     schema, _ = observed(options, ['{"a":{"b":{"c":1}}}'], [])

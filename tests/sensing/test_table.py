@@ -1,4 +1,4 @@
-"""Rows of tables: which are looked at, what of them is a document, and where they differ."""
+"""Rows of tables: which are inspected, which of their values are documents, and where they differ."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VERSIONS = {
 
 
 def taken(options: SchemaSensing, rows: list[Row], cuts: list[int] | None = None) -> TableSense:
-    """Return what is known of the table after rows that come in parts, stored between these."""
+    """Return what is learned about the table when rows arrive in parts, between which the state is stored."""
     states: dict[str, bytes] = {}
     for start, stop in pairwise(sorted({0, len(rows), *(cut % len(rows) for cut in cuts or ())})):
         tables = Tables(options, VERSIONS, states)
@@ -57,7 +57,7 @@ def taken(options: SchemaSensing, rows: list[Row], cuts: list[int] | None = None
 
 @given(st.integers(0, 30), st.integers(-1, 7), st.lists(st.integers(0, 40), max_size=6))
 def test_sampling(warm: int, rate: int, sizes: list[int]) -> None:
-    """The first events, then one in so many, counted over all batches."""
+    """The first events are inspected, and then one in `sample_rate`, counted over all batches."""
     sampling = Sampling(warmup_events=warm, sample_rate=rate)
     seen, found = 0, []
     for size in sizes:
@@ -85,7 +85,7 @@ images = st.fixed_dictionaries(
 
 
 def problem(name: str, value: Any) -> str | None:
-    """Return what is wrong with a value, by the rules as they are written down."""
+    """Return what is wrong with a value, according to the documented rules."""
     if name not in COLUMN_TYPES:
         return "undeclared_column"
     if value is None:
@@ -115,7 +115,7 @@ def problem(name: str, value: Any) -> str | None:
 
 
 def documents_of(name: str, value: Any) -> list[str]:
-    """Return the document that a value of a column is, if it is one."""
+    """Return the document that a column's value is or contains, if any."""
     if isinstance(value, str):
         try:
             inner = json.loads(value)
@@ -135,7 +135,7 @@ def documents_of(name: str, value: Any) -> list[str]:
     st.lists(st.integers(0, 100), max_size=3),
 )
 def test_equals_the_reference(stream: list[dict[str, Any]], most: int, cuts: list[int]) -> None:
-    """Drift of each column and each kind, and the schemas of columns, row by row."""
+    """The drift of each column and kind, and the schemas of columns, are the same as row by row."""
     options = SchemaSensing.model_validate(
         {
             "enabled": True,
@@ -178,7 +178,7 @@ def test_equals_the_reference(stream: list[dict[str, Any]], most: int, cuts: lis
 
 
 def test_examples_are_few_and_short() -> None:
-    """Of a column that differs five values of 100 characters are kept."""
+    """Five examples of at most 100 characters are kept for a column that differs."""
     stream = [row(after=dumps({"id": 1, "code": f"{n}" * 200})) for n in range(9)]
 
     column = taken(SchemaSensing(enabled=True), stream).drift.columns["code"]
@@ -189,7 +189,7 @@ def test_examples_are_few_and_short() -> None:
 
 
 def test_another_version_begins_anew() -> None:
-    """What was wrong with a column is past once its declared type is another one."""
+    """The drift of a column is discarded when its declared type changes."""
     new = (declared("id", "integer", nullable=False), declared("code", "text", nullable=True))
     table = TableSense(SchemaSensing(enabled=True))
     versions = {**VERSIONS[TABLE], "sha256:2": new}
@@ -212,7 +212,7 @@ def test_another_version_begins_anew() -> None:
     ],
 )
 def test_documents_of_their_own(changed: dict[str, Any], known: set[str]) -> None:
-    """What is no row of a registered table is a document as a whole, and compared with nothing."""
+    """A row that does not belong to a registered table is a document, and is not compared."""
     tables = Tables(SchemaSensing(enabled=True), VERSIONS, {})
     tables.take(batch([row(after='{"any":{"thing":1}}', **changed)]).select(list(COLUMNS)))
 
@@ -225,14 +225,14 @@ def test_documents_of_their_own(changed: dict[str, Any], known: set[str]) -> Non
 
 
 def test_unknown_versions_are_passed_over() -> None:
-    """Of a row whose table version is not at hand nothing is said."""
+    """Rows of a table version that is not registered are not inspected."""
     table = taken(SchemaSensing(enabled=True), [row(schema_version="sha256:dead", after="{}")])
 
     assert (table.events, table.drift.analyzed, table.whole) == (1, 0, None)
 
 
 def test_selected_tables_and_columns() -> None:
-    """Tables by their bare names, columns by theirs; exclusion wins; deletes are no documents."""
+    """Tables and columns are selected by name; `exclude` takes precedence; deletes are not documents."""
     options = SchemaSensing.model_validate(
         {
             "enabled": True,
@@ -262,7 +262,7 @@ def test_selected_tables_and_columns() -> None:
 
 
 def test_states_are_compressed_json() -> None:
-    """What is stored of a table can be read by anybody, and has no row of it beyond the examples."""
+    """The stored state is readable JSON, and contains no row values except examples."""
     options = SchemaSensing(enabled=True, tracking={"enum_detection": False})  # type: ignore[arg-type]
     tables = Tables(options, VERSIONS, {})
     tables.take(batch([row(after='{"id":1,"doc":{"k":"secret"}}')]).select(list(COLUMNS)))

@@ -39,7 +39,7 @@ def read(store: StateStore, number: int) -> list[ChunkRow]:
 def splice(store: StateStore, lease: Lease, chunk: ChunkRow, segment: int | None = None) -> None:
     """Take a chunk over."""
     with store.fenced(lease) as writer:
-        writer.splice_chunk(chunk, segment=segment, rows=chunk.rows or 0)
+        writer.complete_chunk(chunk, segment=segment, rows=chunk.rows or 0)
 
 
 def state(store: StateStore) -> str:

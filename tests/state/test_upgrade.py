@@ -11,7 +11,7 @@ import pytest
 from deltaforge_dagster import __version__
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.pipeline.replay import replay
 from deltaforge_dagster.pipeline.run import LiveRun
 from deltaforge_dagster.resources.platform import Platform
@@ -67,7 +67,7 @@ def test_the_first_version_s_installation_goes_on(
                 loaded.spec,
                 "lines",
                 [1],
-                preparer=Preparer(loaded.spec, opened.journal, sessions, run_id),
+                encoder=Encoder(loaded.spec, opened.journal, sessions, run_id),
                 build_sink=lambda: context.build_sink("lines"),
                 run_id=run_id,
                 progress=lambda _: None,

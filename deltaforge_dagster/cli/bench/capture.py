@@ -41,7 +41,7 @@ from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
-from deltaforge_dagster.sources.base import DivisibleSource, Source
+from deltaforge_dagster.sources.base import SectionedSource, Source
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore
 
@@ -212,7 +212,7 @@ class _Bench:
                 limits=limits,
             )
             with closing(self._source()) as source:  # as a run that delivered before has done
-                if isinstance(source, DivisibleSource):
+                if isinstance(source, SectionedSource):
                     backlog.warm_up(source).result()
         began = time.monotonic()
         ranges = Ranges(

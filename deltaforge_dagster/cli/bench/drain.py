@@ -29,7 +29,7 @@ from deltaforge_dagster.cli.bench.sinks import SinkKind
 from deltaforge_dagster.cli.bench.sources import STARTS as SOURCES
 from deltaforge_dagster.cli.bench.sources import BenchSource, SourceKind
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.sinks.base import SinkBatch
 
 PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
@@ -314,17 +314,17 @@ def _last_messages(installation: Installation) -> list[SinkBatch]:
     row = store.pipeline(loaded.name)
     assert row is not None
     with installation.context.replay_sessions() as sessions:
-        preparer = Preparer(loaded.spec, installation.context.journal, sessions, "raw")
+        encoder = Encoder(loaded.spec, installation.context.journal, sessions, "raw")
         found: list[SinkBatch] = []
         rows = 0
         for number in range(row.next_segment - 1, 0, -1):
             segments = store.segments(loaded.name, first=number, last=number)
             if rows >= _RAW_WRITE_ROWS or not segments:
                 break
-            prepared = preparer.prepare(segments)
-            found += prepared.batches("sink", number, -1)
+            encoded = encoder.encode(segments)
+            found += encoded.batches("sink", number, -1)
             rows += segments[0].rows
-            prepared.discard()
+            encoded.discard()
         return found
 
 

@@ -30,8 +30,8 @@ from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.prepare import Preparer
-from deltaforge_dagster.pipeline.prepared import Prepared
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.resources.spark_server import SparkServer
 from deltaforge_dagster.state.records import SegmentRow
@@ -117,18 +117,18 @@ def measure(home: Path, rows: int, rounds: int) -> SeamResult:
         sessions = SparkSessions(settings, None, lambda _: None)
 
         def rate(senders: int) -> tuple[int, int, int]:
-            preparer = Preparer(_spec(home, senders), journal, sessions, "bench")
+            encoder = Encoder(_spec(home, senders), journal, sessions, "bench")
             times = []
             for _ in range(rounds + 2):  # the first two compile kernels
-                seconds, size = _deliver(preparer, large, senders)
+                seconds, size = _deliver(encoder, large, senders)
                 times.append(seconds)
             del times[:2]
             return round(rows / statistics.median(times)), round(rows / min(times)), size
 
         one, one_best, size = rate(1)
         three, three_best, _ = rate(3)
-        preparer = Preparer(_spec(home, 1), journal, sessions, "bench")
-        smalls = [_deliver(preparer, small, 1)[0] for _ in range(5 * rounds + 5)][5:]
+        encoder = Encoder(_spec(home, 1), journal, sessions, "bench")
+        smalls = [_deliver(encoder, small, 1)[0] for _ in range(5 * rounds + 5)][5:]
         raw = round(rows / min(_timed(lambda: _read(journal, large)) for _ in range(3)))
     finally:
         server.stop()
@@ -154,13 +154,13 @@ def _spec(home: Path, sinks: int) -> Any:
     return load_pipeline(file).spec
 
 
-def _deliver(preparer: Preparer, segment: SegmentRow, senders: int) -> tuple[float, int]:
+def _deliver(encoder: Encoder, segment: SegmentRow, senders: int) -> tuple[float, int]:
     """Encode a segment and send it from one thread per sink; return seconds and the mean value size."""
     began = time.monotonic()
-    prepared = preparer.prepare([segment])
+    encoded = encoder.encode([segment])
     sizes: list[int] = []
     threads = [
-        threading.Thread(target=lambda n=n: sizes.append(_send(prepared, f"s{n}", segment)))
+        threading.Thread(target=lambda n=n: sizes.append(_send(encoded, f"s{n}", segment)))
         for n in range(senders)
     ]
     for thread in threads:
@@ -168,16 +168,16 @@ def _deliver(preparer: Preparer, segment: SegmentRow, senders: int) -> tuple[flo
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
-    prepared.discard()
+    encoded.discard()
     if len(sizes) != senders:
         raise RuntimeError("a sender failed")
     return seconds, sizes[0]
 
 
-def _send(prepared: Prepared, sink_id: str, segment: SegmentRow) -> int:
+def _send(encoded: EncodedSegments, sink_id: str, segment: SegmentRow) -> int:
     """Pack every message into command bytes, a batch at a time; return the mean value size."""
     sent = size = 0
-    for batch in prepared.batches(sink_id, segment.segment, -1):
+    for batch in encoded.batches(sink_id, segment.segment, -1):
         messages = batch.messages
         columns: list[Any] = [messages.column(name) for name in ("destination", "key", "value")]
         sent += len(pc.binary_join_element_wise(*columns, pa.scalar("\r\n")))

@@ -12,6 +12,6 @@ both. What else stands in a log:
 - what cannot be decoded yet: `held` and `held_decoder`.
 
 About the server: `connection`, `server_log`, `mariadb_log`, `identity`, `preflight`, `peek`, `log_scan`.
-Long backlogs are divided by `outline` and `stretches`. Tables themselves are read by `snapshot`, in `chunks`
+Long backlogs are divided by `section_planner` and `log_sections`. Tables themselves are read by `snapshot`, in `chunks`
 (`selected`, `result_rows`, `result_text`). `samples`, `synthetic_log` and `type_families` make logs without a server.
 """

@@ -45,7 +45,7 @@ from deltaforge_dagster.sources.mysql.layout import (
 )
 from deltaforge_dagster.sources.mysql.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.non_row_events import DAMAGE, NonRowEvents
-from deltaforge_dagster.sources.mysql.prepared import FindsPrepared
+from deltaforge_dagster.sources.mysql.prepared import FindsEncoded
 from deltaforge_dagster.sources.mysql.scan import SPLIT_SIZE, pass_event, scan
 from deltaforge_dagster.sources.mysql.stops import (
     BAD_EVENT,
@@ -110,7 +110,7 @@ class Decoder:
         registry: SchemaRegistry,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
-        prepared: FindsPrepared,
+        prepared: FindsEncoded,
         forms: ValueForms = LABEL_FORMS,
         held: Mapping[str, str] | None = None,
         until: BinlogPosition | None = None,

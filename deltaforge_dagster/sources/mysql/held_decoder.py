@@ -38,7 +38,7 @@ class _Places:
         return BinlogPosition(file, pos)
 
 
-class _NothingPrepared:
+class _NothingEncoded:
     """Held rows of a prepared transaction were kept when it was committed."""
 
     def rows(self, xid: Xid, until: BinlogPosition) -> Iterator[bytes]:
@@ -77,7 +77,7 @@ def decode_held(
         registry=registry,
         catalog=tables,
         captures=lambda _db, _table: True,
-        prepared=_NothingPrepared(),
+        prepared=_NothingEncoded(),
         forms=forms,
         outboxes=outboxes,
         rules=rules,

@@ -70,7 +70,7 @@ read; 1 when events end in a CRC32; where the next row of a half-read event stan
 and end of the event that `scan` stopped at, its packet's end, and where it ends in the file; hashes
 of the file's name; `JOINED` or `INNER` when the buffer has events without packet headers; changes of
 the transaction before the rows event that is read; 1 when changes are not noted but
-measured (`outline`), the bytes of events with captured ones in transactions that have ended, and in
+measured (`section_planner`), the bytes of events with captured ones in transactions that have ended, and in
 those and the open one; where in the file to stop between two transactions, 0 for nowhere."""
 STATE_WIDTH = 20
 GROUP, BEGUN, PREPARING = 1, 2, 3

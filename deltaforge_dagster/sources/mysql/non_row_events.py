@@ -59,7 +59,7 @@ from deltaforge_dagster.sources.mysql.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.partial_json import whole_event
 from deltaforge_dagster.sources.mysql.payload import payload_pieces
-from deltaforge_dagster.sources.mysql.prepared import FindsPrepared, PreparedRows, parse_xa_prepare
+from deltaforge_dagster.sources.mysql.prepared import FindsEncoded, PreparedRows, parse_xa_prepare
 from deltaforge_dagster.sources.mysql.statements import Kind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.stops import (
     BAD_EVENT,
@@ -117,7 +117,7 @@ class NonRowEvents:
         *,
         catalog: Catalog,
         captures: Callable[[str, str], bool],
-        prepared: FindsPrepared,
+        prepared: FindsEncoded,
         until: BinlogPosition | None,
         inner: list[NestedEvents],
     ) -> None:

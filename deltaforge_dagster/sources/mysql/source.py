@@ -19,7 +19,7 @@ from deltaforge_dagster.config.engine import ValueOptions
 from deltaforge_dagster.config.sources import MysqlConfig
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes, Stretch
+from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
 from deltaforge_dagster.sources.mysql import identity, mariadb_log, peek, server_log, synthetic_log
@@ -47,19 +47,19 @@ from deltaforge_dagster.sources.mysql.log_scan import (
     between_transactions,
     executed_before,
 )
-from deltaforge_dagster.sources.mysql.outline import Outline
+from deltaforge_dagster.sources.mysql.log_sections import (
+    MAX_OFFSET,
+    BinlogSection,
+    Remembering,
+    Tables,
+    plan_sections,
+)
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.progress import Progress
+from deltaforge_dagster.sources.mysql.section_planner import SectionPlanner
 from deltaforge_dagster.sources.mysql.server_ids import server_id
 from deltaforge_dagster.sources.mysql.snapshot import MysqlSnapshots
-from deltaforge_dagster.sources.mysql.stretches import (
-    MAX_OFFSET,
-    LogStretch,
-    Remembering,
-    Tables,
-    divide,
-)
 from deltaforge_dagster.sources.mysql.values import ValueForms
 from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.pieces import PieceBuffer
@@ -269,10 +269,10 @@ class MysqlSource:
         """Compile the kernels, or load them from the cache."""
         synthetic_log.warm()
 
-    def divide(
+    def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]
-    ) -> Generator[LogStretch | None]:
-        """Yield stretches of the log from `start` on, a position that this server's log has.
+    ) -> Generator[BinlogSection | None]:
+        """Yield log sections of the log from `start` on, a position that this server's log has.
 
         Raises:
             DeltaforgeError: The server refused something, or the run lost its lease.
@@ -283,7 +283,7 @@ class MysqlSource:
         server, tables = self.identity(), Tables()
         ask = Catalog(self._server, registry, begin, server_id(self._config.id, "look ahead"))
         remembering = Remembering(ask, registry, tables)
-        outline = Outline(
+        planner = SectionPlanner(
             source_id=self._config.id,
             progress=Progress(begin),
             registry=remembering,
@@ -295,47 +295,47 @@ class MysqlSource:
             rules=self._rules,
         )
         stream = self._from_place(begin, server_id(self._config.id, "outline"))
-        yield from divide(stream, outline, tables, begin, log_bytes=log_bytes, server=server)
+        yield from plan_sections(stream, planner, tables, begin, log_bytes=log_bytes, server=server)
 
-    def read_stretch(
-        self, stretch: Stretch, limits: ReadLimits, lane: int
+    def read_section(
+        self, section: LogSection, limits: ReadLimits, reader: int
     ) -> Iterator[ChangeBatch]:
-        """Yield what one stretch of the log holds, as `read` would; then end.
+        """Yield what one log section of the log holds, as `read` would; then end.
 
         Args:
-            stretch: One of those that `divide` yielded.
+            section: One of those that `plan_sections` yielded.
             limits: As for `read`.
-            lane: Tells readers apart that read at the same time.
+            reader: Tells readers apart that read at the same time.
 
         Raises:
             SourceUnavailable: It is another server now.
             CorruptLog: The log is not what it was when it was divided.
             DeltaforgeError: As `read`.
         """
-        assert isinstance(stretch, LogStretch)
-        if self.identity() != stretch.server:
+        assert isinstance(section, BinlogSection)
+        if self.identity() != section.server:
             raise SourceUnavailable(f"{self._server.where}: another server has taken its place")
         decoder = Decoder(
             source_id=self._config.id,
-            progress=Progress(stretch.start),
-            registry=stretch.tables,
-            catalog=stretch.tables,
+            progress=Progress(section.start),
+            registry=section.tables,
+            catalog=section.tables,
             captures=self._patterns.matches,
             forms=self._forms,
             outboxes=self._outboxes,
             rules=self._rules,
-            prepared=stretch.tables,
-            until=stretch.end,
+            prepared=section.tables,
+            until=section.end,
         )
-        stream = self._from_place(stretch.start, server_id(self._config.id, f"lane {lane}"))
+        stream = self._from_place(section.start, server_id(self._config.id, f"lane {reader}"))
         with contextlib.closing(stream):
-            for batch in self._batches(stream, decoder, stretch.start, limits):
+            for batch in self._batches(stream, decoder, section.start, limits):
                 end = None if batch.end is None else _binlog(batch.end)
                 yield batch
-                if end is not None and end >= stretch.end:
+                if end is not None and end >= section.end:
                     break
-        if end != stretch.end:
-            raise CorruptLog(f"{self._server.where}: the log has changed at {stretch.end}")
+        if end != section.end:
+            raise CorruptLog(f"{self._server.where}: the log has changed at {section.end}")
 
     def _from_place(self, start: BinlogPosition, reader_id: int) -> StreamSocket:
         """Return a dump from a place in a file to the end that the log has now."""

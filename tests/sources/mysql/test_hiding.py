@@ -73,7 +73,7 @@ def test_a_table_with_hidden_columns_is_never_held() -> None:
 
 @pytest.mark.mysql
 def test_every_reader_of_a_server_hides_the_same(mysql_dsn: str) -> None:
-    """Stretches read by a pickled source are what one reader reads, and tables are what rows show."""
+    """Log sections read by a pickled source are what one reader reads, and tables are what rows show."""
     options = ColumnOptions.model_validate(
         {
             "exclude": ("items.v",),
@@ -85,14 +85,14 @@ def test_every_reader_of_a_server_hides_the_same(mysql_dsn: str) -> None:
         start = source.ensure_start()
         bench.execute(insert("orders", 1, 2), insert("items", 3))
         versions = Versions()
-        (stretch,) = [one for one in source.divide(start, versions, lambda: 1 << 20) if one]
+        (section,) = [one for one in source.plan_sections(start, versions, lambda: 1 << 20) if one]
         again = pickle.loads(pickle.dumps(source))
-        parts = again.read_stretch(stretch, ReadLimits(max_wait=0.05), 0)
+        parts = again.read_section(section, ReadLimits(max_wait=0.05), 0)
         apart = rows_of(list(parts))
         together: list[dict[str, Any]] = []
         for batch in source.read(start, ReadLimits(max_wait=0.05), Versions()):
             together += rows_of([batch])
-            if isinstance(batch.end, BinlogPosition) and stretch.end <= batch.end:
+            if isinstance(batch.end, BinlogPosition) and section.end <= batch.end:
                 break
         source.close()
         tables = [f"{bench.database}.{name}" for name in ("orders", "items")]

@@ -50,7 +50,7 @@ def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def test_a_blackhole_table_is_read_like_any_other(bench: MysqlBench) -> None:
     """Its rows stand between those of its transaction, with names, values and key.
 
-    So they do in every reader: of the log, of the log again, and of stretches of it beside others.
+    So they do in every reader: of the log, of the log again, and of log sections of it beside others.
     """
     reader = source(bench, "outbox")
     start = reader.ensure_start()
@@ -78,10 +78,12 @@ def test_a_blackhole_table_is_read_like_any_other(bench: MysqlBench) -> None:
             break
     assert shown(again.rows) == shown(taken.rows)
     dividing = source(bench, "outbox")
-    stretches = [one for one in dividing.divide(start, Versions(), lambda: 1) if one is not None]
+    sections = [
+        one for one in dividing.plan_sections(start, Versions(), lambda: 1) if one is not None
+    ]
     apart = Taken([], start, [])
-    for lane, stretch in enumerate(stretches):
-        read_into(apart, source(bench, "outbox").read_stretch(stretch, LIMITS, lane))
+    for lane, section in enumerate(sections):
+        read_into(apart, source(bench, "outbox").read_section(section, LIMITS, lane))
     assert shown(apart.rows) == shown(taken.rows)
 
 

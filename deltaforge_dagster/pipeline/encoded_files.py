@@ -256,7 +256,7 @@ def remove_job(folder: str, prefix: str) -> None:
             remove(path)
 
 
-def sweep_prepared(folder: str, keep_run_ids: Collection[str], older_than: float) -> list[str]:
+def sweep_encoded(folder: str, keep_run_ids: Collection[str], older_than: float) -> list[str]:
     """Delete the files of runs that are gone, and return their paths.
 
     Args:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import SinkRejected
-from deltaforge_dagster.pipeline.units import JOINED_BYTES, UnitLimits, cut
+from deltaforge_dagster.pipeline.delivery_batches import JOINED_BYTES, BatchLimits, cut
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 
 ROWS = 1 << 30
@@ -62,7 +62,7 @@ def ordinals(units: Iterator[SinkBatch]) -> list[list[int]]:
 
 def test_units_are_joined_and_cut_to_a_number_of_messages() -> None:
     """Whatever batches they come in; every message once, in order."""
-    units = ordinals(cut(batches(4, 6, 1, 12, 3), UnitLimits(10, JOINED_BYTES), never))
+    units = ordinals(cut(batches(4, 6, 1, 12, 3), BatchLimits(10, JOINED_BYTES), never))
 
     assert [len(one) for one in units] == [10, 10, 6]
     assert [number for one in units for number in one] == list(range(26))
@@ -71,16 +71,16 @@ def test_units_are_joined_and_cut_to_a_number_of_messages() -> None:
 def test_units_are_cut_to_their_bytes() -> None:
     """Values, keys, headers and destinations count; a message larger than the limit goes alone."""
     large = batch(range(6), "x" * 99)  # 100 bytes each, with the destination
-    limits = UnitLimits(ROWS, 250)
+    limits = BatchLimits(ROWS, 250)
 
     assert ordinals(cut([large], limits, never)) == [[0, 1], [2, 3], [4, 5]]
-    assert ordinals(cut([large], UnitLimits(ROWS, 50), never)) == [[n] for n in range(6)]
+    assert ordinals(cut([large], BatchLimits(ROWS, 50), never)) == [[n] for n in range(6)]
     assert ordinals(cut([batch(range(9), None)], limits, never)) == [[*range(9)]]
 
 
 def test_what_comes_before_an_error_is_sent() -> None:
     """A message without a destination stops the sink after all messages before it."""
-    units = cut(batches(4, 6, fails=True), UnitLimits(8, JOINED_BYTES), never)
+    units = cut(batches(4, 6, fails=True), BatchLimits(8, JOINED_BYTES), never)
 
     assert [next(units).messages.num_rows, next(units).messages.num_rows] == [8, 2]
     with pytest.raises(SinkRejected):
@@ -91,7 +91,7 @@ def test_a_change_with_several_messages_is_whole() -> None:
     """Also when it alone has more messages than a unit may, and across batches of any size."""
     parts = [batch([0, 0, 0]), batch([1, 1]), batch([2, 3, 3])]
 
-    assert ordinals(cut(parts, UnitLimits(2, JOINED_BYTES), never)) == [
+    assert ordinals(cut(parts, BatchLimits(2, JOINED_BYTES), never)) == [
         [0, 0, 0], [1, 1], [2], [3, 3],
     ]  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_a_change_with_several_messages_is_whole() -> None:
 def test_a_transaction_is_whole() -> None:
     """A unit ends where one ends, so that a large one makes a large unit; filtered rows do not matter."""
     ends = np.array([1, 2, 6, 8, 9], np.int64)
-    limits = UnitLimits(3, JOINED_BYTES, whole_transactions=True)
+    limits = BatchLimits(3, JOINED_BYTES, whole_transactions=True)
 
     assert ordinals(cut([batch(range(10))], limits, lambda: ends)) == [
         [0, 1, 2], [3, 4, 5, 6], [7, 8, 9],
@@ -111,7 +111,7 @@ def test_a_transaction_is_whole() -> None:
 
 def test_nobody_asks_for_transactions_of_what_fits() -> None:
     """The usual small segment is one unit, and its file is not read again."""
-    limits = UnitLimits(10, JOINED_BYTES, whole_transactions=True)
+    limits = BatchLimits(10, JOINED_BYTES, whole_transactions=True)
 
     assert ordinals(cut(batches(4, 6), limits, never)) == [[*range(10)]]
 
@@ -132,7 +132,7 @@ def test_any_units(groups: list[list[int]], most: int, ends: set[int], whole: bo
             ordinal += 1
         parts.append(batch(numbers))
     everything = [n for part in parts for n in part.messages.column("ordinal").to_pylist()]
-    limits = UnitLimits(most, JOINED_BYTES, whole_transactions=whole)
+    limits = BatchLimits(most, JOINED_BYTES, whole_transactions=whole)
     known = np.array(sorted(ends), np.int64)
 
     units = ordinals(cut(parts, limits, lambda: known))

@@ -12,10 +12,10 @@ import pytest
 
 from deltaforge_dagster.config.load import load_pipeline
 from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.pipeline.encoded_files import Piece, pieces_of
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys
 from deltaforge_dagster.pipeline.messages import MessagePlan
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys
-from deltaforge_dagster.pipeline.prepared import Prepared
-from deltaforge_dagster.pipeline.prepared_files import Piece, pieces_of
 from deltaforge_dagster.processors import text
 from deltaforge_dagster.processors.expansion import copy_id
 from deltaforge_dagster.state.records import SegmentRow
@@ -33,7 +33,7 @@ KAFKA = '{{type: kafka, config: {{id: {id}, brokers: "localhost:9092", topic: "{
 
 _UNSET = dict.fromkeys(field.name for field in dataclasses.fields(SegmentRow))
 
-Make = Callable[..., Prepared]
+Make = Callable[..., EncodedSegments]
 
 
 def segment(rows: int) -> SegmentRow:
@@ -48,11 +48,11 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def prepare(tmp_path: Path, told: list[str]) -> Make:
+def encode(tmp_path: Path, told: list[str]) -> Make:
     """Prepare rows as segment 1 for Kafka sinks; of each its id, its topic, and more fields."""
     empty_keys = EmptyKeys(told.append)
 
-    def make(rows: Sequence[Row], **sinks: str) -> Prepared:
+    def make(rows: Sequence[Row], **sinks: str) -> EncodedSegments:
         blocks = []
         for name, fields in sinks.items():
             topic, _, more = fields.partition(";")
@@ -62,20 +62,20 @@ def prepare(tmp_path: Path, told: list[str]) -> Make:
         numbered = [{**one, "ordinal": number} for number, one in enumerate(rows)]
         batches = list(plan.batches([batch(numbered)]))
         pieces = [one for number, made in enumerate(batches) for one in pieces_of(made, number, "")]
-        prepared = Prepared(
+        encoded = EncodedSegments(
             [segment(len(rows))], plan.routes, pieces, batches, ordinals=None, empty_keys=empty_keys
         )
-        prepared.check()
-        return prepared
+        encoded.check()
+        return encoded
 
     return make
 
 
 def messages(
-    prepared: Prepared, sink: str, after: int = -1, **options: bool
+    encoded: EncodedSegments, sink: str, after: int = -1, **options: bool
 ) -> list[dict[str, Any]]:
     """Return a sink's messages."""
-    batches = prepared.batches(sink, 1, after, **options)
+    batches = encoded.batches(sink, 1, after, **options)
     return [one for made in batches for one in made.messages.to_pylist()]
 
 
@@ -84,13 +84,13 @@ DELETE = row(op="d", before='{"id":2}', after=None, key='{"id":2}')
 ID = row()["event_id"]
 
 
-def test_several_messages_of_one_change(prepare: Make) -> None:
+def test_several_messages_of_one_change(encode: Make) -> None:
     """Same ordinal, own ids, the delete's key; a tombstone has no value. Siblings get one each."""
-    prepared = prepare(
+    encoded = encode(
         [UPDATE, DELETE], many="a;tombstones: true, key_updates: delete_insert", one="a"
     )
 
-    many, one = messages(prepared, "many"), messages(prepared, "one")
+    many, one = messages(encoded, "many"), messages(encoded, "one")
 
     assert [(m["ordinal"], m["key"], m["event_id"], m["change_id"]) for m in many] == [
         (0, '{"id":1}', ID, None),
@@ -114,8 +114,8 @@ def test_several_messages_of_one_change(prepare: Make) -> None:
         (0, '{"id":2}', None),
         (1, '{"id":2}', None),
     ]
-    assert messages(prepared, "many", 0) == many[3:]
-    assert messages(prepared, "many", 1) == []
+    assert messages(encoded, "many", 0) == many[3:]
+    assert messages(encoded, "many", 1) == []
 
 
 def test_default_keys(tmp_path: Path) -> None:
@@ -143,42 +143,42 @@ def test_default_keys(tmp_path: Path) -> None:
     }
 
 
-def test_a_tombstone_has_the_delete_s_key(prepare: Make) -> None:
+def test_a_tombstone_has_the_delete_s_key(encode: Make) -> None:
     """Whatever the key is made of, the event's own id included."""
     keyless = row(op="d", before='{"id":2}', after=None, key=None)
-    prepared = prepare(
+    encoded = encode(
         [DELETE, keyless],
         default="a;tombstones: true",
         own='a;tombstones: true, key: "${event_id}-${before.id}"',
     )
 
     for sink in ("default", "own"):
-        keys = [one["key"] for one in messages(prepared, sink)]
+        keys = [one["key"] for one in messages(encoded, sink)]
         assert keys[::2] == keys[1::2]
 
 
-def test_what_a_sink_skips_is_passed(prepare: Make) -> None:
+def test_what_a_sink_skips_is_passed(encode: Make) -> None:
     """Nothing to send is no batch, and the rest of a segment is asked for by ordinal."""
     rows = [row(), DELETE, row(), DELETE, DELETE]
-    prepared = prepare(
+    encoded = encode(
         rows, inserts='a;skipped_operations: "d"', nothing="a;filter: {synthetic_only: true}"
     )
 
-    assert [one["ordinal"] for one in messages(prepared, "inserts")] == [0, 2]
-    assert [one["ordinal"] for one in messages(prepared, "inserts", 0)] == [2]
-    assert list(prepared.batches("inserts", 1, 2)) == []
-    assert list(prepared.batches("nothing", 1, -1)) == []
+    assert [one["ordinal"] for one in messages(encoded, "inserts")] == [0, 2]
+    assert [one["ordinal"] for one in messages(encoded, "inserts", 0)] == [2]
+    assert list(encoded.batches("inserts", 1, 2)) == []
+    assert list(encoded.batches("nothing", 1, -1)) == []
 
 
-def test_refused_changes_are_set_aside(prepare: Make) -> None:
+def test_refused_changes_are_set_aside(encode: Make) -> None:
     """All of them are named, in order, and everything else comes; nothing of a refused change does."""
     gone = row(op="d", before='{"id":7}', after=None, key='{"id":7}')
     rows = [UPDATE, gone, row(), gone, row(after=None, topic="audit")]
     sink = "t-${after.id};tombstones: true, key_updates: delete_insert"
-    prepared = prepare(rows, sink=sink, calm="a")
+    encoded = encode(rows, sink=sink, calm="a")
 
-    (found,) = prepared.batches("sink", 1, -1, set_aside=True)
-    (calm,) = prepared.batches("calm", 1, -1, set_aside=True)
+    (found,) = encoded.batches("sink", 1, -1, set_aside=True)
+    (calm,) = encoded.batches("calm", 1, -1, set_aside=True)
 
     assert [(one.ordinal, one.cause) for one in found.refused] == [
         (0, "routing"), (1, "routing"), (3, "routing"),
@@ -190,37 +190,37 @@ def test_refused_changes_are_set_aside(prepare: Make) -> None:
     assert found.messages.column("ordinal").to_pylist() == [2, 4]
     assert found.messages.column("destination").to_pylist() == ["t-1", "audit"]
     assert (calm.refused, calm.messages.num_rows) == ((), 5)
-    (rest,) = prepared.batches("sink", 1, 2, set_aside=True)
+    (rest,) = encoded.batches("sink", 1, 2, set_aside=True)
     assert ([one.ordinal for one in rest.refused], rest.messages.num_rows) == ([3], 1)
 
 
-def test_a_batch_of_refused_changes_only(prepare: Make) -> None:
+def test_a_batch_of_refused_changes_only(encode: Make) -> None:
     """It comes without messages, since somebody has to hear of them; what is skipped is not refused."""
-    prepared = prepare(
+    encoded = encode(
         [DELETE, DELETE], sink="t-${after.id}", inserts='t-${after.id};skipped_operations: "d"'
     )
 
-    (found,) = prepared.batches("sink", 1, -1, set_aside=True)
+    (found,) = encoded.batches("sink", 1, -1, set_aside=True)
 
     assert ([one.ordinal for one in found.refused], found.messages.num_rows) == ([0, 1], 0)
-    assert list(prepared.batches("inserts", 1, -1, set_aside=True)) == []
+    assert list(encoded.batches("inserts", 1, -1, set_aside=True)) == []
 
 
 @pytest.mark.parametrize("most", [1200, 1500])
 def test_changes_that_are_too_large(
-    prepare: Make, monkeypatch: pytest.MonkeyPatch, most: int
+    encode: Make, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """What Arrow cannot hold is refused, alone; sinks whose messages fit get it."""
     monkeypatch.setattr(text, "MAX_BYTES", most)
     large = row(after=json.dumps({"id": 5, "t": "x" * 800}), headers='{"a":"b"}')
-    prepared = prepare(
+    encoded = encode(
         [row(), large, DELETE],
         sink='a;key: "${after.t}${after.t}", tombstones: true',
         calm="a;envelope: {type: cloudevents, type_prefix: p}",
     )
 
     (found,) = {
-        one for made in prepared.batches("sink", 1, -1, set_aside=True) for one in made.refused
+        one for made in encoded.batches("sink", 1, -1, set_aside=True) for one in made.refused
     }
 
     assert (found.ordinal, found.cause) == (1, "too_large")
@@ -228,43 +228,41 @@ def test_changes_that_are_too_large(
         "sink sink: no message of 2 GiB or more can be made of the event at segment 1, ordinal 1; "
         "leave out what makes it so large"
     )
-    sent = messages(prepared, "sink", set_aside=True)
+    sent = messages(encoded, "sink", set_aside=True)
     assert [one["ordinal"] for one in sent] == [0, 2, 2]
-    assert [one["ordinal"] for one in messages(prepared, "calm")] == [0, 1, 2]
+    assert [one["ordinal"] for one in messages(encoded, "calm")] == [0, 1, 2]
 
 
-def test_a_change_too_large_to_be_divided(prepare: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_too_large_to_be_divided(encode: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are not copied beyond what Arrow can hold: the change is refused for every sink."""
     monkeypatch.setattr("deltaforge_dagster.processors.expansion.MAX_BYTES", 3000)
     large = row(op="d", before=json.dumps({"id": 5, "t": "x" * 1600}), after=None)
-    prepared = prepare([row(), large], sink="a;tombstones: true", calm="a")
+    encoded = encode([row(), large], sink="a;tombstones: true", calm="a")
 
     for sink in ("sink", "calm"):
         refused = [
-            one for made in prepared.batches(sink, 1, -1, set_aside=True) for one in made.refused
+            one for made in encoded.batches(sink, 1, -1, set_aside=True) for one in made.refused
         ]
         assert [(one.ordinal, one.cause) for one in refused] == [(1, "too_large")]
-        assert [one["ordinal"] for one in messages(prepared, sink, set_aside=True)] == [0]
+        assert [one["ordinal"] for one in messages(encoded, sink, set_aside=True)] == [0]
 
 
-def test_empty_keys_are_told_once(prepare: Make, told: list[str]) -> None:
+def test_empty_keys_are_told_once(encode: Make, told: list[str]) -> None:
     """Once for each key and variable, of events that the sink gets, and not where a key is set."""
     rows = [row(), DELETE, row(op="d", before=None, after=None, route_key="k"), DELETE]
     key = 'a;key: "${after.id}/${before.id}"'
-    prepared = prepare(
-        rows, sink=key, again=key, skips=f'{key}, skipped_operations: "c,d"', fine="a"
-    )
+    encoded = encode(rows, sink=key, again=key, skips=f'{key}, skipped_operations: "c,d"', fine="a")
 
     for _ in range(2):
         for sink in ("fine", "skips", "sink", "again"):
-            messages(prepared, sink)
+            messages(encoded, sink)
 
     end = (
         "in the key '${after.id}/${before.id}' has no value for some events and is empty text there; "
         "${key.<column>} has a value for every change of a row with a primary key"
     )
     assert told == [f"sink sink: ${{before.id}} {end}", f"sink sink: ${{after.id}} {end}"]
-    assert [one["key"] for one in messages(prepared, "sink")] == ["1/", "/2", "k", "/2"]
+    assert [one["key"] for one in messages(encoded, "sink")] == ["1/", "/2", "k", "/2"]
 
 
 def test_check_finds_every_gap() -> None:
@@ -273,10 +271,12 @@ def test_check_finds_every_gap() -> None:
     def piece(ordinal: int, rows: int, number: int = 1) -> Piece:
         return Piece("", 0, 0, 0, number, ordinal, rows, 2 * rows, 10)
 
-    def prepared(*pieces: Piece) -> Prepared:
-        return Prepared([segment(4)], {}, pieces, [], ordinals=None, empty_keys=EmptyKeys(print))
+    def encoded(*pieces: Piece) -> EncodedSegments:
+        return EncodedSegments(
+            [segment(4)], {}, pieces, [], ordinals=None, empty_keys=EmptyKeys(print)
+        )
 
-    prepared(piece(2, 2), piece(0, 2)).check()
+    encoded(piece(2, 2), piece(0, 2)).check()
     for pieces in (
         [],
         [piece(0, 2)],
@@ -287,4 +287,4 @@ def test_check_finds_every_gap() -> None:
         [piece(0, 4), piece(0, 1, 2)],
     ):
         with pytest.raises(JournalDamaged):
-            prepared(*pieces).check()
+            encoded(*pieces).check()

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.errors import JournalDamaged
-from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline import encoded_files
+from deltaforge_dagster.pipeline.encoded_files import Piece
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys, select_messages
 from deltaforge_dagster.pipeline.messages import Route
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys, outgoing
-from deltaforge_dagster.pipeline.prepared_files import Piece
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 
 
-class Prepared:
+class EncodedSegments:
     """Messages of consecutive segments, or of a part of one, ready for any sink of the pipeline.
 
     Args:
@@ -119,7 +119,7 @@ class Prepared:
             rows = whole.slice(piece.offset, piece.rows)
             if after_ordinal >= piece.ordinal:
                 rows = rows.slice(_rows_up_to(rows, after_ordinal))
-            messages, refused = outgoing(rows, route, sink_id, segment, self._empty_keys)
+            messages, refused = select_messages(rows, route, sink_id, segment, self._empty_keys)
             if refused and not set_aside:
                 messages = messages.slice(0, _rows_up_to(messages, refused[0].ordinal))
             if messages.num_rows or (refused and set_aside):
@@ -129,7 +129,7 @@ class Prepared:
 
     def discard(self) -> None:
         """Delete the files; batches that are in use stay readable. Safe to call twice."""
-        prepared_files.remove(*self.release())
+        encoded_files.remove(*self.release())
 
     def release(self) -> set[str]:
         """Hand the files over, once: they are the caller's then."""
@@ -142,7 +142,7 @@ class Prepared:
         """Return a piece's batch; a file is opened once for all sinks, since a remote one is copied."""
         with self._opening:  # a reader is for one thread at a time
             if piece.path not in self._readers:
-                self._readers[piece.path] = prepared_files.open_batches(piece.path, piece.end)
+                self._readers[piece.path] = encoded_files.open_batches(piece.path, piece.end)
             return self._readers[piece.path].get_batch(piece.batch)
 
 

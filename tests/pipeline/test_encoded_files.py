@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import JournalDamaged
-from deltaforge_dagster.pipeline.prepared_files import (
+from deltaforge_dagster.pipeline.encoded_files import (
     PIECES,
     Piece,
     Spares,
@@ -23,7 +23,7 @@ from deltaforge_dagster.pipeline.prepared_files import (
     remove,
     remove_job,
     reported,
-    sweep_prepared,
+    sweep_encoded,
     write_partition,
 )
 
@@ -161,7 +161,7 @@ def test_sweep(tmp_path: Path, scheme: str) -> None:
         os.utime(path, (time.time() - 100,) * 2)
     written(folder, "young.job", [batch([(1, 0)])])
 
-    assert sweep_prepared(folder, {"live-1"}, older_than=50) == [dead.path]
+    assert sweep_encoded(folder, {"live-1"}, older_than=50) == [dead.path]
     assert len(list(tmp_path.iterdir())) == 3
-    assert sweep_prepared(folder, set(), older_than=10**6) == []
-    assert sweep_prepared(f"{folder}/missing", set(), older_than=0) == []
+    assert sweep_encoded(folder, set(), older_than=10**6) == []
+    assert sweep_encoded(f"{folder}/missing", set(), older_than=0) == []

@@ -1,9 +1,8 @@
-"""The segments that sinks may get, as they get them.
+"""The segments that are ready to be delivered to sinks.
 
-Without processors that is every segment of the journal. With processors a segment is given to sinks
-once the chain has run over it, in the journal's order, and they get what the chain has made of it;
-a segment that some sink had begun before the file named processors stays as it was captured, for
-all of them.
+Without processors this is every segment of the journal. With processors a segment is ready once the chain
+has processed it, in journal order, and sinks get the processed segment. A segment that a sink had started
+before the file named processors is delivered to all sinks as it was captured.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from deltaforge_dagster.state.store import StateStore
 
 
 class Segments(Protocol):
-    """Segments that somebody may send, by number."""
+    """Provides segments by number."""
 
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
-        """Return segments from `first` to `last`, both included, as they are to be sent."""
+        """Return the segments from `first` to `last`, both included, as they must be sent."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Segments at hand, in order of their numbers.
+    """A fixed list of segments.
 
     Attributes:
-        rows: As they are to be sent.
+        rows: The segments as they must be sent, by ascending number.
     """
 
     rows: Sequence[SegmentRow]
@@ -40,16 +39,16 @@ class Chosen:
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
-        """Return those from `first` to `last`, both included."""
+        """Return the segments from `first` to `last`, both included."""
         found = (row for row in self.rows if first is None or row.segment >= first)
         return [row for row in found if last is None or row.segment <= last][:limit]
 
 
-class Deliverable:
-    """The segments of one pipeline that sinks may get.
+class PendingSegments:
+    """The segments of one pipeline that are ready to be delivered.
 
     Args:
-        store: Where segments are listed.
+        store: Lists the segments.
         pipeline: Name of the pipeline.
         chained: Whether the pipeline has processors.
     """
@@ -60,21 +59,21 @@ class Deliverable:
         self._chained = chained
 
     def segment(self, number: int) -> SegmentRow | None:
-        """Return a segment, None when there is none, or not yet."""
+        """Return a segment, None if it does not exist or is not ready."""
         found = self.segments(first=number, last=number)
         return found[0] if found else None
 
     def segments(
         self, *, first: int | None = None, last: int | None = None, limit: int | None = None
     ) -> list[SegmentRow]:
-        """Return segments by number, from `first` to `last` (both included), up to one that waits."""
+        """Return the segments from `first` to `last` (both included), up to the first that is not ready."""
         rows = self._store.segments(self._pipeline, first=first, last=last, limit=limit)
         if self._chained:
             rows = list(takewhile(lambda row: row.chain_hash is not None, rows))
         return [row.delivered for row in rows]
 
     def reached(self, captured: str) -> str:
-        """Return up to where they reach: the captured position, or where the first that waits begins."""
+        """Return the position up to which segments are ready: the captured one, or the start of the first that is not."""
         if self._chained:
             for row in self._store.segments(self._pipeline):
                 if row.chain_hash is None:

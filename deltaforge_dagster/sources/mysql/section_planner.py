@@ -1,6 +1,6 @@
 """Where transactions end in a log, without reading what is in them.
 
-`Outline` takes a dump stream as `decoder.Decoder` does and keeps the same account of transactions and
+`SectionPlanner` takes a dump stream as `decoder.Decoder` does and keeps the same account of transactions and
 positions, but passes over the rows: it only counts the bytes of events that have captured ones. So
 it costs little beside decoding. It registers table versions as they come, as a decoder does: those
 who decode the parts of the log between two of its positions find them all registered.
@@ -58,7 +58,7 @@ class _Passed(NonRowEvents):
             raise UnsupportedEvent(f"what follows cannot be decoded by itself, {self._where()}")
 
 
-class Outline(Decoder):
+class SectionPlanner(Decoder):
     """Yields positions between transactions, in batches without rows; takes what `Decoder` takes.
 
     Whatever ends it is its `Decoded.error`.

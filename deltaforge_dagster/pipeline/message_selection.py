@@ -1,8 +1,8 @@
-"""From prepared rows to what one sink is sent: its columns, its rows, and what it can never have.
+"""Select the messages of one sink from encoded rows.
 
-Prepared files hold the messages of all sinks of a pipeline; a sink's `Route` says which columns are
-its own, and which rows. A change is *refused* when one of its messages cannot be made: it does not say
-where it goes, or it is larger than any message can be. Nothing of a refused change is sent.
+Encoded files hold the messages of all sinks of a pipeline; the `Route` of a sink names its columns and rows.
+A change is *refused* if one of its messages cannot be made: its destination has no value, or it is larger
+than any message can be. No message of a refused change is sent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from deltaforge_dagster.sinks.base import MESSAGES
 
 
 class EmptyKeys:
-    """Tells people of variables that are empty text in keys: once for each key and variable.
+    """Warns about variables that are empty text in keys, once for each key and variable.
 
     Args:
-        warn: Told what they should hear of.
+        warn: Called with each warning.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class EmptyKeys:
         self._told: set[tuple[str, str]] = set()
 
     def look(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
-        """Look at rows that a sink is sent."""
+        """Check rows that will be sent to a sink."""
         if route.empty is None or route.key is None:
             return
         column = rows.column(route.empty)
@@ -48,21 +48,21 @@ class EmptyKeys:
                 )
 
 
-def outgoing(
+def select_messages(
     rows: pa.RecordBatch, route: Route, sink_id: str, segment: int, empty_keys: EmptyKeys
 ) -> tuple[pa.RecordBatch, list[Undeliverable]]:
-    """Return the messages of one sink, without those of refused changes, and these changes.
+    """Return the messages of one sink, and an error for each refused change.
 
     Args:
-        rows: Of one segment, in the columns of the plan that the route is of.
-        route: The sink's.
-        sink_id: Names the sink in errors.
-        segment: Names the segment in errors.
-        empty_keys: Told of keys of what is sent.
+        rows: Encoded rows of one segment, with the columns of the plan that the route belongs to.
+        route: Columns and rows of the sink.
+        sink_id: Sink, for errors.
+        segment: Segment number, for errors.
+        empty_keys: Checks the keys of the selected messages.
 
     Returns:
-        Columns of `MESSAGES`, views of the rows where nothing is left out; one error for each
-        refused change, in the order of their ordinals.
+        The messages, with the columns of `MESSAGES` (views of `rows` if all of them are selected), and the
+        errors in the order of their ordinals.
     """
     others = ("unmade", route.unresolved, route.empty)
     names = [name for name in (*route.columns.values(), *others) if name]
@@ -79,7 +79,7 @@ def outgoing(
 
 
 def _column(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
-    """Return a column of messages; one that the sink's route does not have is null."""
+    """Return a column of messages, all null if the route does not have it."""
     own = route.columns.get(name)
     return pa.nulls(rows.num_rows, pa.string()) if own is None else rows.column(own)
 

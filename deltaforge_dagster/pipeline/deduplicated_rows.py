@@ -1,13 +1,13 @@
-"""Which rows of a chunk still say how a row is, once everything captured is taken into account.
+"""Remove the rows of a snapshot chunk for which the journal already has something newer.
 
-A chunk's row is left out when its key was changed by a transaction that the reading did not see: the
-journal has the row as it became since, and that stands before the chunk's place. One thing is not left
-out: where all that the journal has of a row are updates that leave columns out (an unchanged TOAST
-value, MySQL's `binlog_row_image`), nobody else would bring the rest; so these updates are laid over the
-chunk's row, in the order of the log.
+A row of a chunk is left out if a transaction that the read could not see changed it: the journal has its
+newer state already, before the place where the chunk is merged. There is one exception. If all that the
+journal has of a row are updates with missing columns (unchanged TOAST values, MySQL's
+`binlog_row_image`), only the chunk has the other columns. Then these updates are applied to the chunk's row,
+in log order, and the result is kept.
 
-Keys are compared as JSON text, which snapshot and stream write alike. What is held in memory grows with
-the chunk's rows, not with the number of changes.
+Keys are compared as JSON text, which is the same for snapshot rows and log rows. Memory grows with the
+number of rows in the chunk, not with the number of changes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from deltaforge_dagster.processors.expansion import changed_keys
 from deltaforge_dagster.sources.images import is_partial, overlay
 
 COLUMNS = ["op", "db", "schema", "table", "before", "after", "key", "file", "pos", "tx_id"]
-"""Columns of the change frame that settle what a change does to a chunk's rows."""
+"""Columns of the change frame that decide what a change does to the rows of a chunk."""
 
 
-class Settling:
-    """Some rows of one table, and what becomes of them.
+class Deduplication:
+    """Applies changes of one table to rows of a chunk.
 
     Args:
-        rows: Rows of a chunk, columns of `frame.CAPTURED`, each with a `key` of its own.
+        rows: Rows of a chunk, with the columns of `frame.CAPTURED` and unique values of `key`.
         columns: Names of the table's columns.
     """
 
@@ -41,11 +41,11 @@ class Settling:
         self._keys = cast("pa.StringArray", rows.column("key"))
         self._alive = np.ones(rows.num_rows, np.bool_)
         self._newer: dict[int, list[str]] = {}
-        self._moved: dict[str, int] = {}  # rows by a key that is not the one they were read with
-        self._away: set[int] = set()  # these rows: their first key is free, or another row's
+        self._moved: dict[str, int] = {}  # rows by their new key
+        self._away: set[int] = set()  # rows whose first key is free or belongs to another row now
 
     def take(self, changes: pa.RecordBatch) -> None:
-        """Take changes of the table into account that the reading did not see, in the log's order."""
+        """Apply changes of the table that the read could not see; call in log order."""
         if _is(changes, "t").any():
             self._alive[:] = False
             return
@@ -55,7 +55,7 @@ class Settling:
             start = self._take_until_moved(changes)
 
     def _take_until_moved(self, changes: pa.RecordBatch) -> int | None:
-        """Take changes up to one that gives a row that stays another key; return what comes after it."""
+        """Apply changes up to the first one that gives a kept row a new key; return the index after it, or None."""
         row = self._find(cast("pa.StringArray", changes.column("key")))
         moves, old_keys = changed_keys(changes)
         before = row.copy()
@@ -63,16 +63,16 @@ class Settling:
         touching = (row >= 0) | (before >= 0)
         if self._moved:
             touching |= self._are_moved(changes, moves, old_keys)
-        return self._settle(changes, np.flatnonzero(touching), before, moves, old_keys)
+        return self._deduplicate(changes, np.flatnonzero(touching), before, moves, old_keys)
 
     def rows(self) -> pa.RecordBatch:
-        """Return the rows that are left, as they are to be delivered."""
+        """Return the remaining rows as they must be delivered."""
         rows = self._rows
         if self._newer:
             rows = self._overlaid(rows)
         return rows.filter(pa.array(self._alive))
 
-    def _settle(
+    def _deduplicate(
         self,
         changes: pa.RecordBatch,
         some: np.ndarray[Any, Any],
@@ -113,7 +113,7 @@ class Settling:
     def _are_moved(
         self, changes: pa.RecordBatch, moves: np.ndarray[Any, Any], old_keys: pa.StringArray
     ) -> np.ndarray[Any, Any]:
-        """Say which changes are of rows that have another key than they were read with; these are few."""
+        """Return a mask of changes to rows whose key is not the one they were read with (few rows)."""
         found = np.zeros(changes.num_rows, np.bool_)
         old = dict(zip(moves.tolist(), old_keys.to_pylist(), strict=True))
         for index, key in enumerate(changes.column("key").to_pylist()):
@@ -132,14 +132,14 @@ class Settling:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=CAPTURED)
 
 
-def settled(
+def deduplicated(
     rows: pa.RecordBatch, columns: Sequence[str], changes: Iterable[pa.RecordBatch]
 ) -> pa.RecordBatch:
-    """Return the rows that are left after changes; see `Settling`."""
-    settling = Settling(rows, columns)
+    """Return the rows that remain after all changes were applied; see `Deduplication`."""
+    deduplication = Deduplication(rows, columns)
     for batch in changes:
-        settling.take(batch)
-    return settling.rows()
+        deduplication.take(batch)
+    return deduplication.rows()
 
 
 def _is(rows: pa.RecordBatch, op: str) -> np.ndarray[Any, Any]:

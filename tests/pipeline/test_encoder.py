@@ -24,8 +24,8 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline import prepare
-from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline import encoder as encoder_module
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.state.records import SegmentRow
 from tests.processors.rows import Row, row
@@ -88,15 +88,15 @@ def sessions(spark: SparkSession) -> OneSession:
 
 
 @pytest.fixture
-def preparer(spec: PipelineSpec, journal: Journal, sessions: OneSession) -> Preparer:
+def encoder(spec: PipelineSpec, journal: Journal, sessions: OneSession) -> Encoder:
     """A preparer of the pipeline."""
-    return Preparer(spec, journal, sessions, "run-1")
+    return Encoder(spec, journal, sessions, "run-1")
 
 
 @pytest.fixture
 def through_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every result through prepared files, however small."""
-    monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+    monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
 
 
 def segment(journal: Journal, number: int, rows: Sequence[Row]) -> SegmentRow:
@@ -147,15 +147,15 @@ def prepared_names(journal: Journal) -> list[Path]:
 
 @pytest.mark.parametrize("small", [True, False])
 def test_messages_of_a_sink(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     """One sink's messages, column by column, on both ways back from Spark."""
     if not small:
-        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+        monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
     one = segment(journal, 7, [row(headers='{"a":"b"}'), row(topic="audit", route_key="k")])
 
-    prepared = preparer.prepare([one])
-    (batch,) = prepared.batches("by-table", 7, -1)
+    encoded = encoder.encode([one])
+    (batch,) = encoded.batches("by-table", 7, -1)
 
     assert (batch.segment, batch.segment_id, batch.replay) == (7, one.segment_id, None)
     assert batch.messages.schema == MESSAGES
@@ -182,101 +182,101 @@ def test_messages_of_a_sink(
             "change_id": None,
         },
     ]
-    (other,) = prepared.batches("by-id", 7, -1)
+    (other,) = encoded.batches("by-id", 7, -1)
     assert other.messages.column("destination").to_pylist() == ["id-1", "audit"]
     assert other.messages.column("key").to_pylist() == ["1", "k"]
     assert other.messages.column("value").equals(batch.messages.column("value"))
-    assert (prepared.bytes > 0, len(prepared_names(journal))) == (True, 0 if small else 1)
-    prepared.discard()
+    assert (encoded.bytes > 0, len(prepared_names(journal))) == (True, 0 if small else 1)
+    encoded.discard()
 
 
 @pytest.mark.usefixtures("through_files")
 def test_many_segments_in_order(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of very different sizes, many tasks: each segment comes out whole and in order."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 256 << 10)
-    monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
+    monkeypatch.setattr(encoder_module, "TASK_BYTES", 60_000)
     sizes = {3: 40, 4: 6000, 5: 1, 6: 2500, 7: 9000}
     segments = [segment(journal, n, inserts(n * 10_000, size)) for n, size in sizes.items()]
 
-    prepared = preparer.prepare(segments)
+    encoded = encoder.encode(segments)
 
-    assert (prepared.first_segment, prepared.last_segment) == (3, 7)
+    assert (encoded.first_segment, encoded.last_segment) == (3, 7)
     assert len(prepared_names(journal)) > 1
     for number, size in sizes.items():
-        batches = list(prepared.batches("by-table", number, -1))
+        batches = list(encoded.batches("by-table", number, -1))
         assert ids(batches) == list(range(number * 10_000, number * 10_000 + size))
-    rest = list(prepared.batches("lines", 6, 1233))
+    rest = list(encoded.batches("lines", 6, 1233))
     assert ids(rest) == list(range(61_234, 62_500))
     assert rest[0].messages.column("ordinal")[0].as_py() == 1234
-    assert list(prepared.batches("lines", 6, 2499)) == []
-    prepared.discard()
-    prepared.discard()
+    assert list(encoded.batches("lines", 6, 2499)) == []
+    encoded.discard()
+    encoded.discard()
     assert prepared_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")
 def test_a_later_job_writes_over_the_files_of_an_earlier_one(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No new file, also for fewer rows; those of a failed job go, and all when no backlog is left."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 64 << 10)
-    monkeypatch.setattr(prepare, "TASK_BYTES", 30_000)
+    monkeypatch.setattr(encoder_module, "TASK_BYTES", 30_000)
     segments = [
         segment(journal, n, inserts(n * 10_000, rows)) for n, rows in ((1, 4000), (2, 2000))
     ]
-    first = preparer.prepare(segments[:1])
+    first = encoder.encode(segments[:1])
     names = prepared_names(journal)
-    preparer.recycle(first)
-    preparer.recycle(first)
+    encoder.recycle(first)
+    encoder.recycle(first)
 
-    second = preparer.prepare(segments[1:])
+    second = encoder.encode(segments[1:])
 
     assert prepared_names(journal) == names
     assert len(names) > 1
     assert ids(list(second.batches("lines", 2, -1))) == list(range(20_000, 22_000))
-    preparer.recycle(second)
+    encoder.recycle(second)
     journal.delete(segments[0].path)
     with pytest.raises(JournalDamaged):
-        preparer.prepare(segments[:1])
+        encoder.encode(segments[:1])
     assert prepared_names(journal) == []
-    preparer.recycle(preparer.prepare(segments[1:]))
+    encoder.recycle(encoder.encode(segments[1:]))
     assert prepared_names(journal)
-    monkeypatch.setattr(prepare, "SMALL_ROWS", 1000)
-    preparer.prepare([segment(journal, 3, inserts(0, 1))])
+    monkeypatch.setattr(encoder_module, "SMALL_ROWS", 1000)
+    encoder.encode([segment(journal, 3, inserts(0, 1))])
     assert prepared_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")
 def test_a_large_segment_in_parts(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole row groups each, none too large; together every row once; only their files are read."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
-    monkeypatch.setattr(prepare, "_ONE_PART_BYTES", 64 << 10)
-    monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 3)
+    monkeypatch.setattr(encoder_module, "_ONE_PART_BYTES", 64 << 10)
+    monkeypatch.setattr(encoder_module, "PART_ROW_GROUPS", 3)
     small, large = segment(journal, 1, inserts(0, 100)), segment(journal, 2, inserts(100, 9000))
 
-    parts = preparer.parts(large)
+    parts = encoder.parts(large)
 
-    assert preparer.parts(small) == [range(100)]
+    assert encoder.parts(small) == [range(100)]
     groups = journal.row_groups(large.path)
     assert sum(groups) == 9000
     assert (len(groups), len(parts)) == (9, 3)
     found = []
     for part in parts:
-        prepared = preparer.prepare([large], part)
-        found += ids(list(prepared.batches("by-id", 2, -1)))
-        assert prepared.last_ordinal(2) == part.stop - 1
-        inside = next(prepared.batches("by-id", 2, part.start + 7)).messages
+        encoded = encoder.encode([large], part)
+        found += ids(list(encoded.batches("by-id", 2, -1)))
+        assert encoded.last_ordinal(2) == part.stop - 1
+        inside = next(encoded.batches("by-id", 2, part.start + 7)).messages
         assert inside.column("ordinal")[0].as_py() == part.start + 8
-        prepared.discard()
+        encoded.discard()
     assert found == list(range(100, 9100))
     with pytest.raises(JournalDamaged, match="numbered from 8990"):
-        preparer.prepare([large], range(8990, 9010))
+        encoder.encode([large], range(8990, 9010))
     with pytest.raises(JournalDamaged, match="holds 9000 rows, not the 8999"):
-        preparer.parts(dataclasses.replace(large, rows=8999))
+        encoder.parts(dataclasses.replace(large, rows=8999))
 
 
 @pytest.mark.usefixtures("through_files")
@@ -285,7 +285,7 @@ def test_changes_with_several_messages(
 ) -> None:
     """Through files and several tasks: every change once, with all of its messages, for each sink."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 256 << 10)
-    monkeypatch.setattr(prepare, "TASK_BYTES", 60_000)
+    monkeypatch.setattr(encoder_module, "TASK_BYTES", 60_000)
     kafka = 'type: kafka, config: {brokers: "localhost:9092", topic: all'
     sinks = (
         f"    - {{{kafka}, id: many, tombstones: true, key_updates: delete_insert}}}}\n"
@@ -293,7 +293,7 @@ def test_changes_with_several_messages(
     )
     file = tmp_path / "several.yaml"
     file.write_text(PIPELINE.replace("name: shop", "name: several") + sinks)
-    preparer = Preparer(load_pipeline(file).spec, journal, sessions, "run-1")
+    encoder = Encoder(load_pipeline(file).spec, journal, sessions, "run-1")
     update = {"op": "u", "before": '{"id":1}'}
     rows = [
         row(**update, after=f'{{"id":{n}}}', key=f'{{"id":{n}}}', pos=n) if n % 3
@@ -302,10 +302,10 @@ def test_changes_with_several_messages(
     ]  # fmt: skip
     one = segment(journal, 1, rows)
 
-    prepared = preparer.prepare([one])
+    encoded = encoder.encode([one])
 
     shapes = {"u": "dtc", "d": "dt"}
-    batches = list(prepared.batches("many", 1, -1))
+    batches = list(encoded.batches("many", 1, -1))
     found: list[list[str]] = [[] for _ in rows]
     for each in batches:
         messages = each.messages.select(["ordinal", "value"]).to_pylist()
@@ -317,22 +317,22 @@ def test_changes_with_several_messages(
     ends = [each.messages.column("ordinal")[-1].as_py() for each in batches]
     starts = [each.messages.column("ordinal")[0].as_py() for each in batches]
     assert (len(batches) > 2, starts[1:]) == (True, [end + 1 for end in ends[:-1]])
-    rest = next(prepared.batches("many", 1, 7000)).messages
+    rest = next(encoded.batches("many", 1, 7000)).messages
     assert rest.column("ordinal")[0].as_py() == 7001
     deletes = [
-        n for b in prepared.batches("deletes", 1, -1) for n in b.messages["ordinal"].to_pylist()
+        n for b in encoded.batches("deletes", 1, -1) for n in b.messages["ordinal"].to_pylist()
     ]
     assert deletes == [n for n, one in enumerate(rows) if one["op"] == "d"]
-    prepared.discard()
+    encoded.discard()
 
 
 @pytest.mark.usefixtures("through_files")
-def test_batches_are_cut_by_bytes(preparer: Preparer, journal: Journal) -> None:
+def test_batches_are_cut_by_bytes(encoder: Encoder, journal: Journal) -> None:
     """Large rows make batches of few rows: memory is bounded by bytes, not by a row count."""
     text = "x" * 1_000_000
     one = segment(journal, 1, [row(after=f'{{"id":1,"t":"{text}"}}') for _ in range(20)])
 
-    batches = list(preparer.prepare([one]).batches("by-table", 1, -1))
+    batches = list(encoder.encode([one]).batches("by-table", 1, -1))
 
     assert sum(batch.messages.num_rows for batch in batches) == 20
     assert max(batch.messages.nbytes for batch in batches) < 9 << 20
@@ -340,15 +340,15 @@ def test_batches_are_cut_by_bytes(preparer: Preparer, journal: Journal) -> None:
 
 @pytest.mark.parametrize("small", [True, False])
 def test_unresolved_destination_stops_that_sink(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     """What comes before the event is sent; then an error names template, variable and place."""
     if not small:
-        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+        monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
     one = segment(journal, 2, [*inserts(0, 3), row(after=None, op="d", before='{"id":9}')])
-    prepared = preparer.prepare([one])
+    encoded = encoder.encode([one])
 
-    batches = prepared.batches("by-id", 2, 0)
+    batches = encoded.batches("by-id", 2, 0)
     assert ids([next(batches)]) == [1, 2]
     with pytest.raises(Undeliverable) as caught:
         next(batches)
@@ -358,50 +358,50 @@ def test_unresolved_destination_stops_that_sink(
         "sink by-id: ${after.id} in 'id-${after.id}' has no value for the event at segment 2, "
         "ordinal 3; use a variable that every event has"
     )
-    assert sum(one.messages.num_rows for one in prepared.batches("lines", 2, -1)) == 4
-    prepared.discard()
+    assert sum(one.messages.num_rows for one in encoded.batches("lines", 2, -1)) == 4
+    encoded.discard()
 
 
 @pytest.mark.parametrize("small", [True, False])
 def test_missing_journal_file(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
     """A segment whose file is gone is damage, and says which, on both ways."""
     if not small:
-        monkeypatch.setattr(prepare, "SMALL_ROWS", -1)
+        monkeypatch.setattr(encoder_module, "SMALL_ROWS", -1)
     one = segment(journal, 9, inserts(0, 1))
     journal.delete(one.path)
 
     with pytest.raises(JournalDamaged, match="segments 9 to 9" if small else "is missing"):
-        preparer.prepare([one])
+        encoder.encode([one])
 
 
 @pytest.mark.usefixtures("through_files")
-def test_journal_file_with_other_rows(preparer: Preparer, journal: Journal) -> None:
+def test_journal_file_with_other_rows(encoder: Encoder, journal: Journal) -> None:
     """A file with more or fewer rows than its row says is refused, and leaves nothing behind."""
     one = segment(journal, 9, inserts(0, 3))
     for rows in (2, 4):
         with pytest.raises(JournalDamaged, match="segment 9: its journal file"):
-            preparer.prepare([dataclasses.replace(one, rows=rows)])
+            encoder.encode([dataclasses.replace(one, rows=rows)])
 
     assert prepared_names(journal) == []
 
 
 @pytest.mark.usefixtures("through_files")
 def test_a_folder_that_cannot_be_written(
-    preparer: Preparer, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named, and what cannot be written now can be tried again."""
     one = segment(journal, 4, inserts(0, 3))
     monkeypatch.setattr(journal, "prepared_dir", lambda _: "/nowhere/prepared")
 
     with pytest.raises(StoreUnavailable, match=r"/nowhere/prepared/.*No such file or directory"):
-        preparer.prepare([one])
+        encoder.encode([one])
 
 
 @pytest.mark.usefixtures("through_files")
 def test_failed_job(
-    preparer: Preparer, journal: Journal, sessions: OneSession, tmp_path: Path
+    encoder: Encoder, journal: Journal, sessions: OneSession, tmp_path: Path
 ) -> None:
     """A job that fails can be tried again; its error shows no row and its files are gone."""
     one = segment(journal, 4, inserts(0, 3))
@@ -409,7 +409,7 @@ def test_failed_job(
     pq.write_table(pa.table({"secret-4711": [1, 2, 3]}), file)
 
     with pytest.raises(SparkUnavailable) as caught:
-        preparer.prepare([one])
+        encoder.encode([one])
 
     assert str(caught.value).startswith("segments 4 to 4: the Spark job failed (")
     assert "4711" not in str(caught.value)

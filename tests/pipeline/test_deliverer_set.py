@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from deltaforge_dagster.journal import writer as writing
-from deltaforge_dagster.pipeline import deliverer, prepare
-from deltaforge_dagster.pipeline.prepare import Preparer
-from deltaforge_dagster.pipeline.prepared import Prepared
+from deltaforge_dagster.pipeline import deliverer, deliverer_set, encoder
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.state.records import SegmentRow
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually
@@ -73,15 +74,15 @@ Job = tuple[list[int], range | None]
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The segments of each Spark job, and the part of the segment that it is for."""
     made: list[Job] = []
-    make: Callable[[Preparer, Sequence[SegmentRow], range | None], Prepared] = Preparer.prepare
+    make: Callable[[Encoder, Sequence[SegmentRow], range | None], EncodedSegments] = Encoder.encode
 
-    def pluralize(
-        preparer: Preparer, segments: Sequence[SegmentRow], ordinals: range | None = None
-    ) -> Prepared:
+    def counted(
+        encoder: Encoder, segments: Sequence[SegmentRow], ordinals: range | None = None
+    ) -> EncodedSegments:
         made.append(([one.segment for one in segments], ordinals))
-        return make(preparer, segments, ordinals)
+        return make(encoder, segments, ordinals)
 
-    monkeypatch.setattr(Preparer, "prepare", pluralize)
+    monkeypatch.setattr(Encoder, "encode", counted)
     return made
 
 
@@ -149,10 +150,20 @@ def test_a_large_segment_goes_on_in_the_middle(
 ) -> None:
     """Sent in parts; a run that ends between two leaves the rest, and no more, to the next one."""
     monkeypatch.setattr(writing, "ROW_GROUP_BYTES", 128 << 10)
-    monkeypatch.setattr(prepare, "PART_ROW_GROUPS", 2)
+    monkeypatch.setattr(encoder, "PART_ROW_GROUPS", 2)
     monkeypatch.setattr(deliverer, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(deliverer_set, "_GRACE_SECONDS", 0.5)
     feed = make_feed(run=PATIENT, range_="{max_seconds: 600}", more_sinks=files.sinks)
-    files.fault("slow 1.5", "a")
+
+    first = threading.Event()
+
+    def hang_from_then_on(step: str) -> None:
+        if step == "sink-sent" and threading.current_thread().name.endswith(" a"):
+            if not first.is_set():
+                files.fault("hang", "a")
+            first.set()
+
+    monkeypatch.setattr(deliverer, "failpoint", hang_from_then_on)
     run = feed.begin()
     insert(feed.shop, 1, 10_000)
 

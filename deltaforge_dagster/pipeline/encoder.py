@@ -39,7 +39,10 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline import prepared_files
+from deltaforge_dagster.pipeline import encoded_files
+from deltaforge_dagster.pipeline.encoded_files import Piece, Spares
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
+from deltaforge_dagster.pipeline.message_selection import EmptyKeys
 from deltaforge_dagster.pipeline.messages import (
     FRAME_COLUMNS,
     Job,
@@ -47,9 +50,6 @@ from deltaforge_dagster.pipeline.messages import (
     Share,
     as_frame,
 )
-from deltaforge_dagster.pipeline.outgoing import EmptyKeys
-from deltaforge_dagster.pipeline.prepared import Prepared
-from deltaforge_dagster.pipeline.prepared_files import Piece, Spares
 from deltaforge_dagster.pipeline.probe import check_server
 from deltaforge_dagster.state.records import SegmentRow
 
@@ -90,7 +90,7 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 _FRAME = _spark_schema(FRAME)
-_PIECES = _spark_schema(prepared_files.PIECES)
+_PIECES = _spark_schema(encoded_files.PIECES)
 _MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
 
 
@@ -115,7 +115,7 @@ class SessionProvider(Protocol):
         ...
 
 
-class Preparer:
+class Encoder:
     """Prepares segments of one pipeline for all of its sinks; used by several threads at once.
 
     Args:
@@ -171,7 +171,9 @@ class Preparer:
             taken += 1
         return [range(*one) for one in pairwise([*starts, segment.rows])]
 
-    def prepare(self, segments: Sequence[SegmentRow], ordinals: range | None = None) -> Prepared:
+    def encode(
+        self, segments: Sequence[SegmentRow], ordinals: range | None = None
+    ) -> EncodedSegments:
         """Return the messages of consecutive segments; takes one Spark job.
 
         Args:
@@ -198,39 +200,39 @@ class Preparer:
             self._sessions.lost(error)
             # Not chained: Spark's text of a failed task may quote a value of a row.
             raise _translated(error, segments) from None
-        prepared = self._prepared(segments, pieces, batches, ordinals)
+        encoded = self._encoded(segments, pieces, batches, ordinals)
         try:
-            prepared.check()
+            encoded.check()
         except JournalDamaged:
-            prepared.discard()
+            encoded.discard()
             raise
-        return prepared
+        return encoded
 
-    def prepare_rows(self, rows: pa.Table) -> Prepared:
+    def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
         """Return the messages of rows at hand, numbered from 0 in `AT_HAND`; takes no Spark job."""
         pieces, batches = self._messages(as_frame(rows))
-        return self._prepared([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
+        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
 
-    def recycle(self, prepared: Prepared) -> None:
+    def recycle(self, encoded: EncodedSegments) -> None:
         """Let later jobs write over the files of messages that nobody reads any more."""
         # Elsewhere a task may be tried twice, at the same time; and only local files are overwritten.
         if self._sessions.elsewhere or not self._journal.local:
-            prepared.discard()
+            encoded.discard()
         else:
-            self._spares.give(prepared.release())
+            self._spares.give(encoded.release())
 
     def close(self) -> None:
         """Delete the files that were to be written over."""
         self._spares.clear()
 
-    def _prepared(
+    def _encoded(
         self,
         segments: Sequence[SegmentRow],
         pieces: Sequence[Piece],
         batches: Sequence[pa.RecordBatch],
         ordinals: range | None,
-    ) -> Prepared:
-        return Prepared(
+    ) -> EncodedSegments:
+        return EncodedSegments(
             segments,
             self._plan.routes,
             pieces,
@@ -272,7 +274,7 @@ class Preparer:
         pieces = [
             piece
             for number, batch in enumerate(batches)
-            for piece in prepared_files.pieces_of(batch, number, "")
+            for piece in encoded_files.pieces_of(batch, number, "")
         ]
         return pieces, batches
 
@@ -288,12 +290,12 @@ class Preparer:
             report = (
                 session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _PIECES).toArrow()
             )
-            pieces = prepared_files.reported(report)
+            pieces = encoded_files.reported(report)
         except BaseException:
-            prepared_files.remove_job(folder, job)
-            prepared_files.remove(*spares)
+            encoded_files.remove_job(folder, job)
+            encoded_files.remove(*spares)
             raise
-        prepared_files.remove(*(set(spares) - {piece.path for piece in pieces}))
+        encoded_files.remove(*(set(spares) - {piece.path for piece in pieces}))
         return pieces
 
 

@@ -1,21 +1,21 @@
-"""Units: the messages of one segment that a sink is given, and acknowledges, together.
+"""Delivery batches: the messages of one segment that are sent to a sink and acknowledged together.
 
-What is prepared comes in batches of some 10,000 messages, which say nothing about what belongs
-together. A unit is made of them for what a sink does in one step: a transaction of Kafka, a series of
-blocks of Redis, one acknowledgement, and the checkpoint after it. How large it may be:
+Encoded messages arrive in batches of about 10,000, whose boundaries mean nothing. They are joined and cut
+into delivery batches. A delivery batch is what a sink handles in one step: a Kafka transaction, a series
+of Redis blocks, one acknowledgement and the checkpoint after it. Its size:
 
 ======================  ====================================================================
-most sinks              as it comes, unless the file says more: nothing is copied
-a sink that commits     50,000 messages or 32 MiB: a commit of Kafka takes two round trips, 9 ms,
-                        in which nothing is sent (`sinks.base.Sink.commits`)
-`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a unit
-                        ends only where a transaction of the source ends, so that one larger than
-                        the limits makes a larger unit
-`checkpoint.after` too  no more than so many messages
+most sinks              the encoded batches as they are; nothing is copied
+a sink that commits     50,000 messages or 32 MiB: a Kafka commit takes two round trips, 9 ms,
+                        during which nothing is sent (`sinks.base.Sink.commits`)
+`spec.batch` is given   `max_events` and `max_bytes`, for every sink; with `respect_source_tx` a batch
+                        ends only where a source transaction ends, so that a transaction larger
+                        than the limits makes a larger batch
+`checkpoint.after` too  at most this many messages
 ======================  ====================================================================
 
-A unit never divides the messages of one change, never spans segments, nor the parts in which a very
-large segment is prepared: there a transaction of more than a part is divided all the same.
+A delivery batch never divides the messages of one change and never spans segments. Very large segments are
+encoded in parts, and a batch does not span these parts either: a transaction larger than a part is divided.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from deltaforge_dagster.state.records import SegmentRow
 
 JOINED_ROWS = 50_000
 JOINED_BYTES = 32 << 20
-"""What a unit of a sink exactly once has at most, and every unit of a limit that the file leaves out."""
+"""Limits of a batch for a sink that commits, and defaults for a limit that the pipeline file omits."""
 
 _Numbers: TypeAlias = "npt.NDArray[np.int64]"
 TransactionEnds = Callable[[], _Numbers]
-"""Returns the ordinals of a segment's rows that end a transaction of the source, in order."""
+"""Returns the ordinals of a segment's rows that end a source transaction, ascending."""
 
 _SIZED = ("destination", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
-class UnitLimits:
-    """How large units are.
+class BatchLimits:
+    """Maximum size of a delivery batch.
 
     Attributes:
-        max_rows: Messages of a unit.
-        max_bytes: Bytes of its values, keys, headers and destinations.
-        whole_transactions: Whether a unit ends only where a transaction of the source ends.
+        max_rows: Number of messages.
+        max_bytes: Bytes of their values, keys, headers and destinations.
+        whole_transactions: Whether a batch ends only where a source transaction ends.
     """
 
     max_rows: int
@@ -61,12 +61,12 @@ class UnitLimits:
     whole_transactions: bool = False
 
 
-class Units:
-    """How the messages of one pipeline's sinks are cut, and when their checkpoints are written.
+class BatchSettings:
+    """Batch sizes and checkpoint intervals of a pipeline, from its file.
 
     Args:
-        spec: What the file says.
-        journal: Where transactions end is read from.
+        spec: The pipeline file.
+        journal: Tells where transactions end.
     """
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
@@ -74,22 +74,22 @@ class Units:
         self._journal = journal
         self._given = batch.max_events is not None or batch.max_bytes is not None
         self._after = after if after is not None else 1 if self._given else None
-        self._limits = UnitLimits(
+        self._limits = BatchLimits(
             max_rows=min(batch.max_events or JOINED_ROWS, after or JOINED_ROWS),
             max_bytes=batch.max_bytes or JOINED_BYTES,
             whole_transactions=self._given and batch.respect_source_tx,
         )
 
-    def limits(self, *, commits: bool) -> UnitLimits | None:
-        """Return how large units are for a sink, None for messages that are sent as they come."""
+    def limits(self, *, commits: bool) -> BatchLimits | None:
+        """Return the batch limits for a sink, None if encoded batches are sent as they are."""
         return self._limits if commits or self._after is not None else None
 
     def due(self, messages: int) -> bool:
-        """Say whether so many messages since the last checkpoint ask for the next one."""
+        """Return whether a checkpoint is due after this many messages since the last one."""
         return self._after is not None and messages >= self._after
 
     def transaction_ends(self, segment: SegmentRow) -> _Numbers:
-        """Return the ordinals of a segment's rows that end a transaction of the source, in order.
+        """Return the ordinals of a segment's rows that end a source transaction, ascending.
 
         Raises:
             JournalDamaged: The segment's file is missing or cannot be read.
@@ -100,16 +100,16 @@ class Units:
 
 
 def cut(
-    batches: Iterable[SinkBatch], limits: UnitLimits, ends: TransactionEnds
+    batches: Iterable[SinkBatch], limits: BatchLimits, ends: TransactionEnds
 ) -> Iterator[SinkBatch]:
-    """Yield the messages of consecutive batches of one segment, in units.
+    """Yield the messages of one segment as delivery batches.
 
-    An error of `batches` is raised after everything that came before it was yielded.
+    If `batches` raises an error, it is raised after all messages before it were yielded.
 
     Args:
-        batches: The batches; none divides the messages of a change.
-        limits: How large a unit is, unless a single change or transaction is larger.
-        ends: Asked when transactions have to stay whole, and units have to be cut.
+        batches: Consecutive encoded batches; none divides the messages of a change.
+        limits: Maximum size, exceeded only by a single change or transaction that is larger.
+        ends: Called when transactions must stay whole and a batch has to be cut.
     """
     waiting: _Waiting | None = None
     try:
@@ -117,19 +117,19 @@ def cut(
             if waiting is None:
                 waiting = _Waiting(batch, limits, ends)
             waiting.add(batch.messages)
-            yield from waiting.units(last=False)
+            yield from waiting.batches(last=False)
     except DeltaforgeError:
         if waiting is not None:
-            yield from waiting.units(last=True)
+            yield from waiting.batches(last=True)
         raise
     if waiting is not None:
-        yield from waiting.units(last=True)
+        yield from waiting.batches(last=True)
 
 
 class _Waiting:
-    """Messages that are in no unit yet."""
+    """Messages that are not in a delivery batch yet."""
 
-    def __init__(self, pattern: SinkBatch, limits: UnitLimits, ends: TransactionEnds) -> None:
+    def __init__(self, pattern: SinkBatch, limits: BatchLimits, ends: TransactionEnds) -> None:
         self._pattern = pattern
         self._limits = limits
         self._ends = ends
@@ -144,8 +144,8 @@ class _Waiting:
         self._ordinals = np.concatenate([self._ordinals, ordinals])
         self._sizes = np.concatenate([self._sizes, _sizes(messages)])
 
-    def units(self, *, last: bool) -> Iterator[SinkBatch]:
-        """Yield the units that are complete; with `last` nothing is left afterwards."""
+    def batches(self, *, last: bool) -> Iterator[SinkBatch]:
+        """Yield the complete batches; with `last`, also the incomplete one."""
         rows = len(self._ordinals)
         before = np.concatenate([[0], np.cumsum(self._sizes)])
         ends: _Numbers | None = None
@@ -158,13 +158,13 @@ class _Waiting:
             ends = self._possible_ends() if ends is None and fit < rows else ends
             stop = rows if ends is None else _choose(ends, begin, fit, rows)
             if stop == rows and not last:
-                break  # what comes next decides whether this is an end
+                break  # the next message decides whether a batch may end here
             yield replace(self._pattern, messages=self._rows(begin, stop))
             begin = stop
         self._forget(begin)
 
     def _possible_ends(self) -> _Numbers:
-        """Return before which rows a unit may end."""
+        """Return the row indexes before which a batch may end."""
         before, after = self._ordinals[:-1], self._ordinals[1:]
         if not self._limits.whole_transactions:
             return 1 + np.flatnonzero(before != after)

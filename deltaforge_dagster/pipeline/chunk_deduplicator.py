@@ -1,12 +1,12 @@
-"""Splicing: the pipeline's run takes over the chunks that snapshots have read.
+"""Snapshot window deduplication: merge the chunks that a snapshot has read into the journal.
 
-A chunk's rows enter the journal at its end S, between two transactions, once S lies behind everything
-that the reading saw (`ChunkRow.position`). So all that the reading saw comes before them, and all
-that happens later behind them. What was committed before S and not seen is in the journal already: rows
-that it changed are left out (`splice_rows`). Where a table has no key nothing says which rows these are;
-then a chunk whose table was changed meanwhile is read again.
+The rows of a chunk are appended to the journal at its end S, between two transactions, once S is behind
+everything that the read could see (`ChunkRow.position`). Changes that the read saw are then before these
+rows in the journal, and later changes after them. Changes committed before S that the read could not see
+are in the journal already, so the chunk's rows that they touched are left out (`deduplicated_rows`). In a
+table without a key nothing identifies these rows: if such a table was changed since, its chunk is read again.
 
-A segment of chunks begins and ends at S. It has no length in the log, like what is released from a hold.
+A segment of chunk rows starts and ends at S. It covers no part of the log, like a released hold.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
+from deltaforge_dagster.pipeline.deduplicated_rows import COLUMNS, deduplicated
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.registry import FencedRegistry
 from deltaforge_dagster.pipeline.relocated_rows import RelocatedRows
 from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
-from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
 from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.read_views import parse_read_view
@@ -40,7 +40,7 @@ from deltaforge_dagster.tables import SchemaStamp, TableSchema
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 10
-"""How often a chunk may be read in vain before its snapshot is cancelled."""
+"""How often a chunk may be read without success before its snapshot is cancelled."""
 
 _LOOK_SECONDS = 1.0
 _MOST = 200
@@ -48,15 +48,15 @@ _MOST = 200
 Seal = Callable[[SegmentWriter, Sequence[tuple[ChunkRow, int]]], None]
 
 
-class Splicer:
-    """Takes over chunks for one run; used by its capture thread.
+class ChunkDeduplicator:
+    """Merges the chunks of a snapshot into the journal during a run; used by the capture thread only.
 
     Args:
-        store: Where chunks are listed.
-        journal: Where they lie.
+        store: Lists the chunks.
+        journal: Holds their staged files.
         lease: The run's lease.
-        registry: Where table versions are registered, and tables are held.
-        limits: `engine.segment`: how much is taken over together, roughly.
+        registry: Registers schema versions, and knows which tables are held.
+        limits: `engine.segment`: approximate size of one segment of chunk rows.
         approval: Holds tables whose new schema waits for approval; their chunks wait, too.
     """
 
@@ -82,30 +82,30 @@ class Splicer:
 
     @property
     def waits(self) -> bool:
-        """Whether chunks are to be taken over; also until that is known."""
+        """Whether chunks wait to be merged; True until the store was asked for the first time."""
         return bool(self._waiting) or self._looked_at == float("-inf")
 
     def due(self, reached: Position) -> bool:
-        """Say whether some chunk may be taken over where the log was read up to; cheap, mostly."""
+        """Return whether a chunk can be merged at the position that was reached; asks the store once a second."""
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._look()
         return any(_fits(chunk, reached) for chunk in self._waiting)
 
     def watch(self, segment: WrittenSegment) -> None:
-        """Note the rows that move between chunks, of a segment that is about to be in the journal."""
+        """Record the relocated rows of a segment that is about to be added to the journal."""
         if self._looked_at == float("-inf"):
             self._look()
         self._relocated_rows.watch(segment)
 
-    def splice(
+    def take_over(
         self, reached: Position, *, open_writer: Callable[[], SegmentWriter], seal: Seal
     ) -> None:
-        """Take over chunks that fit, as many as one segment may have.
+        """Merge the chunks that can be merged here, up to the size of one segment.
 
         Args:
-            reached: Where the journal ends, between two transactions.
-            open_writer: Makes the writer of the next segment.
-            seal: Makes it durable, and with it notes of how many rows of each chunk it has.
+            reached: End of the journal, between two transactions.
+            open_writer: Opens the writer of the next segment.
+            seal: Makes the segment durable, and records how many rows it has of each chunk.
         """
         writer, taken = self._written(reached, open_writer)
         if writer is None:
@@ -125,12 +125,12 @@ class Splicer:
     def _written(
         self, reached: Position, open_writer: Callable[[], SegmentWriter]
     ) -> tuple[SegmentWriter | None, list[tuple[ChunkRow, int]]]:
-        """Write the rows of chunks that fit; return what has them, and how many there are of each."""
+        """Write the rows of the usable chunks; return the writer (None if there are none) and the row counts."""
         writer: SegmentWriter | None = None
         taken: list[tuple[ChunkRow, int]] = []
         try:
             for chunk, changed in self._usable(reached):
-                self._relocated_rows.splice(chunk, self._not_visible(chunk, changed))
+                self._relocated_rows.take_over(chunk, self._not_visible(chunk, changed))
                 writer = writer or open_writer()
                 before = writer.rows
                 self._write(chunk, changed, writer, reached)
@@ -152,18 +152,18 @@ class Splicer:
         writer.abort()
         for chunk, _ in taken:
             self._lease.write(
-                lambda writing, one=chunk: writing.splice_chunk(one, segment=None, rows=0)  # type: ignore[misc]
+                lambda writing, one=chunk: writing.complete_chunk(one, segment=None, rows=0)  # type: ignore[misc]
             )
 
     def lose_positions(self) -> None:
-        """Let everything that waits be read again: the log is another server's now."""
+        """Plan all waiting chunks again: after a failover their positions mean nothing."""
         self._look()
         for chunk in self._waiting:
             self._lease.write(lambda writing, one=chunk: writing.plan_chunk_again(one))  # type: ignore[misc]
         self._waiting = []
 
     def _look(self) -> None:
-        """Look for chunks that were read; those of held tables wait until nothing is held of them."""
+        """Load the chunks that were read, except those of held tables, which wait until the hold ends."""
         found: list[ChunkRow] = []
         snapshot = self._store.unfinished_snapshot(self._lease.pipeline)
         self._relocated_rows.look(snapshot)
@@ -177,9 +177,9 @@ class Splicer:
         self._looked_at = time.monotonic()
 
     def _usable(self, reached: Position) -> Iterator[tuple[ChunkRow, list[SegmentRow]]]:
-        """Yield the chunks that can be placed here, and where their table changed since they were read.
+        """Yield the chunks that can be merged here, with the segments that changed their table since the read.
 
-        The others are read again.
+        Chunks that cannot be used are planned again.
         """
         chunks = [chunk for chunk in self._waiting if _fits(chunk, reached)]
         first = min((chunk.first_segment or 0 for chunk in chunks), default=0)
@@ -206,7 +206,7 @@ class Splicer:
                 yield chunk, changed
 
     def _waits_for_approval(self, chunk: ChunkRow, reached: Position) -> bool:
-        """Say whether a chunk's table is kept back, perhaps from here on because of its form."""
+        """Return whether a chunk's table is held for approval; begin that hold if its schema requires one."""
         if chunk.table_name in self._approval.kept:
             return True
         stamp = self._registry.register_read(_table(chunk), reached)
@@ -228,13 +228,13 @@ class Splicer:
         return True
 
     def _give_up(self, chunk: ChunkRow, why: str) -> None:
-        """Let a chunk be read again, or cancel its snapshot when that was of no use too often."""
+        """Plan a chunk again, or cancel its snapshot after `MAX_ATTEMPTS` attempts."""
         self._waiting.remove(chunk)
         logger.warning("chunk %s is read again: %s", chunk.partition, why)
         if chunk.attempts + 1 < MAX_ATTEMPTS:
             self._lease.write(lambda writing: writing.plan_chunk_again(chunk))
             return
-        problem = f"chunk {chunk.partition} was read {MAX_ATTEMPTS} times in vain: {why}"
+        problem = f"chunk {chunk.partition} was read {MAX_ATTEMPTS} times without success: {why}"
         self._store.cancel_snapshot(self._lease.pipeline, chunk.snapshot, problem)
 
     def _write(
@@ -244,7 +244,7 @@ class Splicer:
         writer: SegmentWriter,
         reached: Position,
     ) -> None:
-        """Append the rows of a chunk that are left."""
+        """Append the deduplicated rows of a chunk."""
         if chunk.path is None:
             return
         table = _table(chunk)
@@ -252,14 +252,14 @@ class Splicer:
         columns = [column.name for column in table.columns]
         for rows in self._journal.staged(chunk.path):
             if table.primary_key:
-                rows = settled(rows, columns, self._not_visible(chunk, changed))  # noqa: PLW2901
+                rows = deduplicated(rows, columns, self._not_visible(chunk, changed))  # noqa: PLW2901
             if rows.num_rows:
                 writer.write(_stamped(rows, stamp))
 
     def _not_visible(
         self, chunk: ChunkRow, segments: Sequence[SegmentRow]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of a chunk's table that its reading did not see, as they are captured."""
+        """Yield the captured changes of a chunk's table that its read could not see, in log order."""
         read_view = parse_read_view(chunk.sight or "")
         for segment in segments:
             for batch in self._journal.batches(segment, COLUMNS):
@@ -272,7 +272,7 @@ class Splicer:
 
 
 def _fits(chunk: ChunkRow, reached: Position) -> bool:
-    """Say whether everything that a chunk's reading saw lies before a position."""
+    """Return whether everything that the read of a chunk saw is before a position."""
     position: Position = parse_position(chunk.position or "")
     return not reached < position
 

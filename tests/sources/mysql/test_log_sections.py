@@ -1,4 +1,4 @@
-"""Stretches of MySQL's log, read by themselves: together they are what one reader reads."""
+"""Log sections of MySQL's log, read by themselves: together they are what one reader reads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.base import ReadLimits, Stretch
-from deltaforge_dagster.sources.mysql.stretches import LogStretch, Tables
+from deltaforge_dagster.sources.base import LogSection, ReadLimits
+from deltaforge_dagster.sources.mysql.log_sections import BinlogSection, Tables
 from tests.contracts.test_source import Versions, insert
 from tests.fix_mysql import MysqlVersion, StartMysql
 from tests.sources.mysql.bench import MysqlBench
@@ -35,25 +35,25 @@ def bench(mysql_dsn: str) -> Iterator[MysqlBench]:
 
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the outline look at little at a time, so that it finds many places to cut at."""
-    monkeypatch.setattr("deltaforge_dagster.sources.mysql.stretches.PIECE_BYTES", 1)
+    """Let the planner look at little at a time, so that it finds many places to cut at."""
+    monkeypatch.setattr("deltaforge_dagster.sources.mysql.log_sections.PIECE_BYTES", 1)
     monkeypatch.setattr("deltaforge_dagster.sources.pieces._LEAST_PIECE_BYTES", SMALL)
 
 
 def divided(
     bench: MysqlBench, start: Position, versions: Versions | None = None, log_bytes: int = SMALL
-) -> list[Stretch]:
-    """Return the stretches from `start` on."""
-    found = bench.source().divide(start, versions or Versions(), lambda: log_bytes)
+) -> list[LogSection]:
+    """Return the log sections from `start` on."""
+    found = bench.source().plan_sections(start, versions or Versions(), lambda: log_bytes)
     return [one for one in found if one is not None]
 
 
-def read(bench: MysqlBench, stretch: Stretch, lane: int = 0) -> list[pa.RecordBatch]:
-    """Return the rows of a stretch, read by a source that was pickled."""
+def read(bench: MysqlBench, section: LogSection, reader: int = 0) -> list[pa.RecordBatch]:
+    """Return the rows of a log section, read by a source that was pickled."""
     source = pickle.loads(pickle.dumps(bench.source()))
-    sent = pickle.loads(pickle.dumps(stretch))
-    batches = list(source.read_stretch(sent, ReadLimits(max_wait=0.05), lane))
-    assert batches[-1].end == stretch.end
+    sent = pickle.loads(pickle.dumps(section))
+    batches = list(source.read_section(sent, ReadLimits(max_wait=0.05), reader))
+    assert batches[-1].end == section.end
     return [batch.rows for batch in batches if batch.rows is not None]
 
 
@@ -91,20 +91,20 @@ def fill(bench: MysqlBench) -> None:
     bench.execute("DELETE FROM items")
 
 
-def check_equal(bench: MysqlBench, start: Position) -> list[Stretch]:
-    """Prove that all stretches together have what one reader reads, and return them."""
-    stretches = divided(bench, start)
-    parts = [read(bench, one, lane) for lane, one in enumerate(stretches)]
-    whole = read_on(bench, start, stretches[-1].end, Versions())
+def check_equal(bench: MysqlBench, start: Position) -> list[LogSection]:
+    """Prove that all log sections together have what one reader reads, and return them."""
+    sections = divided(bench, start)
+    parts = [read(bench, one, reader) for reader, one in enumerate(sections)]
+    whole = read_on(bench, start, sections[-1].end, Versions())
 
-    assert len(stretches) > 5
-    assert stretches[0].start == start
-    assert all(one.end == two.start for one, two in itertools.pairwise(stretches))
+    assert len(sections) > 5
+    assert sections[0].start == start
+    assert all(one.end == two.start for one, two in itertools.pairwise(sections))
     assert all(parts)
     assert content([rows for part in parts for rows in part]) == content(whole)
     assert content(whole)[0] == 30 * 4 + 60
-    assert {str(one.end.gtid_set) for one in stretches if isinstance(one.end, BinlogPosition)}
-    return stretches
+    assert {str(one.end.gtid_set) for one in sections if isinstance(one.end, BinlogPosition)}
+    return sections
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_also_without_gtids(start_mysql: StartMysql) -> None:
     with MysqlBench(server.create_database()) as bench:
         start = bench.source().ensure_start()
         fill(bench)
-        stretches = check_equal(bench, start)
+        sections = check_equal(bench, start)
 
-        assert all(not one.end.gtid_set for one in stretches if isinstance(one.end, BinlogPosition))
+        assert all(not one.end.gtid_set for one in sections if isinstance(one.end, BinlogPosition))
 
 
 def test_a_definition_ends_the_last_stretch(bench: MysqlBench) -> None:
@@ -141,10 +141,10 @@ def test_a_definition_ends_the_last_stretch(bench: MysqlBench) -> None:
         before = bench.source().head()
         bench.run(*ending)
         bench.execute(insert("items", 1))
-        stretches = divided(bench, start)
+        sections = divided(bench, start)
         bench.execute("DELETE FROM items", "DELETE FROM orders")
 
-        assert [one.end.to_json() for one in stretches][-1] == before.to_json()
+        assert [one.end.to_json() for one in sections][-1] == before.to_json()
         start = bench.source().head()
 
 
@@ -156,14 +156,14 @@ def test_log_without_anything_captured_is_no_stretch(bench: MysqlBench) -> None:
     assert divided(bench, start) == []
     bench.execute(insert("orders", 1))
 
-    (stretch,) = divided(bench, start)
+    (section,) = divided(bench, start)
 
-    assert stretch.start == start
-    assert sum(rows.num_rows for rows in read(bench, stretch)) == 1
+    assert section.start == start
+    assert sum(rows.num_rows for rows in read(bench, section)) == 1
 
 
 def test_one_transaction_is_never_divided(bench: MysqlBench) -> None:
-    """A transaction that is larger than a stretch may get is one."""
+    """A transaction that is larger than a log section may get is one."""
     start = bench.source().ensure_start()
     bench.execute(*(insert("orders", *range(100 * n, 100 * n + 100)) for n in range(20)))
     bench.execute(insert("items", 1))
@@ -177,27 +177,27 @@ def test_what_was_not_foreseen_fails_the_stretch(bench: MysqlBench) -> None:
     """A table version that was not registered before: its reader asks nobody and gives up."""
     start = bench.source().ensure_start()
     bench.execute(insert("orders", 1))
-    (stretch,) = divided(bench, start)
-    assert isinstance(stretch, LogStretch)
+    (section,) = divided(bench, start)
+    assert isinstance(section, BinlogSection)
 
     with pytest.raises(UnsupportedEvent, match="not foreseen"):
-        read(bench, replace(stretch, tables=Tables({}, stretch.tables.definitions)))
+        read(bench, replace(section, tables=Tables({}, section.tables.definitions)))
     with pytest.raises(UnsupportedEvent, match="not foreseen"):
-        read(bench, replace(stretch, tables=Tables(stretch.tables.stamps, {})))
+        read(bench, replace(section, tables=Tables(section.tables.stamps, {})))
 
 
 def test_a_stretch_is_of_one_server(bench: MysqlBench) -> None:
     """On another server the same place is another one; a log that is shorter now is noticed."""
     start = bench.source().ensure_start()
     bench.execute(insert("orders", 1))
-    (stretch,) = divided(bench, start)
-    assert isinstance(stretch, LogStretch)
+    (section,) = divided(bench, start)
+    assert isinstance(section, BinlogSection)
 
     with pytest.raises(SourceUnavailable, match="another server"):
-        read(bench, replace(stretch, server="somebody"))
-    beyond = replace(stretch.end, pos=stretch.end.pos + 1_000_000)
+        read(bench, replace(section, server="somebody"))
+    beyond = replace(section.end, pos=section.end.pos + 1_000_000)
     with pytest.raises(SourceUnavailable, match="ended the stream"):
-        read(bench, replace(stretch, end=beyond))
+        read(bench, replace(section, end=beyond))
 
 
 def test_versions_are_registered_when_the_log_is_divided(bench: MysqlBench) -> None:
@@ -208,8 +208,8 @@ def test_versions_are_registered_when_the_log_is_divided(bench: MysqlBench) -> N
     bench.execute(insert("orders", 1))
     divided_versions, versions = Versions(), Versions()
 
-    stretches = divided(bench, start, divided_versions)
-    read_on(bench, start, stretches[-1].end, versions)
+    sections = divided(bench, start, divided_versions)
+    read_on(bench, start, sections[-1].end, versions)
 
     assert [table.table for table, _ in divided_versions.registered] == ["items", "orders"]
     assert divided_versions.registered == versions.registered

@@ -1,9 +1,9 @@
-"""Stretches of the log: consecutive parts that readers beside each other decode.
+"""Log sections of the log: consecutive parts that readers beside each other decode.
 
-`divide` looks through the log ahead (`outline`) and says where one may be cut: between two
-transactions, with the position and the GTIDs there. Each stretch carries what its reader has to know of
+`plan_sections` looks through the log ahead (`planner`) and says where one may be cut: between two
+transactions, with the position and the GTIDs there. Each log section carries what its reader has to know of
 the tables in it, so that it needs neither catalog nor registry, and asks nobody: a reader that meets
-a table it was not told of fails, and its stretch is read by the one reader who may ask.
+a table it was not told of fails, and its log section is read by the one reader who may ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.definitions import fit, lacks_charsets
 from deltaforge_dagster.sources.mysql.dump import SILENCE_SECONDS
-from deltaforge_dagster.sources.mysql.outline import Outline
+from deltaforge_dagster.sources.mysql.section_planner import SectionPlanner
 from deltaforge_dagster.sources.mysql.statements import Xid
 from deltaforge_dagster.sources.mysql.table_map import CatalogTable, Unknown
 from deltaforge_dagster.sources.mysql.versions import Catalog
@@ -94,11 +94,11 @@ class Tables:
 
 
 class _Unforeseen(UnsupportedEvent):
-    """Something that the outline of this part of the log had not."""
+    """Something that the planner of this part of the log had not."""
 
 
 class _Mark(NamedTuple):
-    """A place between two transactions, and what the outline had seen before it."""
+    """A place between two transactions, and what the planner had seen before it."""
 
     place: BinlogPosition
     log_bytes: int
@@ -106,8 +106,8 @@ class _Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LogStretch:
-    """A part of the log between two transactions; `sources.base.Stretch`.
+class BinlogSection:
+    """A part of the log between two transactions; `sources.base.LogSection`.
 
     Attributes:
         start: Behind the transaction before it.
@@ -125,7 +125,7 @@ class LogStretch:
 
 
 class Remembering:
-    """Catalog and registry of an outline: asks those of the source, and keeps what they say."""
+    """Catalog and registry of a section planner: asks those of the source, and keeps what they say."""
 
     def __init__(self, catalog: Catalog, registry: SourceNotes, tables: Tables) -> None:
         self._catalog = catalog
@@ -154,28 +154,28 @@ class Remembering:
         return found
 
     def statement(self, db: str, sql: str, position: Position) -> None:
-        """Follow no statement: the outline ends before the first."""
+        """Follow no statement: the planner ends before the first."""
 
 
-def divide(
+def plan_sections(
     stream: StreamSocket,
-    outline: Outline,
+    planner: SectionPlanner,
     tables: Tables,
     start: BinlogPosition,
     *,
     log_bytes: Callable[[], int],
     server: str,
-) -> Generator[LogStretch | None]:
-    """Yield consecutive stretches from `start` on, each with something captured; None meanwhile.
+) -> Generator[BinlogSection | None]:
+    """Yield consecutive log sections from `start` on, each with something captured; None meanwhile.
 
     They end where the log does now, or before what cannot be divided.
 
     Args:
         stream: A dump that begins at `start` and ends at the log's end; it is closed here.
-        outline: Has seen nothing yet.
-        tables: What the outline's catalog and registry write into.
+        planner: Has seen nothing yet.
+        tables: What the planner's catalog and registry write into.
         start: Where to begin.
-        log_bytes: Asked before each stretch how large it may get; a transaction may be larger.
+        log_bytes: Asked before each log section how large it may get; a transaction may be larger.
         server: Which one it is.
 
     Raises:
@@ -186,9 +186,9 @@ def divide(
     read = 0
     buffer = PieceBuffer(PIECE_BYTES)
 
-    def stretch(end: _Mark) -> LogStretch:
+    def section(end: _Mark) -> BinlogSection:
         size = end.log_bytes - begin.log_bytes
-        return LogStretch(begin.place, end.place, size, server, tables.copy())
+        return BinlogSection(begin.place, end.place, size, server, tables.copy())
 
     with closing(stream):
         over = False
@@ -198,17 +198,17 @@ def divide(
                     raise SourceUnavailable("the server says nothing while its log is divided")
                 yield None
                 continue
-            decoded = outline.feed(buffer.data, buffer.length)
+            decoded = planner.feed(buffer.data, buffer.length)
             buffer.drop(decoded.consumed)
             read += decoded.consumed
             ends = [batch.end for batch in decoded.batches if batch.end is not None]
             over = bool(decoded.error or decoded.foreign)
             if ends:
                 assert isinstance(ends[-1], BinlogPosition)
-                mark = _Mark(ends[-1], read, outline.measured)
+                mark = _Mark(ends[-1], read, planner.measured)
                 over = over or mark.place.pos > MAX_OFFSET
                 if whole is not None and mark.log_bytes - begin.log_bytes > most:
-                    yield stretch(whole)
+                    yield section(whole)
                     begin, whole, most = whole, None, log_bytes()
                 if mark.measured > begin.measured:
                     whole = mark
@@ -216,4 +216,4 @@ def divide(
         if isinstance(decoded.error, LeaseLost):
             raise decoded.error
         if whole is not None:
-            yield stretch(whole)
+            yield section(whole)

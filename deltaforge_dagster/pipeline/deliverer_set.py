@@ -1,4 +1,4 @@
-"""The deliverers of one run: one per attached sink, begun, watched and ended together."""
+"""The deliverers of one run, one for each attached sink: started, watched and stopped together."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.dead_letters import DeadLetters
 from deltaforge_dagster.pipeline.deadline import Deadline
-from deltaforge_dagster.pipeline.deliverable import Deliverable
 from deltaforge_dagster.pipeline.deliverer import Deliverer
+from deltaforge_dagster.pipeline.delivery_batches import BatchSettings
+from deltaforge_dagster.pipeline.encode_cache import EncodeCache
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.meters import SinkMeter
-from deltaforge_dagster.pipeline.preparations import Preparations
-from deltaforge_dagster.pipeline.prepare import Preparer
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.processing import Processing
 from deltaforge_dagster.pipeline.redrive import Redrive
 from deltaforge_dagster.pipeline.resumption import Resumption
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.sensing import END_SECONDS, Sensing
-from deltaforge_dagster.pipeline.units import Units
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _GRACE_SECONDS = 10.0
-"""How long a sink may finish what it is sending when the run ends."""
+"""Seconds that a sink has to finish its current batch when the run ends."""
 
 
-class Deliveries:
-    """The deliverers of one run, and what they share.
+class DelivererSet:
+    """The deliverers of one run and what they share.
 
     Args:
         spec: The pipeline.
@@ -68,13 +68,13 @@ class Deliveries:
         session_id = None if row is None else row.session_id
         self.sessions = context.sessions(session_id, self._remember_session)
         self._spec = spec
-        self._journal = Deliverable(
+        self._journal = PendingSegments(
             context.store, self._pipeline, chained=bool(spec.spec.processors)
         )
-        self._units = Units(spec.spec, context.journal)
-        self._preparer = Preparer(spec, context.journal, self.sessions, lease.run_id, warn)
-        self._preparations = Preparations(
-            self._preparer,
+        self._batch_settings = BatchSettings(spec.spec, context.journal)
+        self._encoder = Encoder(spec, context.journal, self.sessions, lease.run_id, warn)
+        self._encode_cache = EncodeCache(
+            self._encoder,
             self._journal,
             self._pipeline,
             self._limits.max_bytes,
@@ -87,9 +87,9 @@ class Deliveries:
         self._retired: list[Deliverer] = []
 
     def look(self) -> None:
-        """Begin a deliverer for each sink that is attached and has none; end those of paused ones.
+        """Start a deliverer for each attached sink without one; stop those of paused sinks.
 
-        The deliverer that a sink had before must have ended: two would mix their order.
+        The previous deliverer of a sink must have ended, because two would mix their order.
         """
         if self._processing is None and self._spec.spec.processors:
             self._processing = Processing(
@@ -146,7 +146,7 @@ class Deliveries:
             pipeline=self._pipeline,
             journal=self._journal,
             lease=self._lease,
-            preparations=self._preparations,
+            encode_cache=self._encode_cache,
             resumption=resumption,
             dead_letters=DeadLetters(
                 self._spec,
@@ -162,11 +162,11 @@ class Deliveries:
                 store=self._store,
                 journal=self._context.journal,
                 lease=self._lease,
-                preparer=self._preparer,
+                encoder=self._encoder,
                 resumption=resumption,
                 enabled=self._spec.spec.journal.enabled,
             ),
-            units=self._units,
+            batch_settings=self._batch_settings,
             deadline=Deadline(sink_id, self._spec.spec.sink_batch_deadline_secs),
             meter=SinkMeter(sink_id),
             checkpoint=checkpoint,
@@ -175,24 +175,24 @@ class Deliveries:
         )
 
     def detach(self, sink_id: str, why: str) -> None:
-        """Stop delivering to a sink, also in the middle of a send.
+        """Detach a sink at once, even in the middle of a send.
 
         Raises:
-            LeaseLost: The lease is gone; the sink is as attached as before.
+            LeaseLost: The lease is lost; the sink is still attached.
         """
         self._lease.write(lambda writer: writer.detach_sink(sink_id, why))
         if sink_id in self._working:  # a paused sink has none
             self._retire(sink_id).join(0)
 
     def _retire(self, sink_id: str) -> Deliverer:
-        """Ask a deliverer to end after what it is sending."""
+        """Ask a deliverer to stop after its current batch."""
         deliverer = self._working.pop(sink_id)
         self._retired.append(deliverer)
         deliverer.request_stop()
         return deliverer
 
     def segment_added(self) -> None:
-        """Wake whom it concerns: the journal has grown."""
+        """Wake the deliverers or the processing: the journal has a new segment."""
         if self._processing is None:
             self._wake()
         else:
@@ -201,12 +201,12 @@ class Deliveries:
     def _wake(self) -> None:
         for one in list(self._working.values()):
             one.segment_added()
-        self._preparations.segment_added()
+        self._encode_cache.segment_added()
         if self._sensing is not None:
             self._sensing.segment_added()
 
     def end(self) -> None:
-        """Let the sinks finish what they are sending, and end their threads."""
+        """Let the sinks finish their current batches, and stop their threads."""
         if self._processing is not None:
             self._processing.end()
         if self._sensing is not None:
@@ -217,31 +217,31 @@ class Deliveries:
             one.join(_GRACE_SECONDS)
         if self._sensing is not None:
             self._sensing.join(END_SECONDS)
-        self._preparations.close()
+        self._encode_cache.close()
 
     @property
     def someone_waits(self) -> bool:
-        """Whether a sink at the journal's end is idle."""
+        """Whether a sink has everything and waits for the next segment."""
         return any(one.waiting for one in list(self._working.values()))
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether a sink can only go on once more has been captured."""
+        """Whether a sink can continue only after more was captured."""
         return any(one.awaits_capture for one in list(self._working.values()))
 
     @property
     def redriving(self) -> set[str]:
-        """The sinks with dead letters that are due to be delivered again, or may be."""
+        """The sinks with dead letters that are, or may be, due for redelivery."""
         return {name for name, one in self._working.items() if one.redriving}
 
     @property
     def moved_at(self) -> float:
-        """Monotonic time of the last acknowledgement of any sink, 0 when there is no sink."""
+        """Monotonic time of the last acknowledgement of any sink, 0 without sinks."""
         return max((one.moved_at for one in self._working.values()), default=0.0)
 
     @property
     def failures(self) -> dict[str, DeltaforgeError]:
-        """The last error of each sink that is failing, or that waits for processors that do."""
+        """The last error of each failing sink, and of each sink that waits for failing processors."""
         broken = None if self._processing is None else self._processing.error
         errors = {
             name: one.error or (broken if one.waiting else None)
@@ -250,25 +250,25 @@ class Deliveries:
         return {name: error for name, error in errors.items() if error is not None}
 
     def stuck(self, pipeline: PipelineRow) -> set[str]:
-        """Return the sinks that get nothing more for now: a run may end without them."""
+        """Return the failing sinks that a run need not wait for."""
         captured = pipeline.captured_position or pipeline.start_position
         broken = self._processing is not None and self._processing.error is not None
         return {name for name in self.failures if broken or self._working[name].stuck(captured)}
 
     @property
     def errors(self) -> dict[str, str]:
-        """The same as text."""
+        """`failures` as text."""
         return {name: str(error) for name, error in self.failures.items()}
 
     @property
     def done(self) -> bool:
-        """Whether every sink has everything up to `until`."""
+        """Whether every sink has all segments up to `until`."""
         reached = (one.checkpoint.whole_segment for one in self._working.values())
         return self._until is not None and all(self._until <= segment for segment in reached)
 
     @property
     def sent(self) -> dict[str, int]:
-        """The messages sent, by sink."""
+        """Number of messages sent, by sink."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
             total[one.sink_id] += one.rows
@@ -276,19 +276,19 @@ class Deliveries:
 
     @property
     def latencies(self) -> dict[str, dict[str, float]]:
-        """How long deliveries of each sink took lately (`meters`)."""
+        """Recent delivery latencies of each sink (`meters`)."""
         return {name: one.latencies for name, one in list(self._working.items())}
 
     @property
     def timeouts(self) -> dict[str, int]:
-        """How often each sink missed its deadline; only those that did."""
+        """How often each sink missed its deadline; without the sinks that never did."""
         total: Counter[str] = Counter()
         for one in (*self._retired, *self._working.values()):
             total[one.sink_id] += one.deadline.missed
         return dict(+total)
 
     def behind(self, pipeline: PipelineRow) -> dict[str, int]:
-        """Return for each sink that is behind how many segments it lacks."""
+        """Return the number of missing segments for each sink that is behind."""
         lacking = {
             name: segments_behind(pipeline, one.checkpoint) for name, one in self._working.items()
         }

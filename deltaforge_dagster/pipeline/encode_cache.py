@@ -2,7 +2,7 @@
 
 A deliverer asks for the row it needs next and gets a preparation that covers it: its segment and
 as many following ones as `deliver.max_bytes` allows, or one part of a segment that is larger than
-segments usually are (`Preparer.parts`). While it sends, the next preparation is already being
+segments usually are (`Encoder.parts`). While it sends, the next preparation is already being
 made, at the latest when its first segment is captured. Siblings at the tail get the same one. A preparation lives until every deliverer has passed
 it; a sink that is far behind gets its own, and holds back nobody's files for long.
 """
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
-from deltaforge_dagster.pipeline.deliverable import Segments
+from deltaforge_dagster.pipeline.encoded_segments import EncodedSegments
+from deltaforge_dagster.pipeline.encoder import Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.prepare import Preparer
-from deltaforge_dagster.pipeline.prepared import Prepared
+from deltaforge_dagster.pipeline.pending_segments import Segments
 from deltaforge_dagster.state.records import SegmentRow
 
 _SEGMENTS_PER_JOB = 64
@@ -36,16 +36,16 @@ class _Entry:
 
     begin: _Place
     end: _Place
-    future: Future[Prepared]
+    future: Future[EncodedSegments]
     users: int = 0
     used: int = 0
 
 
-class Preparations:
+class EncodeCache:
     """The preparations of one run.
 
     Args:
-        preparer: Makes them; called from a thread of ours.
+        encoder: Makes them; called from a thread of ours.
         journal: The segments.
         pipeline: Name of the pipeline.
         max_bytes: Bytes of segment files one Spark job may cover, except a single larger one.
@@ -56,7 +56,7 @@ class Preparations:
 
     def __init__(
         self,
-        preparer: Preparer,
+        encoder: Encoder,
         journal: Segments,
         pipeline: str,
         max_bytes: int,
@@ -64,7 +64,7 @@ class Preparations:
         *,
         last: int | None = None,
     ) -> None:
-        self._preparer = preparer
+        self._encoder = encoder
         self._journal = journal
         self._pipeline = pipeline
         self._max_bytes = max_bytes
@@ -80,7 +80,7 @@ class Preparations:
         self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"prepare {pipeline}")
 
     @contextmanager
-    def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[Prepared]:
+    def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[EncodedSegments]:
         """Lend the preparation that covers a row, and begin the one after it.
 
         Args:
@@ -99,11 +99,11 @@ class Preparations:
         if entry is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
         try:
-            prepared = self._result(entry)
+            encoded = self._result(entry)
             with self._lock:
                 self._next[sink] = entry.end
             self._begin(entry.end)
-            yield prepared
+            yield encoded
         finally:
             with self._lock:
                 self._next.pop(sink, None)
@@ -124,14 +124,14 @@ class Preparations:
             entries, self._entries = self._entries, []
         for entry in entries:
             entry.future.add_done_callback(_discard)
-        self._preparer.close()
+        self._encoder.close()
 
     def _begin(self, place: _Place) -> None:
         """Have the preparation that covers a row made, if there is such a row yet."""
         with contextlib.suppress(DeltaforgeError):  # whoever needs it will hear of it
             self._release(self._entry(place))
 
-    def _result(self, entry: _Entry) -> Prepared:
+    def _result(self, entry: _Entry) -> EncodedSegments:
         try:
             return entry.future.result()
         except CancelledError:
@@ -150,7 +150,7 @@ class Preparations:
             if not segments:
                 return None
             begin, end, ordinals = self._extent(segments, place)
-            future = self._pool.submit(self._prepare, segments, ordinals)
+            future = self._pool.submit(self._encode, segments, ordinals)
             entry = _Entry(begin, end, future, users=1)
             self._entries.append(entry)
             return entry
@@ -184,13 +184,13 @@ class Preparations:
         if row.segment not in self._parts:
             if len(self._parts) > 4 * _SEGMENTS_PER_JOB:
                 self._parts.clear()
-            self._parts[row.segment] = self._preparer.parts(row)
+            self._parts[row.segment] = self._encoder.parts(row)
         return self._parts[row.segment]
 
-    def _prepare(self, segments: list[SegmentRow], ordinals: range | None) -> Prepared:
-        prepared = self._preparer.prepare(segments, ordinals)
+    def _encode(self, segments: list[SegmentRow], ordinals: range | None) -> EncodedSegments:
+        encoded = self._encoder.encode(segments, ordinals)
         failpoint("segment-prepared")
-        return prepared
+        return encoded
 
     def _release(self, entry: _Entry | None) -> None:
         if entry is None:
@@ -214,18 +214,18 @@ class Preparations:
         self._entries = [one for one in self._entries if one not in spare]
         for one in spare:
             if not _failed(one):
-                self._preparer.recycle(one.future.result())
+                self._encoder.recycle(one.future.result())
 
 
 def _failed(entry: _Entry) -> bool:
     return entry.future.done() and not _succeeded(entry.future)
 
 
-def _succeeded(future: Future[Prepared]) -> bool:
+def _succeeded(future: Future[EncodedSegments]) -> bool:
     return not future.cancelled() and future.exception() is None
 
 
-def _discard(future: Future[Prepared]) -> None:
+def _discard(future: Future[EncodedSegments]) -> None:
     """Delete the files of a job that is done, if it made any."""
     if _succeeded(future):
         future.result().discard()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.pipeline.splice_rows import COLUMNS, settled
+from deltaforge_dagster.pipeline.deduplicated_rows import COLUMNS, deduplicated
 from tests.chance import examples
 from tests.journal.changes import batch, change
 
@@ -54,7 +54,7 @@ def captured(
 def left(rows: pa.RecordBatch, *changes: dict[str, object], cut: int | None = None) -> list[Image]:
     """Return the rows that are left after changes, which come in two batches."""
     batches = [batch(list(some)).select(COLUMNS) for some in (changes[:cut], changes[cut or 0 :])]
-    found = settled(rows, NAMES, batches if cut is not None else batches[1:])
+    found = deduplicated(rows, NAMES, batches if cut is not None else batches[1:])
     assert found.schema.equals(CAPTURED)
     images = [json.loads(str(one)) for one in found.column("after").to_pylist()]
     assert [json.loads(str(one)) for one in found.column("key").to_pylist()] == [
