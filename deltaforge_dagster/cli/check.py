@@ -14,7 +14,6 @@ from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
 from deltaforge_dagster.cli.selection import select_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.pipeline import sink_preflight
-from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.pipeline.preflight import preflight
 from deltaforge_dagster.resources.platform import existing_store
 from deltaforge_dagster.sources.build import build_source
@@ -63,6 +62,6 @@ def _print(pipeline: str, found: list[Finding]) -> None:
             console.print(Text.assemble(" " * 8, ("fix: ", "dim"), finding.remedy))
     levels = Counter(finding.level for finding in found)
     console.print(
-        f"{pipeline}: {levels['ok']} ok, {pluralize(levels['note'], 'note')}, "
-        f"{pluralize(levels['warning'], 'warning')}, {pluralize(levels['error'], 'error')}"
+        f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "
+        f"warnings {levels['warning']}, errors {levels['error']}"
     )

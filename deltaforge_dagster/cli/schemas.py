@@ -61,7 +61,7 @@ def show(
         int | None, typer.Option(min=1, help="Show this version. Default: the current one.")
     ] = None,
     sequence: Annotated[
-        int | None, typer.Option(min=1, help="Show the newest version at this sequence number.")
+        int | None, typer.Option(min=1, help="Show the newest version as of this sequence number.")
     ] = None,
     at: Annotated[
         str | None,
