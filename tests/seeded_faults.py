@@ -180,7 +180,7 @@ FAULTS = (
         "kafka-guard",
         "dropped fence",
         "deltaforge_dagster/sinks/kafka.py",
-        "        guard()  # as late as can be: the answer about a topic may have taken long\n",
+        "        guard()  # as late as possible: the answer about a topic may have taken long\n",
         "",
         (
             "tests/contracts/test_sink.py::test_guard_refuses_at_once[bare-kafka]",

@@ -22,7 +22,7 @@ def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:
     return indices.astype(np.int64), known
 
 
-def pluralize(texts: pa.StringArray) -> dict[str, int]:
+def count_values(texts: pa.StringArray) -> dict[str, int]:
     """Count the occurrences of each string; `texts` holds JSON strings with escapes but without quotes."""
     found: dict[str, int] = {}
     pairs = pc.value_counts(texts)

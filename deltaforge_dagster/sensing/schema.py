@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.sensing.coded import pluralize
+from deltaforge_dagster.sensing.coded import count_values
 from deltaforge_dagster.sensing.fields import Field, Fields, displayed
 from deltaforge_dagster.sensing.groups import KIND_BITS, Flags, Groups
 from deltaforge_dagster.sensing.maps import MapNames, judged
@@ -214,7 +214,7 @@ class DocumentSchema:
         for number, path in maps.items():
             inside = np.flatnonzero(cells.path == child(number, ANY))
             if len(inside):
-                self.maps[path].add(pluralize(cells.names(inside)))
+                self.maps[path].add(count_values(cells.names(inside)))
 
     def _take_values(self, cells: Cells, groups: Groups) -> None:
         tracking = self._options.tracking

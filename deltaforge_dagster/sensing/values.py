@@ -14,7 +14,7 @@ from datasketches import (  # type: ignore[import-untyped]
 )
 
 from deltaforge_dagster.config.sensing import Tracking
-from deltaforge_dagster.sensing.coded import pluralize
+from deltaforge_dagster.sensing.coded import count_values
 from deltaforge_dagster.sensing.formats import FORMATS, formats_of
 
 ENUM_REPEATS = 10
@@ -50,7 +50,7 @@ class Values:
 
     def add_strings(self, texts: pa.StringArray) -> None:
         """Add strings, given as JSON without quotes."""
-        found = pluralize(texts)
+        found = count_values(texts)
         lengths = [len(one) for one in found]
         self.shortest = min(lengths) if not self.strings else min(self.shortest, *lengths)
         self.longest = max(self.longest, *lengths)
@@ -69,7 +69,7 @@ class Values:
         """Add numbers, given as JSON; ignored unless statistics are tracked."""
         if self._distinct is None:
             return
-        found = [_number(one) for one in pluralize(texts)]
+        found = [_number(one) for one in count_values(texts)]
         for value in found:
             self._distinct.update(repr(value))
         self._bound(min(found), max(found))
