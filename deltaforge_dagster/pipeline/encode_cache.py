@@ -1,10 +1,11 @@
-"""Prepared segments, shared: one Spark job serves every sink that needs the same segments.
+"""Encode cache: share encoded segments, so that one Spark job serves all sinks that need the same segments.
 
-A deliverer asks for the row it needs next and gets a preparation that covers it: its segment and
-as many following ones as `deliver.max_bytes` allows, or one part of a segment that is larger than
-segments usually are (`Encoder.parts`). While it sends, the next preparation is already being
-made, at the latest when its first segment is captured. Siblings at the tail get the same one. A preparation lives until every deliverer has passed
-it; a sink that is far behind gets its own, and holds back nobody's files for long.
+A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the row and
+as many following ones as `deliver.max_bytes` allows, or one part of an unusually large segment
+(`Encoder.parts`). While the deliverer sends, the next entry is being encoded, at the latest when its first
+segment is captured. Sinks at the end of the journal share their entries. An entry is kept until every
+deliverer has passed it. A sink that is far behind gets entries of its own, and keeps the files of others only
+for a short time.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _SEGMENTS_PER_JOB = 64
 
 
 _Place = tuple[int, int]
-"""A row of the journal: segment and ordinal."""
+"""Address of a row in the journal: segment and ordinal."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A preparation of the rows from `begin` up to, and without, `end`."""
+    """Encoded rows from `begin` (included) to `end` (excluded)."""
 
     begin: _Place
     end: _Place
@@ -42,16 +43,16 @@ class _Entry:
 
 
 class EncodeCache:
-    """The preparations of one run.
+    """The encoded segments of one run.
 
     Args:
-        encoder: Makes them; called from a thread of ours.
-        journal: The segments.
+        encoder: Encodes them; called from a thread pool.
+        journal: Lists the segments.
         pipeline: Name of the pipeline.
-        max_bytes: Bytes of segment files one Spark job may cover, except a single larger one.
-        sinks: How many deliverers ask; at most one unused preparation for each, and one more, is
-            kept for those that have not passed it.
-        last: Nothing after this segment is prepared.
+        max_bytes: Bytes of segment files that one Spark job may cover; a single segment may be larger.
+        sinks: Number of deliverers. At most this many unused entries, and one more, are kept for
+            deliverers that have not passed them.
+        last: Nothing after this segment is encoded.
     """
 
     def __init__(
@@ -81,20 +82,20 @@ class EncodeCache:
 
     @contextmanager
     def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[EncodedSegments]:
-        """Lend the preparation that covers a row, and begin the one after it.
+        """Lend the entry that covers a row, and start encoding the one after it.
 
         Args:
-            sink: Who asks; it has passed everything before that row.
-            segment: The row's segment.
-            ordinal: The row.
+            sink: The sink that asks; it has passed everything before this row.
+            segment: Segment of the row.
+            ordinal: Ordinal of the row.
 
         Raises:
-            Retryable: Spark failed; asking again makes a new preparation.
+            Retryable: Spark failed; the next call encodes again.
             JournalDamaged: The segment is not in the journal, or its file cannot be read.
         """
         with self._lock:
             self._reached[sink] = (segment, ordinal)
-            self._let_go()  # first, so that the job begun below can write over its files
+            self._let_go()  # first, so that the job started below can overwrite its files
         entry = self._entry((segment, ordinal))
         if entry is None:
             raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
@@ -110,14 +111,14 @@ class EncodeCache:
             self._release(entry)
 
     def segment_added(self) -> None:
-        """Begin what somebody who is sending needs next, if the journal had not got there."""
+        """Start encoding what a sending deliverer needs next, if it was not in the journal until now."""
         with self._lock:
             places = set(self._next.values())
         for place in places:
             self._begin(place)
 
     def close(self) -> None:
-        """Delete every file, those of running jobs when they end; does not wait for these."""
+        """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
         with self._lock:
             self._closed = True
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -127,8 +128,8 @@ class EncodeCache:
         self._encoder.close()
 
     def _begin(self, place: _Place) -> None:
-        """Have the preparation that covers a row made, if there is such a row yet."""
-        with contextlib.suppress(DeltaforgeError):  # whoever needs it will hear of it
+        """Start encoding the entry that covers a row, if the row is in the journal."""
+        with contextlib.suppress(DeltaforgeError):  # the deliverer that needs it gets the error
             self._release(self._entry(place))
 
     def _result(self, entry: _Entry) -> EncodedSegments:
@@ -138,7 +139,7 @@ class EncodeCache:
             raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
 
     def _entry(self, place: _Place) -> _Entry | None:
-        """Return the entry that covers a row, in use; None when there is no such segment."""
+        """Return the entry that covers a row, marked as used; None if there is no such segment."""
         with self._lock:
             if self._closed:
                 raise SparkUnavailable(f"{self._pipeline}: the run is ending")
@@ -156,7 +157,7 @@ class EncodeCache:
             return entry
 
     def _batch_from(self, segment: int) -> list[SegmentRow]:
-        """Return what one job covers: segments that fit its bytes, or one taken in parts."""
+        """Return the segments of one job: as many as fit its bytes, or one that is encoded in parts."""
         rows = self._journal.segments(first=segment, last=self._last, limit=_SEGMENTS_PER_JOB)
         if not rows or rows[0].segment != segment:
             return []
@@ -202,7 +203,7 @@ class EncodeCache:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Drop what nobody uses or needs any more; called with the lock."""
+        """Drop entries that nobody uses or needs any more; call with the lock held."""
         passed = min(self._reached.values(), default=(0, 0))
         idle = sorted(
             (one for one in self._entries if not one.users and one.future.done()),
@@ -226,6 +227,6 @@ def _succeeded(future: Future[EncodedSegments]) -> bool:
 
 
 def _discard(future: Future[EncodedSegments]) -> None:
-    """Delete the files of a job that is done, if it made any."""
+    """Delete the files of a finished job, if it succeeded."""
     if _succeeded(future):
         future.result().discard()

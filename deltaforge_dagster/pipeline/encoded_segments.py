@@ -1,7 +1,7 @@
-"""Prepared segments: the messages of all sinks, of which each deliverer takes those of its own.
+"""Encoded segments: the messages of all sinks, from which each deliverer takes its own.
 
-Whoever sends asks for the messages of a sink from some row on, as often as it likes, and gets them
-in batches that are views of mapped files. Nothing is known here of how they were prepared.
+A deliverer asks for the messages of its sink from a row on, as often as it likes, and gets batches that are
+views of mapped files. This module does not know how the messages were encoded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class EncodedSegments:
 
     Args:
         segments: The segments.
-        routes: Where each sink finds its messages.
-        pieces: Where the rows lie, in any order.
-        batches: Those that are in memory.
-        ordinals: Which rows these are of the one segment; None for all.
-        empty_keys: Told of keys with nothing in the place of a variable.
+        routes: The columns and rows of each sink.
+        pieces: Where the rows are, in any order.
+        batches: The batches that are in memory instead of in files.
+        ordinals: The encoded rows of a single segment; None for all rows.
+        empty_keys: Checks the keys of selected messages.
 
     Attributes:
         first_segment: Number of the first segment.
@@ -64,11 +64,11 @@ class EncodedSegments:
         self._opening = threading.Lock()
 
     def last_ordinal(self, segment: int) -> int:
-        """Return the last ordinal of a segment that is here: its last one, or that of the part."""
+        """Return the last encoded ordinal of a segment: its last one, or that of the part."""
         return self._ordinals[segment].stop - 1
 
     def check(self) -> None:
-        """Prove that every row of every segment, or of the part, is here, once.
+        """Verify that every row of every segment, or of the part, is present exactly once.
 
         Raises:
             JournalDamaged: A segment's file holds other rows than its row in the store says.
@@ -76,7 +76,7 @@ class EncodedSegments:
         for segment, pieces in self._pieces.items():
             ordinals = self._ordinals.get(segment, range(0))
             if not ordinals and not pieces and segment in self._segments:
-                continue  # processors left nothing of it
+                continue  # processors removed all of its rows
             expected = ordinals.start
             for piece in pieces:
                 if piece.ordinal != expected:
@@ -92,22 +92,21 @@ class EncodedSegments:
     def batches(
         self, sink_id: str, segment: int, after_ordinal: int, *, set_aside: bool = False
     ) -> Iterator[SinkBatch]:
-        """Yield a segment's messages for a sink from `after_ordinal + 1` on, in order, if it is for it.
+        """Yield the messages of a segment for a sink, from `after_ordinal + 1` on, in order.
 
-        The batches are views of mapped files, and end with the last message of a change. May be
-        called again, and from several threads.
+        Yields nothing if the segment is not for this sink. The batches are views of mapped files, and end
+        with the last message of a change. May be called repeatedly and from several threads.
 
         Args:
             sink_id: The sink.
             segment: The segment.
-            after_ordinal: What the sink has already.
-            set_aside: Leave out changes that can never be delivered, and name them in the batch
-                that they would be in, instead of stopping at the first. Such a batch may have no
-                messages.
+            after_ordinal: The last row that the sink has.
+            set_aside: Leave out changes that can never be delivered, and list them in the batch that
+                they would be in, instead of stopping at the first one. Such a batch may be empty.
 
         Raises:
             Undeliverable: A change can never be delivered; everything before it was yielded.
-            StoreUnavailable: A prepared file is gone; prepare again.
+            StoreUnavailable: An encoded file is gone; encode again.
         """
         if not self._segments[segment].is_for(sink_id):
             return
@@ -128,24 +127,24 @@ class EncodedSegments:
                 raise refused[0]
 
     def discard(self) -> None:
-        """Delete the files; batches that are in use stay readable. Safe to call twice."""
+        """Delete the files; batches in use stay readable. Safe to call twice."""
         encoded_files.remove(*self.release())
 
     def release(self) -> set[str]:
-        """Hand the files over, once: they are the caller's then."""
+        """Return the paths of the files, which belong to the caller from now on."""
         with self._opening:
             paths, self._paths = self._paths, set()
             self._readers.clear()
         return paths
 
     def _read(self, piece: Piece) -> pa.RecordBatch:
-        """Return a piece's batch; a file is opened once for all sinks, since a remote one is copied."""
-        with self._opening:  # a reader is for one thread at a time
+        """Return the batch of a piece; a file is opened once for all sinks, because remote files are copied."""
+        with self._opening:  # a reader serves one thread at a time
             if piece.path not in self._readers:
                 self._readers[piece.path] = encoded_files.open_batches(piece.path, piece.end)
             return self._readers[piece.path].get_batch(piece.batch)
 
 
 def _rows_up_to(rows: pa.RecordBatch, ordinal: int) -> int:
-    """Return how many rows of a piece belong to ordinals up to this one."""
+    """Return the number of rows whose ordinals are up to this one."""
     return int(np.searchsorted(rows.column("ordinal").to_numpy(), ordinal, side="right"))

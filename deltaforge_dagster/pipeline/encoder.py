@@ -1,11 +1,10 @@
-"""Spark prepares, the run sends: journal segments become messages that deliverers map and send.
+"""Encode journal segments into messages with Spark; deliverers map the result and send it.
 
-One Spark job covers consecutive segments and serves every sink of the pipeline: its tasks read the
-segment files, make each distinct envelope, destination and key once (`messages`), and write the
-result as Arrow files into the journal's `prepared` folder. The run maps these files into memory, so
-that neither Spark nor the run ever holds a large result. A handful of rows comes through Spark as
-they are and become messages in the run, which saves the way over a Python worker and the disk; of
-a journal on object storage the run reads them itself.
+One Spark job encodes consecutive segments for all sinks of the pipeline. Its tasks read the segment files,
+make each distinct envelope, destination and key once (`messages`), and write the result as Arrow files into
+the journal's `prepared` folder. The run maps these files into memory, so that neither Spark nor the run holds
+a large result. Small results skip the Python worker and the disk: Spark returns the rows as they are, and the
+run encodes them. From a journal on object storage the run reads such rows itself.
 """
 
 from __future__ import annotations
@@ -57,23 +56,23 @@ logger = logging.getLogger(__name__)
 
 SMALL_ROWS = 1_000
 SMALL_BYTES = 64 << 10
-"""Up to both, a result comes back directly. The bytes are compressed, and lz4 packs 255 to 1 at
-most: the result stays below 20 MB, far from what a server with a small heap can hold."""
+"""Limits of a small result, which is encoded in the run. The bytes are compressed; lz4 compresses by at most
+255 to 1, so the result stays below 20 MB, much less than a server with a small heap can hold."""
 
 PART_ROW_GROUPS = 6
 PART_ROWS = 300_000
-"""What is prepared at once of a segment, in whole row groups; more make it a segment taken in
-parts. An ordinary segment has four or five groups and some 200,000 rows, of which messages may need
-many times the bytes."""
+"""Largest part of a segment that is encoded at once, in whole row groups; larger segments are encoded in parts.
+An ordinary segment has four or five row groups and about 200,000 rows, whose messages may need many times the
+bytes."""
 
 _ONE_PART_BYTES = 256 << 10
-"""A file up to here has no more row groups than that, however well lz4 has packed it."""
+"""A file up to this size never has more row groups than that, however well it is compressed."""
 
 TASK_BYTES = 8 << 20
-"""Bytes of segment files that one task prepares: two for an ordinary segment of a backlog."""
+"""Bytes of segment files per task: two tasks for an ordinary segment of a backlog."""
 
 _SPARE_FILES = 8
-"""Prepared files kept to be written over, of some 70 MB each in a backlog."""
+"""Number of encoded files kept to be overwritten, about 70 MB each in a backlog."""
 
 
 AT_HAND = SegmentRow(
@@ -81,7 +80,7 @@ AT_HAND = SegmentRow(
     start_position="", end_position="", counts={}, schema_versions={}, first_ts_us=0, last_ts_us=0,
     range=0, epoch=0, created_at=0.0,
 )  # fmt: skip
-"""Stands for the segment of rows that are in none: no segment of a journal has the number 0."""
+"""Placeholder for rows that are in no segment; no segment of a journal has the number 0."""
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:
@@ -95,11 +94,11 @@ _MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
 
 
 class SessionProvider(Protocol):
-    """Where a run gets its Spark session."""
+    """Provides the Spark session of a run."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the server is not our own, and may lack what the run needs of it."""
+        """Whether the server is not our own, so that it may lack what the run needs."""
         ...
 
     def session(self) -> SparkSession:
@@ -111,19 +110,19 @@ class SessionProvider(Protocol):
         ...
 
     def lost(self, error: BaseException) -> bool:
-        """Say whether `error` means that the session is gone; `session` then makes a new one."""
+        """Return whether `error` means that the session is gone; `session` then creates a new one."""
         ...
 
 
 class Encoder:
-    """Prepares segments of one pipeline for all of its sinks; used by several threads at once.
+    """Encodes segments of one pipeline for all of its sinks; may be used by several threads at once.
 
     Args:
         spec: The pipeline.
-        journal: Where the segments are, and where prepared files go.
-        sessions: Where the Spark session comes from.
-        run_id: Part of the files' names, so that those of a dead run can be swept.
-        warn: Told what people should hear of.
+        journal: Holds the segments; encoded files go there as well.
+        sessions: Provides the Spark session.
+        run_id: Part of the names of the files, so that those of a dead run can be deleted.
+        warn: Called with each warning.
     """
 
     def __init__(
@@ -144,10 +143,10 @@ class Encoder:
         self._empty_keys = EmptyKeys(warn)
 
     def parts(self, segment: SegmentRow) -> list[range]:
-        """Return the ordinals that may be prepared at once: all, or those of some row groups each.
+        """Return the ranges of ordinals that are encoded at once: one for the whole segment, or several parts.
 
-        A transaction of any size is one segment; in parts it fits the memory and the disk that
-        ordinary segments need.
+        A transaction of any size is one segment; in parts it needs no more memory and disk than
+        ordinary segments.
 
         Raises:
             JournalDamaged: The file is missing or cannot be decoded.
@@ -174,14 +173,14 @@ class Encoder:
     def encode(
         self, segments: Sequence[SegmentRow], ordinals: range | None = None
     ) -> EncodedSegments:
-        """Return the messages of consecutive segments; takes one Spark job.
+        """Return the messages of consecutive segments; runs one Spark job.
 
         Args:
             segments: The segments.
-            ordinals: Only these rows, one of the `parts` of the one segment.
+            ordinals: Encode only these rows: one of the `parts` of a single segment.
 
         Raises:
-            SparkUnavailable: Server or session is gone, or the job failed; asking again may help.
+            SparkUnavailable: Server or session is gone, or the job failed; a retry may help.
             JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
             SettingsError: The server lacks our package, or does not share the journal with us.
         """
@@ -192,7 +191,7 @@ class Encoder:
         try:
             session = self._session()
             if small:
-                self._spares.clear()  # the backlog is over
+                self._spares.clear()  # there is no backlog any more
                 pieces, batches = self._collect(session, segments)
             else:
                 pieces, batches = self._write(session, segments, ordinals), []
@@ -209,20 +208,20 @@ class Encoder:
         return encoded
 
     def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
-        """Return the messages of rows at hand, numbered from 0 in `AT_HAND`; takes no Spark job."""
+        """Return the messages of rows in memory, numbered from 0 in `AT_HAND`; runs no Spark job."""
         pieces, batches = self._messages(as_frame(rows))
         return self._encoded([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
 
     def recycle(self, encoded: EncodedSegments) -> None:
-        """Let later jobs write over the files of messages that nobody reads any more."""
-        # Elsewhere a task may be tried twice, at the same time; and only local files are overwritten.
+        """Let later jobs overwrite the files of messages that nobody reads any more."""
+        # Another server may run a task twice at the same time, and only local files can be overwritten.
         if self._sessions.elsewhere or not self._journal.local:
             encoded.discard()
         else:
             self._spares.give(encoded.release())
 
     def close(self) -> None:
-        """Delete the files that were to be written over."""
+        """Delete the files that were kept to be overwritten."""
         self._spares.clear()
 
     def _encoded(
@@ -300,7 +299,7 @@ class Encoder:
 
 
 def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:
-    """Divide the row groups of segments among tasks of about the same size."""
+    """Distribute the row groups of segments among tasks of about the same size."""
     tasks: list[list[Share]] = []
     room = 0.0
     for row in segments:
@@ -316,7 +315,7 @@ def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[
 
 
 def spark_condition(error: PySparkException) -> str:
-    """Return a short name for what went wrong: Spark's error condition, or a code of gRPC.
+    """Return a short name of an error: Spark's error condition, or the gRPC status code.
 
     The text of an error may quote a value of a row, so it is not used.
     """
