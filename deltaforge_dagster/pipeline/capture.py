@@ -57,21 +57,21 @@ _PAUSE_POLL_SECONDS = 0.05
 class Capture:
     """The capture thread of a run.
 
-    `find_start` is asked before each stream where to read on; it moves the end of the journal only
-    when another server has taken the place of the source's (`failover`).
+    Before each stream, `find_start` returns the position to read from. It differs from the end of the journal
+    only after a failover to another server (`failover`).
 
     Attributes:
-        error: Why capture stopped for good, or the newest reason it is trying again.
-        failed: Capture ended with an error that only a person can fix.
-        next_attempt_at: Monotonic time at which it tries again after `error`.
-        failing_since: Monotonic time since which nothing could be read; None while something can.
-        passed: A position that the log has passed without a change for us, newer than
+        error: Why capture stopped for good, or why it is trying again; None while it works.
+        failed: Whether capture ended with an error that only a person can fix.
+        next_attempt_at: Monotonic time of the next attempt after `error`.
+        failing_since: Monotonic time since which nothing could be captured; None while capture works.
+        passed: A position that the log has passed without a change for this pipeline, newer than
             everything captured, or None.
-        in_transaction: Changes were read whose commit was not.
-        reading: The log is being read, and what was released before is in the journal.
-        moved_at: Monotonic time when something was captured last.
-        segments: Segments written so far.
-        rows: Changes written so far.
+        in_transaction: Whether changes were read whose commit was not read yet.
+        reading: Whether the log is being read and all released holds are in the journal.
+        moved_at: Monotonic time of the last capture.
+        segments: Number of segments written.
+        rows: Number of changes written.
     """
 
     def __init__(
@@ -141,35 +141,35 @@ class Capture:
 
     @property
     def position(self) -> Position:
-        """End of the journal: everything committed before it is durable there."""
+        """End of the journal: everything committed before it is durable."""
         return self._position
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still reads or tries to."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @property
     def has_read(self) -> bool:
-        """Whether it could read anything of the source's log yet."""
+        """Whether it has read anything from the log yet."""
         return self.segments > 0 or self.passed is not None
 
     @property
     def chunks_waiting(self) -> bool:
-        """Whether chunks of a snapshot wait for the journal to reach them."""
+        """Whether chunks of a snapshot wait to be merged."""
         return self._deduplicator is not None and self._deduplicator.waits
 
     def confirm(self, position: Position) -> None:
-        """Pass a committed position on to the source, if it is being read."""
+        """Confirm a committed position to the source, if it is being read."""
         with self._source_lock:
             self._confirmed = max(self._confirmed, position)
             if self._source is not None:
                 self._source.confirm(position)
 
     def pause(self, paused: bool) -> None:
-        """Read nothing more, or go on. Whole transactions read so far become a segment.
+        """Pause or resume reading. Complete transactions read so far become a segment.
 
-        A stream stays open meanwhile and answers its server, which waits.
+        While paused, the stream stays open and keeps answering the server, which waits.
         """
         if paused:
             self._paused.set()
@@ -177,7 +177,7 @@ class Capture:
             self._paused.clear()
 
     def stop(self) -> None:
-        """End the thread: whole transactions read so far become a last segment."""
+        """End the thread; complete transactions read so far become the last segment."""
         self._stop.set()
         self._thread.join()
         if self._backlog is not None:
@@ -216,7 +216,7 @@ class Capture:
                 return
 
     def _failed(self, until: str, error: DeltaforgeError, **more: Any) -> None:
-        """Say what capture waits for, and count what is the source's failure."""
+        """Log why capture waits, and count failures of the source."""
         message = f"the source cannot be read {until}"
         if isinstance(error, StoreUnavailable | JournalDamaged):
             message = f"the journal or the state store cannot be used {until}"
@@ -258,7 +258,7 @@ class Capture:
             source.close()
 
     def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
-        """Cut one stream into segments; return where it was left for a backlog, or when stopped."""
+        """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
         cutter = Cutter(
             self._limits,
             self._open_writer,
@@ -304,21 +304,21 @@ class Capture:
         return start
 
     def _still_fails(self, cutter: Cutter) -> bool:
-        """Whether nothing shows that an error is over: reading does for the source, writing for the journal."""
+        """Whether an error persists: a read ends an error of the source, only a write one of the journal."""
         if not isinstance(self.error, StoreUnavailable | JournalDamaged):
             return False
         assert self.failing_since is not None
         return cutter.pending and self.moved_at < self.failing_since
 
     def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
-        """Say whether to read on by several readers behind a batch."""
+        """Return whether several readers should take over after a batch."""
         if self._backlog is None or not isinstance(source, SectionedSource):
             return False
         self._backlog.passed(batch.log_bytes)
         return batch.end is not None and self._backlog.due(source, batch.end)
 
     def _read_backlog(self, source: Source, start: Position) -> Position:
-        """Journal a backlog by several readers; return where one has to read on."""
+        """Capture a backlog with several readers; return the position where a single one must continue."""
         assert self._backlog is not None
         assert isinstance(source, SectionedSource)
         return self._backlog.read(
@@ -355,7 +355,7 @@ class Capture:
         self._position = end
 
     def _release_holds(self, source: Source, start: Position) -> None:
-        """Put into the journal what was released, before anything else of its tables."""
+        """Write released holds to the journal, before any other change of their tables."""
         self._holds.release(
             source,
             self._registry,
@@ -366,7 +366,7 @@ class Capture:
         )
 
     def _take_over_chunks(self, cutter: Cutter) -> None:
-        """Take over chunks of a snapshot that fit behind everything read so far."""
+        """Merge chunks of a snapshot whose place is here, after everything read so far."""
         if self._deduplicator is None or cutter.in_transaction or self._paused.is_set():
             return
         if self._deduplicator.due(cutter.reached):
@@ -400,7 +400,7 @@ class Capture:
         self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
 
     def _add_section(self, written: WrittenSegment, end: Position) -> bool:
-        """Add what a task has written; say whether a sink waited for it."""
+        """Add a segment that a task has written; return whether a sink waited for it."""
         awaited = self._someone_waits()
         self._add_written(written, end)
         return awaited

@@ -1,11 +1,11 @@
-"""Delivery: one thread per sink carries the journal to it, from that sink's checkpoint.
+"""Delivery: one thread per sink sends the journal to it, starting at the sink's checkpoint.
 
-Deliverers know nothing of each other: a sink that was down catches up while its siblings stay at
-the tail, and one that hangs slows nobody. A failure is recorded with the time of the next
-attempt, so that the wait survives the run; then the same rows are sent again, in order. A sink
-that keeps its own position is asked for it whenever it was opened, and may have to go on elsewhere
-(`resume`). A change that it can never be given is put aside (`dead_letters`), and delivered again
-between two segments once somebody asks for that (`redrive`).
+Deliverers are independent: a sink that was down catches up while the others stay at the end of the journal,
+and a sink that hangs slows no other. A failure is recorded with the time of the next attempt, so that the
+wait survives the run; then the same rows are sent again, in order. A sink that keeps its own position is
+asked for it each time it is opened, and delivery may have to resume there (`resume`). A change that can never
+be delivered is set aside as a dead letter (`dead_letters`), and is delivered again between two segments on
+request (`redrive`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 1.0
-"""Within a large segment the checkpoint is written at most this often."""
+"""Minimum seconds between two checkpoints within a large segment."""
 
 
 class _Waits(Retryable):
-    """A sink cannot go on before capture has got further."""
+    """A sink cannot continue before more was captured."""
 
 
 class Deliverer:
@@ -59,13 +59,13 @@ class Deliverer:
 
     Attributes:
         sink_id: The sink.
-        checkpoint: How far the sink has acknowledged; its place is as last written to the store.
-        error: Why the last attempt failed, None once one succeeded.
-        waiting: Idle at the journal's end.
-        redriving: Dead letters are due to be delivered again, or may be.
+        checkpoint: What the sink has acknowledged, as last written to the store.
+        error: Why the last attempt failed, None after a success.
+        waiting: Whether it is idle at the end of the journal.
+        redriving: Whether dead letters are, or may be, due for redelivery.
         moved_at: Monotonic time of the last acknowledgement.
         rows: Messages sent by this run.
-        deadline: Says how often the sink missed it.
+        deadline: The time limit of a batch, and how often the sink exceeded it.
     """
 
     def __init__(
@@ -123,38 +123,38 @@ class Deliverer:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread has not ended."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @property
     def latencies(self) -> dict[str, float]:
-        """How long its newest deliveries took (`meters`)."""
+        """Recent delivery latencies (`meters`)."""
         return self._meter.latencies
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether the sink can only go on once what it has already is captured again."""
+        """Whether the sink can continue only after changes that it already has were captured again."""
         return isinstance(self.error, _Waits)
 
     def stuck(self, captured: str | None) -> bool:
-        """Whether it fails; one that awaits capture, once it has looked at all that is captured."""
+        """Whether it fails; if it awaits capture, only once it has checked everything that was captured."""
         if self.awaits_capture:
             return self._resumption.looked_up_to == captured
         return self.error is not None
 
     def segment_added(self) -> None:
-        """Wake the deliverer: the journal has grown."""
+        """Wake the deliverer: the journal has a new segment."""
         self._news.set()
 
     def request_stop(self) -> None:
-        """Ask the thread to end after the messages it is sending."""
+        """Ask the thread to end after the current batch."""
         self._stop.set()
         self._news.set()
 
     def join(self, seconds: float) -> None:
-        """Wait for the thread; a sink that still hangs then is closed under it.
+        """Wait for the thread; close the sink if it still hangs after that time.
 
-        The lease's guard keeps a thread that outlives this from sending anything more.
+        The guard of the lease keeps a thread that survives this from sending anything more.
         """
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -223,7 +223,7 @@ class Deliverer:
         return self._journal.segment(number)
 
     def _settle(self) -> None:
-        """Open the sink and go on after what it really holds, once that is captured."""
+        """Open the sink and resume after what it really has, once that was captured."""
         sink = self._open_sink()
         checkpoint = self._resumption.settle(sink, self.checkpoint)
         if checkpoint is not None:
@@ -257,7 +257,7 @@ class Deliverer:
             self._failures = 0
 
     def _send_segment(self, encoded: EncodedSegments, row: SegmentRow) -> bool:
-        """Send what is left of a segment, or of its prepared part; False when asked to stop."""
+        """Send the rest of a segment, or of its encoded part; return False if asked to stop."""
         if not row.rows:  # processors left nothing of it
             self._advance(row, -1, complete=True)
             return True
@@ -275,7 +275,7 @@ class Deliverer:
         return True
 
     def _put_aside(self, row: SegmentRow, error: Undeliverable | QueueFull) -> None:
-        """Put a change aside, so that the sink can go on after it; everything before it was sent."""
+        """Set a change aside as a dead letter, so that the sink continues after it; everything before it was sent."""
         try:
             self._dead_letters.refuse(row, error)
         except (Undeliverable, QueueFull):
@@ -287,7 +287,7 @@ class Deliverer:
             raise
 
     def _send_after(self, ordinal: int, encoded: EncodedSegments, row: SegmentRow) -> bool:
-        """Send what the prepared part of a segment has after an ordinal; False when asked to stop.
+        """Send the encoded rows of a segment after an ordinal; return False if asked to stop.
 
         Raises:
             Undeliverable: A message can never be delivered; everything before it was.
@@ -330,7 +330,7 @@ class Deliverer:
         return True
 
     def _note_sent(self, batch: SinkBatch, stop: int) -> None:
-        """Count what has arrived, a batch up to an ordinal; a sink's own position names its end."""
+        """Count what has arrived: a batch up to an ordinal, which the sink's own position names."""
         ordinals = batch.messages.column("ordinal").to_numpy()
         count = int(ordinals.searchsorted(stop))
         self._meter.sent(batch.messages.slice(0, count))
@@ -338,7 +338,7 @@ class Deliverer:
             self._sent = batch.segment, int(ordinals[count - 1])
 
     def _inside(self, row: SegmentRow) -> bool:
-        """Whether the sink has the beginning of this segment, which is not complete."""
+        """Whether the sink has the first part of this segment, but not all of it."""
         return self.checkpoint.segment == row.segment
 
     def _advance(self, row: SegmentRow, ordinal: int, *, complete: bool) -> None:
@@ -393,7 +393,7 @@ class Deliverer:
         return self._sink
 
     def _count(self) -> None:
-        """Write what was counted and goes with no checkpoint."""
+        """Write counts that belong to no checkpoint."""
         if tally := self._meter.take():
             self._lease.write(lambda writer: writer.count(tally))
 

@@ -1,16 +1,16 @@
-"""The run: one process, one lease, the threads that capture and deliver, and their end.
+"""A live run: one process that holds the lease of a pipeline, and the threads that capture and deliver.
 
 ::
 
-    lease thread     renews; looks at `want` and at the pipeline file
+    lease thread     renews the lease; checks the desired state and the pipeline file
     capture thread   log -> segments -> ranges
-    deliverers       journal -> prepared messages -> sink, one thread per sink
-    this thread      closes ranges that are due, confirms to the source, keeps the journal within
-                     its limit, has closed ranges published, and decides when the run ends
+    deliverers       journal -> encoded messages -> sink, one thread per sink
+    main thread      closes ranges that are due, confirms positions to the source, limits the size
+                     of the journal, has closed ranges published, and decides when the run ends
 
-The run knows nothing of Dagster: an `Observer` is told what people should see. It ends by itself when it
-is over (`run_end`), and within seconds when asked to, when the pipeline's `want` or file changes, or when
-the lease is lost. Then the open range is closed, so that the next run begins with a new one.
+The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more to do
+(`run_end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
+when the lease is lost. It then closes the open range, so that the next run starts a new one.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ _PUBLISH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        reason: Why it ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
+        reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
             `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
             `interrupted`, or `held elsewhere`.
-        captured: Changes captured.
-        delivered: Messages sent, by sink.
-        capture_error: Why capture failed or is failing, None when it is well.
-        sink_errors: The last error of each sink that is failing.
-        behind: For each sink that is behind, the segments it lacks.
-        sink_timeouts: How often each sink took longer for a batch than it may; only those that did.
+        captured: Number of captured changes.
+        delivered: Number of messages sent, by sink.
+        capture_error: Why capture failed or is failing, None if it works.
+        sink_errors: The last error of each failing sink.
+        behind: The number of missing segments of each sink that is behind.
+        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that never did.
         pauses: How often capture was paused because the journal was full.
-        paused: Why capture was paused at the end, None when it was not.
-        detached: Sinks that get nothing until somebody attaches them again.
-        paused_sinks: Sinks that get nothing until somebody resumes them; all is kept for them.
+        paused: Why capture was paused at the end, None if it was not.
+        detached: Sinks that get nothing until they are attached again.
+        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
     """
 
     reason: str
@@ -103,16 +103,16 @@ class LiveRun:
     """One live run of a pipeline.
 
     Attributes:
-        interrupted: How far it had come when Ctrl-C or SIGTERM ended it; None otherwise.
+        interrupted: The result so far if Ctrl-C or SIGTERM ended the run; None otherwise.
 
     Args:
         loaded: The pipeline file.
         context: Store, journal, Spark sessions, source and sinks.
-        run_id: Names the holder of the lease.
-        observer: Told what people should see.
+        run_id: Identifies the holder of the lease.
+        observer: Receives what people should see.
         until_caught_up: End as soon as everything that the source had when the run began is
             captured and delivered (or its sinks are failing), instead of waiting for more.
-        awaits: Whether somebody is at work beside the run whose results it must not miss.
+        awaits: Returns whether work beside the run, such as reading a snapshot, has results to come.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class LiveRun:
         self._source_watch: SourceWatch | None = None
 
     def request_end(self, reason: str = "asked") -> None:
-        """Ask the run to close its range and end; safe from any thread or signal handler."""
+        """Ask the run to close its range and end; may be called from any thread or signal handler."""
         self._asked_to_end = self._asked_to_end or reason
 
     def execute(self) -> RunOutcome:
-        """Hold the lease, capture and deliver until the run is over.
+        """Take the lease, then capture and deliver until the run ends.
 
         Raises:
-            DeltaforgeError: The run could not begin: source, store or journal refuse.
+            DeltaforgeError: The run could not start because of the source, the store or the journal.
         """
         tenant = self._loaded.spec.metadata.tenant
         with bound(pipeline=self._loaded.name, tenant=tenant, run=self._run_id):
@@ -240,7 +240,7 @@ class LiveRun:
         self._observer.warn(f"sink {sink_id} is {why}")
 
     def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
-        """Fix the start position if need be; ask for the head only when it is the run's goal."""
+        """Set the start position if there is none; ask the source for its head only if that is the goal."""
         if pipeline.want != "running":
             return pipeline, None
         if pipeline.start_position is not None and not self._until_caught_up:
@@ -302,7 +302,7 @@ class LiveRun:
         return failover.start(source, start)
 
     def _check_desired_state(self) -> None:
-        """After each renewal: has someone asked for something else, or edited the file?"""
+        """After each renewal: request the end if the desired state or the pipeline file has changed."""
         with contextlib.suppress(StoreUnavailable):
             row = self._store.pipeline(self._loaded.name)
             if row is not None and row.want != self._want:
@@ -320,7 +320,7 @@ class LiveRun:
         return self._store.holds(self._loaded.name)
 
     def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
-        """Look after everything until the run is over; return why it is."""
+        """Do the work of the main thread until the run ends; return the reason."""
         end = RunEnd(
             self._loaded,
             self._context,
@@ -358,7 +358,7 @@ class LiveRun:
             time.sleep(_LOOK_SECONDS)
 
     def _end(self, ranges: Ranges, reason: str) -> None:
-        """Stop capture first, then let the sinks finish what they are sending."""
+        """Stop capture, then let the sinks finish their current batches."""
         try:
             for helper in (self._warm_start, self._source_watch):
                 if helper is not None:
