@@ -1,4 +1,4 @@
-"""Where segments end: the batches of one stream, cut between transactions.
+"""Cut the batches of one stream into segments, between transactions.
 
 A segment ends only where the source says that every transaction is whole. Changes of a
 transaction that is still open wait in memory until its commit arrives, so that the whole
@@ -51,7 +51,7 @@ class Hold(Protocol):
 
 
 class Cutter:
-    """Writes change batches into segments and ends each one where and when it is due.
+    """Writes change batches into segments, and ends each segment where and when it is due.
 
     Args:
         limits: `engine.segment` of the pipeline file.
@@ -98,7 +98,7 @@ class Cutter:
         self._waiting_bytes = 0
 
     def take(self, batch: ChangeBatch) -> None:
-        """Add a batch, and cut when a segment is due; an empty batch only lets time pass."""
+        """Add a batch, and end the segment if it is due; an empty batch only lets time pass."""
         if batch.rows is not None:
             self.passed = None
             self._waiting.append(batch.rows)
@@ -123,7 +123,7 @@ class Cutter:
 
     @property
     def reached(self) -> Position:
-        """Up to where the log was read, between two transactions."""
+        """Position up to which the log was read, between two transactions."""
         return self._reached
 
     @property
@@ -139,7 +139,7 @@ class Cutter:
         return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
 
     def cut(self, trigger: Trigger = "shutdown") -> None:
-        """Make a segment of the whole transactions written so far, if there are any."""
+        """End the segment after the complete transactions written so far, if there are any."""
         if self._end is None:
             return
         self.trigger, self.age = trigger, time.monotonic() - self._began
@@ -149,7 +149,7 @@ class Cutter:
         self._seal(writer, holds, end)
 
     def abandon(self) -> None:
-        """Drop what belongs to no whole transaction; it is read again later."""
+        """Drop changes of incomplete transactions; they will be read again."""
         if self._writer is not None:
             self._writer.abort()
             self._writer = None

@@ -1,10 +1,10 @@
-"""When a run is over by itself.
+"""Decide when a run ends by itself.
 
-It is after `run.max_seconds`, or when nothing was captured and no sink moved for `run.idle_seconds`. A
-database that is still decoding a long transaction is not idle: the reader must have passed its head. A
-run that is to catch up is over as soon as everything is captured and delivered that the source had when
-it began. Sinks that fail are not waited for. Nor is a source that cannot be read, or a journal that cannot be
-written, for longer than `run.idle_seconds`: then capture has failed, and so has the run.
+A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
+`run.idle_seconds`. A database that is still decoding a long transaction is not idle: the reader must have
+passed its head. A run that only catches up ends as soon as everything that the source had at its start is
+captured and delivered. The run does not wait for failing sinks. If the source cannot be read, or the journal
+cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deltaforge_dagster.positions import Position
 
 
 class RunEnd:
-    """Decides when a run that begins now is over.
+    """Decides when a run that starts now ends.
 
     Args:
         loaded: The pipeline file.
@@ -63,7 +63,7 @@ class RunEnd:
         self._quiet_since = 0.0
 
     def reason(self) -> str | None:
-        """Return why the run should end now, None when it should go on; see `run.RunOutcome`.
+        """Return why the run should end now (see `run.RunOutcome`), None if it should continue.
 
         Raises:
             StoreUnavailable: It is not known; ask again.
@@ -84,7 +84,7 @@ class RunEnd:
         return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
 
     def _finished(self, moved_at: float, *, chunks_waiting: bool, reached: bool) -> str | None:
-        """Return why the run may end, now that every sink has everything or is failing."""
+        """Return why the run may end, given that every sink has everything or is failing."""
         if self._capture_failed():
             return "capture failed"
         if chunks_waiting:
@@ -99,7 +99,7 @@ class RunEnd:
         return "idle" if self._moved_at() == moved_at else None
 
     def _capture_failed(self) -> bool:
-        """Whether capture ended, or nothing could be captured for as long as a run waits without work."""
+        """Whether capture ended, or has failed for `run.idle_seconds`."""
         capture = self._capture
         if capture is None or capture.failed:
             return capture is not None
@@ -108,7 +108,7 @@ class RunEnd:
         return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
 
     def _chunks_waiting(self) -> bool:
-        """Whether chunks of a snapshot are about to be taken over."""
+        """Whether chunks of a snapshot wait to be merged."""
         capture = self._capture
         if capture is None or capture.error is not None or self._pressure.paused is not None:
             return False
@@ -133,14 +133,14 @@ class RunEnd:
         return self._quiet_head is None or self._reached(self._quiet_head)
 
     def _may_pause_reading(self) -> bool:
-        """Whether ending now wastes no reading: a long transaction would have to start over."""
+        """Whether the run can end without having to read a long transaction again."""
         capture = self._capture
         if capture is None or capture.error is not None:
             return True
         return not capture.in_transaction and capture.has_read
 
     def _head(self) -> Position | None:
-        """Return where the source stands; None when that does not matter or is not told.
+        """Return the head of the source; None if it does not matter or is unknown.
 
         Raises:
             Retryable: The source cannot say so now.
