@@ -1,20 +1,18 @@
-"""Back-pressure: what a run does when the journal has reached `engine.journal.max_bytes`.
+"""Back-pressure: keep the journal within `engine.journal.max_bytes`.
 
-Each of these only when the one before it was not enough:
+Each step is taken only if the one before it was not enough:
 
-1. The open range is closed and published, and the oldest segments that every attached sink has
-   go at once, whatever `retention_hours` says.
-2. Sinks that the commit policy can do without are *detached* at their checkpoint, the hindmost
-   first, if it is they who hold the journal: what they lack may go, and they get nothing more
-   until somebody attaches them again. A paused one is no exception: what nobody has to wait for
-   cannot stop the others.
-3. Otherwise sinks that the source has to wait for hold it, and capture pauses. It goes on once
-   the journal is below four fifths of its limit; with a paused sink that is after its resumption.
+1. The open range is closed and published, and the oldest segments that every attached sink has are deleted
+   at once, whatever `retention_hours` says.
+2. If optional sinks retain the journal, they are *detached* at their checkpoints, the one that is furthest
+   behind first. What they lack may then be deleted, and they get nothing until they are attached again. This
+   includes paused sinks: an optional sink must not stop the others.
+3. Otherwise required sinks retain the journal, and capture pauses until the journal is below four fifths of
+   its limit. If one of these sinks is paused, that is after it was resumed.
 
-The limit is looked at whenever a segment was added, so the journal may exceed it by what is
-captured meanwhile; a single transaction larger than the limit is taken whole. While a sink waits
-for changes that it has already to be captured again, capture does not pause: nothing else would
-let the sink go on, and it then drops what it waited for.
+The limit is checked whenever a segment was added, so the journal may exceed it by what is captured in the
+meantime; a single transaction larger than the limit is captured whole. While a sink waits for changes that it
+already has to be captured again, capture does not pause, because only capture lets this sink continue.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from deltaforge_dagster.state.records import CheckpointRow
 from deltaforge_dagster.state.store import StateStore
 
 _GO_ON = 0.8
-"""Part of the limit below which a paused capture goes on; what is dropped makes room for so much."""
+"""Part of the limit below which capture resumes; deletion aims for this size as well."""
 
 
 class BackPressure:
-    """Keeps the journal of one run's pipeline within its limit.
+    """Keeps the journal of a pipeline within its limit during a run.
 
     Args:
         spec: The pipeline.

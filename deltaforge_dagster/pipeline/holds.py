@@ -1,16 +1,16 @@
-"""Holds of a run: events that capture keeps back, and what was released since the last run.
+"""Holds of a run: keep events that cannot be captured yet, and capture them after their release.
 
-Keeping: the cutter writes held events into a file for each table (`open`), and the file becomes part
-of its hold in the same fenced write that moves the captured position past them (`parts`).
+Holding: the cutter writes held events into one file per table (`open`). The file becomes part of its hold in
+the same fenced write that moves the captured position past the events (`parts`).
 
-Releasing: before anything is read, the events of each released hold are decoded into one segment. It
-stands where the journal ends, so it begins and ends at the captured position: positions of segments
-never go back, and what sinks keep as their own position stays in order. Since nothing of a held
-table is captured before that, its held events come first in every sink. What still cannot be decoded
-is held again, with the new reason, and the run goes on.
+Releasing: before the log is read, the events of each released hold are decoded into one segment at the end of
+the journal. This segment starts and ends at the captured position, so that the positions of segments never
+go back and the positions that sinks keep stay in order. Nothing else of a held table is captured before, so its
+held events come first in every sink. Events that still cannot be decoded are held again, with the new reason,
+and the run continues.
 
-A table may be held twice: its rows wait for approval (`approval`), and then come events that cannot be
-decoded. So what was approved is released first, and what can be decoded at last goes through schema approval.
+A table may have two holds: its rows wait for approval (`schema_approval`), and then events follow that cannot
+be decoded. Approved rows are released first, and events that can be decoded at last pass schema approval.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from deltaforge_dagster.state.records import HeldPart, HoldRow
 from deltaforge_dagster.state.store import StateStore
 
 TABLE = "table"
-"""Kind of the holds that a source asks for."""
+"""Kind of the holds that a source requests."""
 
 
 def kind_of(event: HeldEvent) -> str:

@@ -1,9 +1,9 @@
-"""The lease of a run: held, renewed by its own thread, and checked before anything leaves.
+"""The lease of a run: renewed by a thread, and checked before anything is sent or written.
 
-Two things keep a stalled holder harmless. The store refuses a write with an older epoch or an
-expired lease (`StateStore.fenced`). And `guard` compares the process's own monotonic clock with a
-local deadline, taken *before* the renewal was asked for, so that it never lies later than the
-store's: a process that was stopped for longer than the lease finds it gone before it sends.
+Two checks make a stalled holder harmless. The store refuses writes with an older epoch or an expired lease
+(`StateStore.fenced`). And `guard` compares the monotonic clock of the process with a local deadline. That
+deadline is computed from a time *before* the renewal was requested, so it is never later than the store's: a
+process that was stopped for longer than the lease detects the loss before it sends anything.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class HeldLease:
         return self._lease.pipeline
 
     def guard(self) -> None:
-        """Raise `LeaseLost` unless the lease is surely ours now."""
+        """Raise `LeaseLost` unless this run certainly holds the lease now."""
         if self.lost.is_set() or time.monotonic() >= self._deadline:
             self.lost.set()
             raise LeaseLost(
@@ -103,7 +103,7 @@ class HeldLease:
     def write(
         self, block: Callable[[FencedWriter], T], *, failed: Callable[[], None] = lambda: None
     ) -> T:
-        """Run `block` in one fenced transaction and return what it returns.
+        """Run `block` in one fenced transaction and return its result.
 
         While the store cannot be reached the block is run again, as the writer allows, until the
         lease's deadline: an acknowledged segment or checkpoint is not given up for a hiccup.
@@ -125,7 +125,7 @@ class HeldLease:
                 raise
 
     def release(self) -> None:
-        """Stop renewing and give the lease back, so that the next run need not wait."""
+        """Stop renewing and release the lease, so that the next run need not wait."""
         self._released.set()
         self._thread.join()
         with contextlib.suppress(LeaseLost):

@@ -1,33 +1,34 @@
-"""Where a sink goes on: its checkpoint and the position that it keeps itself, compared.
+"""Decide where a sink resumes, from its checkpoint and the position that the sink itself keeps.
 
-A sink that delivers exactly once stores its own position with the data. Usually both agree, or
-the sink is a step ahead because a run died before it wrote the checkpoint. They part company when
-something was restored, reset or made anew:
+A sink that delivers exactly once stores its own position with the data. Usually both agree, or the sink is
+slightly ahead because a run died before it wrote the checkpoint. They differ after something was restored,
+reset or created again:
 
 =====================================  ==========================================================
-the sink's position is                 it goes on
+the sink's position is                 the sink resumes
 =====================================  ==========================================================
 absent                                 after the checkpoint
-of this uid and lineage, sent last      after the checkpoint; what lies between was not for it
+of this uid and lineage, sent last      after the checkpoint; changes in between were not for it
 of this uid and lineage, newer         after the position; the checkpoint advances
-of this uid and lineage, older         after the position: the sink has lost data, which comes again
-                                       from the journal, and is said loudly; *stop* when it is
-                                       no longer there
-of this uid, of another lineage        after the checkpoint: it was reset, or what came since then
-                                       was delivered at least once, so the position is outdated
+of this uid and lineage, older         after the position: the sink has lost data, which is sent again
+                                       from the journal with a warning; *stop* if the journal no
+                                       longer has it
+of this uid, of another lineage        after the checkpoint: it was reset, or later changes were
+                                       delivered at least once, so the position is outdated
 of another uid, checkpoint overrules   after the checkpoint, for the same reasons
 of our lineage, but of another uid     the journal was rebuilt: after the checkpoint if the position is
                                        from before the journal, else as below
-otherwise                              where the *source position* says: the journal has been made
-                                       anew, or the state store was restored from a backup
+otherwise                              at the *source position*: the journal was created again, or
+                                       the state store was restored from a backup
 =====================================  ==========================================================
 
-The last row means: find the event that the position names in the journal there is, waiting until
-capture gets there, and go on after it. Everything before it in the log has arrived. An event that is
-not found where it must be, a journal that begins after it, and another source stop the sink: a
-change that may not have been delivered is never skipped.
+In the last case the event that the position names is looked up in the present journal, waiting until capture
+has reached it, and the sink resumes after it: everything before it in the log has arrived. If the event is not
+where it must be, if the journal starts after it, or if it is of another source, the sink stops. A change that may
+not have been delivered is never skipped.
 
-This module decides and reads nothing by itself; `resumption` does what it says.
+`lineage` is the checkpoint incarnation: a random id of the series of deliveries that a checkpoint belongs to.
+This module only decides; `resumption` reads what it needs and carries out the decision.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Going on after an open: `resume` decides, this reads what it needs and writes what it says.
+"""Resume a sink after it was opened: `resume` decides, this module reads what that needs and carries it out.
 
-One for each deliverer. `begin` looks at the sink's own position after the sink was opened;
-`settle` then moves the checkpoint to where the sink really stands, at once or after capture has
-got there.
+Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves
+the checkpoint to where the sink really is, at once or when capture has reached that place.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from deltaforge_dagster.state.store import StateStore
 
 
 class Resumption:
-    """Finds where one sink goes on, each time it was opened.
+    """Determines where a sink resumes, each time it was opened.
 
     Args:
         sink_id: The sink.
         pipeline: The pipeline.
         source: Id of the pipeline's source.
-        store: Where checkpoints are.
-        segments: The segments, as sinks get them.
+        store: Holds the checkpoints.
+        segments: The segments that are ready to be delivered.
         journal: Where events are looked up.
-        lease: What the checkpoint is written under.
-        warn: Told what people should hear of.
+        lease: The run's lease, for writing the checkpoint.
+        warn: Called with each warning.
 
     Attributes:
-        looked_up_to: Up to which position the place to go on was looked for in vain, or None.
+        looked_up_to: Position up to which the event to resume after was searched and not found, or None.
     """
 
     def __init__(

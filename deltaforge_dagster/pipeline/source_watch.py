@@ -1,7 +1,7 @@
-"""Looking at the source every few seconds: is it there, and does it send all that is to be captured?
+"""Check the source every few seconds: does it answer, and will it send everything that must be captured?
 
-While nothing runs a tick of the sensor does it (`look_at_source`), beside a run a thread of that run
-(`SourceWatch`). What is found is noted in the state store, where `health` finds it.
+While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
+(`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from deltaforge_dagster.state.store import StateStore
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 5.0
-"""How long the end of a run waits for a server that does not answer."""
+"""Seconds that the end of a run waits for a server that does not answer."""
 
 
 def look_at_source(
     store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
 ) -> DeltaforgeError | None:
-    """Look at the source of a pipeline on which nothing works now, and note what was found.
+    """Check the source of a pipeline without an active run, and record the findings.
 
     Returns:
-        Why it cannot be asked, or can no longer be read; None where it can, and where there is nothing
-        to look at: the pipeline has not begun, or is not to capture.
+        Why the source cannot be reached or can no longer be read. None if it can, and if there is nothing to
+        check: the pipeline has no start position yet, or must not capture.
     """
     row = store.pipeline(loaded.name)
     if row is None or row.start_position is None or row.want != "running":
@@ -50,13 +50,13 @@ def look_at_source(
 
 
 class SourceWatch:
-    """Looks at the source beside a run, in a thread of its own.
+    """Checks the source during a run, in a separate thread.
 
     Args:
         store: The state store.
         loaded: The pipeline.
-        build_source: Makes a source of its own.
-        warn: Told of each finding that is new.
+        build_source: Creates a source for this thread.
+        warn: Called with each new finding.
     """
 
     def __init__(

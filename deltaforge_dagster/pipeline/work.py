@@ -1,17 +1,17 @@
-"""Is there work? What the sensor asks, for one pipeline, without data and with short timeouts.
+"""Find out whether a pipeline needs a run; the sensor asks this, with short timeouts and without reading data.
 
-A run is worth starting when, and only when, nobody holds the lease and
+A run is started if and only if nobody holds the lease and one of these is true:
 
-- a range is open: a run was killed and left it;
-- a sink is behind, not paused, and its back-off has passed;
-- dead letters are to be delivered again, or wait for nothing any more;
-- a hold was released: what it holds can be put into the journal;
-- chunks of a snapshot were read, and wait to be taken over;
-- the source has changes beyond the captured position, and capture is paused neither by people
-  nor by a journal that is full of what a sink has yet to get.
+- a range is open, because a run was killed;
+- a sink is behind, is not paused, and its back-off has passed;
+- dead letters must be delivered again, or no longer wait for anything;
+- a hold was released, so that its events can be written to the journal;
+- chunks of a snapshot were read and wait to be merged;
+- the source has changes after the captured position, and capture is paused neither by a person nor
+  because the journal is full.
 
-After a run that found nothing the source is left alone for a while, doubling to a minute
-(`next_probe`), so that an idle pipeline beside a busy database costs next to nothing.
+After a run that captured nothing, the source is not asked for a while, which doubles up to a minute
+(`next_probe`), so that an idle pipeline on a busy database costs almost nothing.
 """
 
 from __future__ import annotations
