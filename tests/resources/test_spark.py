@@ -174,7 +174,7 @@ def test_no_server() -> None:
     """An unreachable server is one short, retryable error."""
     settings = Settings.from_env({"DELTAFORGE_SPARK_REMOTE": "sc://localhost:1"})
 
-    with pytest.raises(SparkUnavailable, match="does not answer"):
+    with pytest.raises(SparkUnavailable, match="does not respond"):
         SparkSessions(settings, None, lambda _: None).session()
 
 
