@@ -14,9 +14,9 @@ from deltaforge_dagster.assets.health import build_health_asset, build_health_ch
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset, build_pipeline_job
 from deltaforge_dagster.assets.schemas import build_schemas_asset
 from deltaforge_dagster.assets.snapshot import build_snapshot_asset, build_snapshot_job
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sensors.alerts import build_alerts_sensor

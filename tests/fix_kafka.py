@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from deltaforge_dagster.servers.kafka import KafkaServer, installed_version
+from deltaforge_lab.servers.kafka import KafkaServer, installed_version
 from tests.started import each_closed, or_fail
 
 BROKERS_VARIABLE = "DELTAFORGE_TEST_KAFKA_BROKERS"

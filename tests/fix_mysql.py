@@ -17,8 +17,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from deltaforge_dagster.servers.mysql import MysqlServer, installed_version
-from deltaforge_dagster.servers.mysql_programs import Version
+from deltaforge_lab.servers.mysql import MysqlServer, installed_version
+from deltaforge_lab.servers.mysql_programs import Version
 from tests.started import each_closed, or_fail
 
 DSN_VARIABLE = "DELTAFORGE_TEST_MYSQL_DSN"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.servers.nats import NatsServer, installed_version
-from deltaforge_dagster.servers.nats_client import NatsClient
+from deltaforge_lab.servers.nats import NatsServer, installed_version
+from deltaforge_lab.servers.nats_client import NatsClient
 from tests.started import each_closed, or_fail
 
 URL_VARIABLE = "DELTAFORGE_TEST_NATS_URL"

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deltaforge_dagster.servers.postgres import PostgresServer, installed_version
+from deltaforge_lab.servers.postgres import PostgresServer, installed_version
 from tests.started import each_closed, or_fail
 
 DSN_VARIABLE = "DELTAFORGE_TEST_POSTGRES_DSN"

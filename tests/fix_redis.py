@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from deltaforge_dagster.servers.redis import RedisServer, installed_version
+from deltaforge_lab.servers.redis import RedisServer, installed_version
 from tests.started import each_closed, or_fail
 
 URI_VARIABLE = "DELTAFORGE_TEST_REDIS_URI"

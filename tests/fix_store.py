@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from deltaforge_dagster.state.store import StateStore

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.servers.base import Server
+from deltaforge_lab.servers.base import Server
 
 S = TypeVar("S", bound=Server)
 

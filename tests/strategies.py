@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.postgres import samples
-from deltaforge_dagster.sources.postgres.samples import UNCHANGED, Cell
+from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from deltaforge_dagster.sources.postgres.synthetic.messages import UNCHANGED, Cell
 
 ENUM, ENUM_ARRAY, DOMAIN, DOMAIN_ARRAY = range(90_001, 90_005)
 """Types that are not built in, as `tests.sources.postgres.reference` knows them."""

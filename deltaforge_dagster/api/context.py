@@ -10,10 +10,10 @@ from anyio import from_thread
 from fastapi import Depends, Request
 
 from deltaforge_dagster.api.errors import ClientGone, PipelineBroken, PipelineNotFound
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.state.store import StateStore
 

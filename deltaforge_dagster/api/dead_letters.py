@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.errors import FeatureOff, NotFound
 from deltaforge_dagster.api.shapes import Acked, Count, Purged, Redrive, Redriven, UpTo
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.state.dead_letters import entry_json
 
 router = APIRouter(prefix="/pipelines/{name}/journal/dlq", tags=["Dead letters"])

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from deltaforge_dagster.config.load import BrokenPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, Retryable, SpecError, Terminal
 

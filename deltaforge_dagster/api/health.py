@@ -13,7 +13,7 @@ from deltaforge_dagster.api.guard import ALIVE_PATH
 from deltaforge_dagster.api.shapes import Healthy, LogLevel, Ready, Unhealthy, Version
 from deltaforge_dagster.api.views import info, troubles
 from deltaforge_dagster.config import logs
-from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.health.health import health
 
 router = APIRouter(tags=["Health"])
 

@@ -27,11 +27,11 @@ from deltaforge_dagster.api.errors import (
 )
 from deltaforge_dagster.api.shapes import PipeChange, PipeDetail, PipeInfo
 from deltaforge_dagster.api.views import info, ops, shown
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.desired_state import resume_pipeline
-from deltaforge_dagster.pipeline.reset_pipeline import remove
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.desired_state import resume_pipeline
+from deltaforge_dagster.pipeline.control.reset_pipeline import remove
 from deltaforge_dagster.state.stored_specs import StoredSpec
 
 router = APIRouter(prefix="/pipelines", tags=["Pipelines"])

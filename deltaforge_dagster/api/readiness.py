@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deltaforge_dagster.api.context import ApiContext
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.secrets import mask
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.health import Health, health
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.health.health import Health, health
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends
 
 from deltaforge_dagster.api.context import Context, Pipeline
 from deltaforge_dagster.api.errors import FeatureOff, found
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import SensingDisabled
-from deltaforge_dagster.pipeline import sensing_views
+from deltaforge_dagster.pipeline.sensing import views as sensing_views
 
 router = APIRouter(prefix="/pipelines/{name}", tags=["Sensing"])
 

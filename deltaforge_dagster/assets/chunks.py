@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import dagster as dg
 
 from deltaforge_dagster.assets.names import RUN_TAG, chunk_of, chunks_name, snapshot_key
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.control.work import begin, chunks_read
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.snapshot_life import Life, living
-from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
-from deltaforge_dagster.pipeline.work import begin, chunks_read
+from deltaforge_dagster.pipeline.snapshots.liveness import Life, living
+from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
+from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.snapshot_records import ChunkRow, SnapshotProgress

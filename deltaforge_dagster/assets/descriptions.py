@@ -17,11 +17,11 @@ from deltaforge_dagster.assets.names import (
     schemas_key,
     snapshot_key,
 )
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
-from deltaforge_dagster.config.sinks import Sink
-from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.code_versions import code_parts
-from deltaforge_dagster.pipeline.publication import CHANGES
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.sinks.sinks import Sink
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.control.code_versions import code_parts
+from deltaforge_dagster.pipeline.control.publication import CHANGES
 
 _DESTINATIONS = ("topic", "subject", "stream", "path")
 """Fields of a sink's config that name its destination, the most specific one first."""

@@ -25,22 +25,27 @@ from deltaforge_dagster.assets.names import (
 from deltaforge_dagster.assets.preview import observation
 from deltaforge_dagster.assets.publish import add_partition, materialization, publish
 from deltaforge_dagster.assets.schemas import publish_versions
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import setup_logs
 from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, NotAllowed
-from deltaforge_dagster.pipeline.catch_up import catch_up
-from deltaforge_dagster.pipeline.chains import chain_of
-from deltaforge_dagster.pipeline.encoder import Encoder
+from deltaforge_dagster.pipeline.control.publication import CHANGES, publication_of
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.health.source_preflight import preflight
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.preflight import preflight
-from deltaforge_dagster.pipeline.preview import preview
-from deltaforge_dagster.pipeline.publication import CHANGES, publication_of
-from deltaforge_dagster.pipeline.replay import ReplayedRange, replay, split_by_delivery, verify
-from deltaforge_dagster.pipeline.reprocessing import Reprocessing
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.process.chains import chain_of
+from deltaforge_dagster.pipeline.replay.preview import preview
+from deltaforge_dagster.pipeline.replay.replay import (
+    ReplayedRange,
+    replay,
+    split_by_delivery,
+    verify,
+)
+from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
+from deltaforge_dagster.pipeline.run.catch_up import catch_up
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.work import register
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.metrics import run_failure

@@ -11,8 +11,8 @@ import dagster as dg
 
 from deltaforge_dagster.assets.descriptions import health_spec
 from deltaforge_dagster.assets.names import dagster_name, health_key
-from deltaforge_dagster.pipeline.catalog import AnyPipeline
-from deltaforge_dagster.pipeline.health import Health, Problem, health
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.health.health import Health, Problem, health
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.sources.findings import and_run
 

@@ -25,7 +25,7 @@ from deltaforge_dagster.assets.names import (
     op_name,
     range_partitions,
 )
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.resources.platform import Platform
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
+from deltaforge_dagster.pipeline.control.publication import CHANGES, processor_metrics
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.preview import Preview
-from deltaforge_dagster.pipeline.publication import CHANGES, processor_metrics
+from deltaforge_dagster.pipeline.replay.preview import Preview
 
 KINDS = ("same", "changed", "added", "dropped", "moved")
 

@@ -19,10 +19,10 @@ from deltaforge_dagster.assets.names import (
     table_partition,
     tables_name,
 )
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
 from deltaforge_dagster.pipeline.approvals import waiting_tables
-from deltaforge_dagster.pipeline.schema_diff import Difference, changes_of
+from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import dagster as dg
 
 from deltaforge_dagster.assets.names import asset_key
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.sensing import is_off
-from deltaforge_dagster.pipeline.publication import CHANGES
+from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.state.store import StateStore
 
 DAY = 86_400
@@ -54,7 +54,7 @@ def _sensing(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluati
 
 
 def _drift(store: StateStore, loaded: LoadedPipeline) -> dg.AssetCheckEvaluation:
-    from deltaforge_dagster.pipeline.sensing_views import recent_drift  # noqa: PLC0415 - takes seconds
+    from deltaforge_dagster.pipeline.sensing.views import recent_drift  # noqa: PLC0415 - takes seconds
 
     found = recent_drift(store, loaded, store.now() - DAY)
     lines = [f"{column}: {', '.join(kinds)}" for column, kinds in found.items()]

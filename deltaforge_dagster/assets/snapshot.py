@@ -19,7 +19,7 @@ from deltaforge_dagster.assets.names import (
     snapshot_job_name,
     snapshot_key,
 )
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.resources.platform import Platform
 

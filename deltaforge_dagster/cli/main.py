@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 from enum import StrEnum
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -20,44 +21,90 @@ from typer.core import TyperCommand, TyperGroup
 from deltaforge_dagster import __version__
 from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SettingsError, SpecError
 
-COMMANDS = {
-    "demo": ("demo:demo", "Start everything, write live changes, and prove that each arrived."),
-    "validate": ("validate:validate", "Check pipeline files; print every problem and warning."),
-    "schema": ("schema:schema", "Print the pipeline file's format as JSON Schema, for editors."),
-    "plan": ("plan:plan", "Show what a pipeline file means, creates and changes."),
-    "check": ("check:check", "Check a pipeline's source and sinks; report what is missing."),
-    "dev": ("dev:dev", "Run every pipeline, with Dagster's UI, until Ctrl-C."),
-    "serve": ("serve:serve", "Serve the REST API and the metrics, until Ctrl-C."),
-    "run": ("run:run", "Capture and deliver with one run, without a daemon."),
-    "replay": ("run:replay", "Deliver closed ranges to one sink again, marked as a replay."),
-    "preview": ("preview:preview", "Show what changed processors would make of a range."),
-    "start": ("desired_state:start", "Start a stopped pipeline again."),
+_COMMANDS = {
+    "validate": (
+        "files.validate:validate",
+        "Check pipeline files; print every problem and warning.",
+    ),
+    "schema": (
+        "files.schema:schema",
+        "Print the pipeline file's format as JSON Schema, for editors.",
+    ),
+    "plan": ("files.plan:plan", "Show what a pipeline file means, creates and changes."),
+    "check": ("files.check:check", "Check a pipeline's source and sinks; report what is missing."),
+    "dev": ("installation.dev:dev", "Run every pipeline, with Dagster's UI, until Ctrl-C."),
+    "serve": ("installation.serve:serve", "Serve the REST API and the metrics, until Ctrl-C."),
+    "run": ("installation.run:run", "Capture and deliver with one run, without a daemon."),
+    "replay": (
+        "installation.run:replay",
+        "Deliver closed ranges to one sink again, marked as a replay.",
+    ),
+    "preview": ("files.preview:preview", "Show what changed processors would make of a range."),
+    "start": ("operate.desired_state:start", "Start a stopped pipeline again."),
     "pause": (
-        "desired_state:pause",
+        "operate.desired_state:pause",
         "Stop capturing a pipeline's changes; deliver those already captured.",
     ),
-    "resume": ("desired_state:start", "Resume a paused pipeline."),
-    "stop": ("desired_state:stop", "Stop capturing and delivering a pipeline's changes."),
-    "status": ("status:status", "Show pipelines: progress, lag, sinks and problems."),
-    "ranges": ("ranges:ranges", "Show a pipeline's newest ranges and which sinks have them."),
-    "checkpoint": ("checkpoint:app", "Show the checkpoints of sinks, set them, or import them."),
-    "find": ("find:find", "Show where the changes of a key are, and which sinks have them."),
-    "state": ("state_copy:app", "Back up the state store to one file, and restore it."),
-    "journal": ("journal:app", "Rebuild a journal whose files were lost."),
+    "resume": ("operate.desired_state:start", "Resume a paused pipeline."),
+    "stop": ("operate.desired_state:stop", "Stop capturing and delivering a pipeline's changes."),
+    "status": ("operate.status:status", "Show pipelines: progress, lag, sinks and problems."),
+    "ranges": (
+        "inspect.ranges:ranges",
+        "Show a pipeline's newest ranges and which sinks have them.",
+    ),
+    "checkpoint": (
+        "operate.checkpoint:app",
+        "Show the checkpoints of sinks, set them, or import them.",
+    ),
+    "find": (
+        "inspect.find:find",
+        "Show where the changes of a key are, and which sinks have them.",
+    ),
+    "state": (
+        "installation.state_copy:app",
+        "Back up the state store to one file, and restore it.",
+    ),
+    "journal": ("operate.journal:app", "Rebuild a journal whose files were lost."),
     "verify": (
-        "verify:verify",
+        "inspect.verify:verify",
         "Verify the journal's files, and compare them with the source's log.",
     ),
-    "snapshot": ("snapshot:app", "Read whole tables while the stream goes on; show the progress."),
-    "schemas": ("schemas:app", "Show the versions of tables, and compare them with the database."),
-    "sensing": ("sensing:app", "Show fields of JSON documents, and rows that differ from tables."),
-    "hold": ("hold:app", "Show a pipeline's held changes; release or approve them."),
-    "dlq": ("dlq:app", "Show dead letters; deliver them again or discard them."),
-    "sink": ("sink:app", "Pause and resume one sink; attach a detached one."),
-    "bench": ("bench.app:app", "Measure how fast parts of the platform are on this machine."),
-    "warm": ("warm:warm", "Compile and cache the kernels, for example when building an image."),
+    "snapshot": (
+        "operate.snapshot:app",
+        "Read whole tables while the stream goes on; show the progress.",
+    ),
+    "schemas": (
+        "inspect.schemas:app",
+        "Show the versions of tables, and compare them with the database.",
+    ),
+    "sensing": (
+        "inspect.sensing:app",
+        "Show fields of JSON documents, and rows that differ from tables.",
+    ),
+    "hold": ("operate.hold:app", "Show a pipeline's held changes; release or approve them."),
+    "dlq": ("operate.dlq:app", "Show dead letters; deliver them again or discard them."),
+    "sink": ("operate.sink:app", "Pause and resume one sink; attach a detached one."),
+    "warm": (
+        "installation.warm:warm",
+        "Compile and cache the kernels, for example when building an image.",
+    ),
 }
 """For each command: the module below `deltaforge_dagster.cli` with its function or app, and its line in `--help`."""
+
+
+def _commands() -> dict[str, tuple[str, str]]:
+    """Return the commands of this package and those of installed packages: module with function or app, help text.
+
+    An entry point of the group `deltaforge.commands` names a dictionary of the same form. It is imported for each
+    command, `--help` included, so it belongs in a module that imports nothing.
+    """
+    found = {name: (f"{__package__}.{target}", text) for name, (target, text) in _COMMANDS.items()}
+    for added in entry_points(group="deltaforge.commands"):
+        found.update(added.load())
+    return found
+
+
+COMMANDS = _commands()
 
 
 class LogFormat(StrEnum):
@@ -108,7 +155,7 @@ def _hint(path: str) -> str:
 def _load(target: str) -> Any:
     """Import and return the command for the target of an entry in `COMMANDS`."""
     module, _, name = target.partition(":")
-    found = getattr(importlib.import_module(f"deltaforge_dagster.cli.{module}"), name)
+    found = getattr(importlib.import_module(module), name)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)
         alone.command()(found)

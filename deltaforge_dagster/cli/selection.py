@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline, load_pipelines
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.resources.installed import installed_pipelines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import NotAllowed, SpecError
-from deltaforge_dagster.pipeline.catalog import AnyPipeline, installed, kept
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, kept
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
-from deltaforge_dagster.config.checkpoint import ONLY_POSTGRES
-from deltaforge_dagster.config.engine import Engine, SegmentLimits
-from deltaforge_dagster.config.processors import Processor
+from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES
+from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
+from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
-from deltaforge_dagster.config.sinks import Sink
-from deltaforge_dagster.config.sources import PostgresSource, Source, position_type
+from deltaforge_dagster.config.sinks.sinks import Sink
+from deltaforge_dagster.config.sources.sources import PostgresSource, Source, position_type
 from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
 from deltaforge_dagster.positions import parse_position
 

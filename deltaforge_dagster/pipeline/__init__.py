@@ -1,18 +1,19 @@
-"""The run, and whatever else works on a pipeline. Knows nothing of Dagster.
+"""The engine: everything that works on a pipeline. It does not depend on Dagster.
 
-A live run:
+Folders, from the top; imports point down:
 
-- `run` begins and ends everything (`lease`, `run_end`), with a `run_context` from outside; `work` says whether one is
-  needed, `first_start` where it begins;
-- `capture`: the source's stream through `schema_approval` and `cutter` into segments and `ranges`; `backlog` for many
-  readers, `failover` for another server, `holds` for what cannot be decoded, `chunk_deduplicator` for snapshots;
-- `processing`: the chain over each segment (`chains`, `chain_jobs`, `stages`, `processing_job`);
-- `deliverer_set`: a `deliverer` per sink, which resumes where `resume` says, sends `delivery_batches` and puts aside
-  `dead_letters`. What it sends is prepared once for all sinks: `encode_cache` (which segments together),
-  `encoder` (the Spark job), `messages` (its tasks), `encoded_files`, `encoded_segments`, `message_selection`;
-- behind them `confirmer`, `backpressure`, `sensing`, `publication`, `meters`.
+- `run`: a live run, which holds the lease, begins and ends everything;
+- `replay`: work on closed ranges without the lease: replay, reprocessing, previews, comparison with the log, search;
+- `capture`: the source's stream becomes segments and ranges;
+- `deliver`: one deliverer per sink, with its dead letters;
+- `sensing`: what journaled segments tell of documents and tables;
+- `health`: whether a pipeline works, and whether its source and sinks are as it needs them;
+- `snapshots`: tables are read in chunks, which join the stream;
+- `control`: decisions about pipelines: which exist, whether there is work, what is published, what may be deleted;
+- `process`: the chain of processors over each segment;
+- `encode`: segments become messages, in Spark's tasks;
+- `schemas`: table versions of a pipeline, and their approval.
 
-Beside it, without the lease: `replay`, `reprocessing`, `preview`, `recapture`, `catch_up`, `snapshot_read`,
-`retention`, `key_search`. Steps at which tests let a process die are in `failpoints`. Modules called
-`..._job` are what Spark's tasks run.
+The modules beside them are what all of these share: the `lease`, the `run_context`, `committed` positions, held keys,
+meters, back-off, and the `failpoints` at which tests let a process die. Modules called `..._job` run in Spark's tasks.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.pipeline.chains import chain_of
+from deltaforge_dagster.pipeline.process.chains import chain_of
 from deltaforge_dagster.sinks.build import problems
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
-from deltaforge_dagster.processors.expansion import changed_keys
+from deltaforge_dagster.processors.messages.expansion import changed_keys
 
 COLUMNS = ["ordinal", "op", "db", "schema", "table", "before", "key"]
 """Columns of the change frame that tell a change's keys."""

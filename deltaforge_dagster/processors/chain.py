@@ -27,20 +27,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltaforge_dagster.config import processors as config
+from deltaforge_dagster.config.processors import processors as config
 from deltaforge_dagster.errors import ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.code import chain_hash
-from deltaforge_dagster.processors.envelope import Origin
 from deltaforge_dagster.processors.filter import Filter
 from deltaforge_dagster.processors.flatten import Flatten
 from deltaforge_dagster.processors.identity import identified
-from deltaforge_dagster.processors.javascript import JavaScript
+from deltaforge_dagster.processors.javascript.javascript import JavaScript
+from deltaforge_dagster.processors.javascript.script import Limits
+from deltaforge_dagster.processors.messages.envelope import Origin
 from deltaforge_dagster.processors.outbox import Outbox
 from deltaforge_dagster.processors.plugins import custom
-from deltaforge_dagster.processors.python import Python
-from deltaforge_dagster.processors.script import Limits
-from deltaforge_dagster.processors.sql import Sql
+from deltaforge_dagster.processors.python.python import Python
+from deltaforge_dagster.processors.sql.sql import Sql
 
 CALL_ROWS = 2_000
 CALL_BYTES = 4 << 20

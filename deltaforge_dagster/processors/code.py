@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from deltaforge_dagster.config import processors as config
-from deltaforge_dagster.processors.modules import source_hash
+from deltaforge_dagster.config.processors import processors as config
+from deltaforge_dagster.processors.python.modules import source_hash
 
 
 def code_of(processors: Iterable[config.Processor]) -> dict[str, str]:

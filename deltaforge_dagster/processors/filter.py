@@ -27,10 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.processors import FilterProcessor, Predicate
+from deltaforge_dagster.config.processors.processors import FilterProcessor, Predicate
+from deltaforge_dagster.kernels.message_text import Mask
 from deltaforge_dagster.processors.exact_json import Json, Number, as_json, loads
 from deltaforge_dagster.processors.globs import chosen
-from deltaforge_dagster.processors.text import Mask
 
 _OPS = {"create": "c", "update": "u", "delete": "d", "read": "r", "truncate": "t"}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.processors.text import Mask
-from deltaforge_dagster.sources.kernel import Longs
+from deltaforge_dagster.kernels.message_text import Mask
+from deltaforge_dagster.kernels.runtime import Longs
 
 
 def tables(frame: pa.RecordBatch) -> tuple[list[tuple[str, ...]], Longs]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from deltaforge_dagster.processors.columns import replaced
-from deltaforge_dagster.processors.expansion import copy_id
+from deltaforge_dagster.processors.messages.expansion import copy_id
 
 
 def identified(name: str, given: pa.RecordBatch, made: pa.RecordBatch) -> pa.RecordBatch:

@@ -13,8 +13,8 @@ from collections import Counter
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from deltaforge_dagster.config.plugins import processor_types
-from deltaforge_dagster.config.processors import CustomProcessor
+from deltaforge_dagster.config.processors.plugins import processor_types
+from deltaforge_dagster.config.processors.processors import CustomProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SpecError
 from deltaforge_dagster.processors.base import Processor
 from deltaforge_dagster.processors.checks import checked

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import orjson
 
-from deltaforge_dagster.config.alerts import AlertHook
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.engine.alerts import AlertHook
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.store import StateStore
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.config.load import BrokenPipeline, load_pipelines
+from deltaforge_dagster.config.file.load import BrokenPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
-from deltaforge_dagster.pipeline.catalog import AnyPipeline, installed, united
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, installed, united
 from deltaforge_dagster.resources.platform import existing_store
 
 UNREADABLE = "pipelines-of-the-state-store"

@@ -34,7 +34,7 @@ import pyarrow as pa
 from pyspark import daemon
 from pyspark.sql.pandas import serializers, types
 
-from deltaforge_dagster.pipeline import messages
+from deltaforge_dagster.pipeline.encode import messages
 
 PRELOADED = (pa, pd, serializers, types, messages)
 """Modules that are imported before workers are forked."""

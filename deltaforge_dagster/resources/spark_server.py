@@ -38,8 +38,8 @@ from typing import Self
 import pyspark
 
 from deltaforge_dagster.errors import DeltaforgeError, SparkUnavailable
-from deltaforge_dagster.servers.java import find_java
-from deltaforge_dagster.servers.process import ServerProcess, free_port
+from deltaforge_dagster.processes.java import find_java
+from deltaforge_dagster.processes.process import ServerProcess, free_port
 
 IDLE_SECONDS = 900.0
 HEAP = "1g"

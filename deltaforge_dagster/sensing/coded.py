@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.sensing.scan import unescaped
-from deltaforge_dagster.sources.kernel import Longs
 
 
 def coded(batch: pa.RecordBatch, name: str) -> tuple[Longs, list[str | None]]:

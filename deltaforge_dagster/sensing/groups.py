@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.sensing.scan import Cells
-from deltaforge_dagster.sources.kernel import Longs
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from deltaforge_dagster.config.sensing import Sampling
-from deltaforge_dagster.sources.kernel import Longs
+from deltaforge_dagster.kernels.runtime import Longs
 
 
 def chosen(sampling: Sampling, seen: int, events: int) -> Longs:

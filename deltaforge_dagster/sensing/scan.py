@@ -24,21 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltaforge_dagster.sensing.paths import (
-    ANY,
-    ANY_SYMBOL,
-    BITS,
-    ELEMENT,
-    ELEMENT_SYMBOL,
-    FIRST_BASE,
-    KEY_SYMBOL,
-    MASK,
-    ROOT,
-    SECOND_BASE,
-    Step,
-    child,
-)
-from deltaforge_dagster.sources.characters import (
+from deltaforge_dagster.kernels.characters import (
     BACKSLASH,
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -54,7 +40,21 @@ from deltaforge_dagster.sources.characters import (
     QUOTE,
     UPPER_E,
 )
-from deltaforge_dagster.sources.kernel import Bytes, Longs, kernel, read_only
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
+from deltaforge_dagster.sensing.paths import (
+    ANY,
+    ANY_SYMBOL,
+    BITS,
+    ELEMENT,
+    ELEMENT_SYMBOL,
+    FIRST_BASE,
+    KEY_SYMBOL,
+    MASK,
+    ROOT,
+    SECOND_BASE,
+    Step,
+    child,
+)
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 NULL, BOOLEAN, INTEGER, NUMBER, STRING, ARRAY, OBJECT = range(len(TYPES))

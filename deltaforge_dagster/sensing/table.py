@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.config.sensing import SchemaSensing, Selection
+from deltaforge_dagster.kernels.characters import OPEN_BRACE, OPEN_BRACKET
+from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.sensing.coded import coded
 from deltaforge_dagster.sensing.declared import Declared
 from deltaforge_dagster.sensing.drift import Drift
@@ -26,8 +28,6 @@ from deltaforge_dagster.sensing.paths import ROOT, child
 from deltaforge_dagster.sensing.sampling import chosen
 from deltaforge_dagster.sensing.scan import NULL, OBJECT, STRING, Cells, scan
 from deltaforge_dagster.sensing.schema import DocumentSchema
-from deltaforge_dagster.sources.characters import OPEN_BRACE, OPEN_BRACKET
-from deltaforge_dagster.sources.kernel import Longs
 
 UNCHANGED = '{"_unchanged":true}'
 """A value that the log does not have."""

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from deltaforge_dagster.config.sensing import SchemaSensing
+from deltaforge_dagster.kernels.runtime import Longs
 from deltaforge_dagster.sensing.coded import coded
 from deltaforge_dagster.sensing.schema import DocumentSchema
 from deltaforge_dagster.sensing.table import TableSense, Versions, selected
-from deltaforge_dagster.sources.kernel import Longs
 
 COLUMNS = ("op", "ts_us", "db", "schema", "table", "after", "schema_version", "headers")
 """The columns of the change frame that are read."""

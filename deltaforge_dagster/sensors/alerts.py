@@ -8,9 +8,9 @@ import dagster as dg
 
 from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.catalog import reread
+from deltaforge_dagster.pipeline.control.catalog import reread
 from deltaforge_dagster.resources.alert_hooks import Problem, tell
 from deltaforge_dagster.sensors.report import newest_evaluation
 from deltaforge_dagster.sensors.tick_cache import TickCache

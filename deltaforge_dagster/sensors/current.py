@@ -5,9 +5,9 @@ from __future__ import annotations
 import dagster as dg
 
 from deltaforge_dagster.assets.checks import source_evaluation
-from deltaforge_dagster.config.load import BrokenPipeline, LoadedPipeline
-from deltaforge_dagster.pipeline.catalog import reread
-from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.pipeline.control.catalog import reread
+from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import report_change, report_health
 from deltaforge_dagster.state.store import StateStore

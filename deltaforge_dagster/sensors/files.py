@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
-from deltaforge_dagster.config.load import BrokenPipeline
+from deltaforge_dagster.config.file.load import BrokenPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.catalog import AnyPipeline, PipelineFiles
-from deltaforge_dagster.pipeline.health import health
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline, PipelineFiles
+from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
 from deltaforge_dagster.sensors.red import NOT_WELL, red
 from deltaforge_dagster.sensors.report import report_health

@@ -1,6 +1,6 @@
 """The interval of a sensor in Dagster that yields the interval configured in the pipeline file."""
 
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 
 
 def interval_seconds(loaded: LoadedPipeline) -> int:

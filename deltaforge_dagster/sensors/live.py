@@ -6,7 +6,7 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from deltaforge_dagster.assets.names import dagster_name, job_name
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds

@@ -17,7 +17,7 @@ from dagster._core.instance import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 
 from deltaforge_dagster.assets.health import health_evaluation
-from deltaforge_dagster.pipeline.health import Health
+from deltaforge_dagster.pipeline.health.health import Health
 
 _HISTORY = 10
 

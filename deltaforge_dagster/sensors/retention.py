@@ -14,11 +14,11 @@ from deltaforge_dagster.assets.names import (
     partition_key,
     partitions_name,
 )
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.retention import expire
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.pipeline.publication import CHANGES
-from deltaforge_dagster.pipeline.retention import expire
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
 from deltaforge_dagster.state.store import StateStore

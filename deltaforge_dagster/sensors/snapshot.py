@@ -17,11 +17,11 @@ from deltaforge_dagster.assets.names import (
     dagster_name,
     snapshot_job_name,
 )
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
-from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
-from deltaforge_dagster.pipeline.snapshot_life import is_alive, living
-from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.snapshots.liveness import is_alive, living
+from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.sensors.current import current
 from deltaforge_dagster.sensors.interval import interval_seconds
 from deltaforge_dagster.sensors.tick import UNFINISHED

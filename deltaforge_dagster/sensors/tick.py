@@ -25,19 +25,19 @@ from deltaforge_dagster.assets.checks import (
 from deltaforge_dagster.assets.names import PIPELINE_TAG, REASON_TAG, RUN_TAG, asset_key, job_name
 from deltaforge_dagster.assets.publish import publish
 from deltaforge_dagster.assets.schemas import publish_versions
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.health import (
+from deltaforge_dagster.pipeline.control.work import NoWork, Work, find_work
+from deltaforge_dagster.pipeline.health.health import (
     Health,
     capture_failed,
     findings_of,
     health,
     note_tick,
 )
-from deltaforge_dagster.pipeline.preflight import preflight
-from deltaforge_dagster.pipeline.source_watch import look_at_source
-from deltaforge_dagster.pipeline.work import NoWork, Work, find_work
+from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.pipeline.health.source_watch import look_at_source
 from deltaforge_dagster.sensors.red import NOT_WELL
 from deltaforge_dagster.sensors.report import (
     report_again,

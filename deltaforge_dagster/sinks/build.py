@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deltaforge_dagster.config import sinks
-from deltaforge_dagster.config.engine import RunLimits
+from deltaforge_dagster.config.engine.engine import RunLimits
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks import sinks
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import NotAllowed, SpecError
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
-from deltaforge_dagster.sinks.file import FileSink
-from deltaforge_dagster.sinks.kafka import KafkaSink
-from deltaforge_dagster.sinks.nats import NatsSink, subject_pattern
-from deltaforge_dagster.sinks.nats_endpoint import Login
-from deltaforge_dagster.sinks.redis import RedisSink
-from deltaforge_dagster.sinks.redis_cluster import common_tag
+from deltaforge_dagster.sinks.file.sink import FileSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.sinks.nats.endpoint import Login
+from deltaforge_dagster.sinks.nats.sink import NatsSink, subject_pattern
+from deltaforge_dagster.sinks.redis.cluster import common_tag
+from deltaforge_dagster.sinks.redis.sink import RedisSink
 
 _WEEK = 7 * 24 * 3600
 

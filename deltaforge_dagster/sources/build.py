@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sources import MysqlSource, PostgresSource
-from deltaforge_dagster.config.turso import TursoSource
+from deltaforge_dagster.config.sources.sources import MysqlSource, PostgresSource
+from deltaforge_dagster.config.sources.turso import TursoSource
 from deltaforge_dagster.sources.base import Source
 
 

@@ -20,12 +20,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from deltaforge_dagster.config.blocks import NAME
-from deltaforge_dagster.config.env import expand
+from deltaforge_dagster.config.file.env import expand
+from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
-from deltaforge_dagster.config.sentences import sentence
-from deltaforge_dagster.config.sink_config import SinkConfig
-from deltaforge_dagster.config.sinks import KafkaConfig, NatsConfig, RedisConfig
-from deltaforge_dagster.config.sinks import Sink as DeclaredSink
+from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig
+from deltaforge_dagster.config.sinks.sinks import Sink as DeclaredSink
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Sink

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.resources.dagster_reload import DagsterReload
-from deltaforge_dagster.servers.process import free_port
 from tests.api.conftest import Api, document
 
 

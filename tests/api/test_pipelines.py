@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.config.load import LoadedPipeline
-from deltaforge_dagster.config.sources import PostgresConfig
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.resources.installed import installed_pipelines
 from deltaforge_dagster.state.records import Failure
 from tests.api.conftest import Api, document

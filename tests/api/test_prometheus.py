@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from deltaforge_dagster.api.app import build_metrics_app
-from deltaforge_dagster.servers.prometheus import PrometheusServer
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metrics import Tally
+from deltaforge_lab.servers.prometheus import PrometheusServer
 from tests.api.conftest import Api, served
 from tests.api.test_metrics import ROOT, queries
 from tests.e2e.deployment import eventually

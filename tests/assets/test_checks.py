@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 
 from deltaforge_dagster.assets.checks import evaluate
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, capture, dead_letter, deliver, held, new_segment, position

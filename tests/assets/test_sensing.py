@@ -9,7 +9,7 @@ import dagster as dg
 
 from deltaforge_dagster.assets.checks import check_specs
 from deltaforge_dagster.assets.sensing import DAY, sensing_checks
-from deltaforge_dagster.config.load import LoadedPipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.sensed import documents, pipeline, sense
 from tests.processors.rows import Row

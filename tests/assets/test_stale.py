@@ -13,11 +13,11 @@ from dagster._core.loader import LoadingContextForTest
 from deltaforge_dagster.assets.names import asset_key, partition_key
 from deltaforge_dagster.assets.pipeline import build_pipeline_asset
 from deltaforge_dagster.assets.publish import materialization, publish
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.publication import publication_of
-from deltaforge_dagster.pipeline.specs import noted_spec
-from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.pipeline.control.publication import publication_of
+from deltaforge_dagster.pipeline.control.specs import noted_spec
+from deltaforge_dagster.pipeline.control.work import register
 from deltaforge_dagster.processors.code import chain_hash
 from deltaforge_dagster.state.records import Processed
 from deltaforge_dagster.state.store import StateStore

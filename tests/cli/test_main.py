@@ -12,8 +12,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster import __version__
-from deltaforge_dagster.cli import main, warm
-from deltaforge_dagster.sources import kernel
+from deltaforge_dagster.cli import main
+from deltaforge_dagster.cli.installation import warm
+from deltaforge_dagster.kernels import runtime as kernel
 
 
 def deltaforge(*arguments: object) -> Result:

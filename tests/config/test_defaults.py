@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deltaforge_dagster.config.later import (
+from deltaforge_dagster.config.model import Batch, CommitPolicy, DeadLetters, Metadata, PipelineSpec
+from deltaforge_dagster.config.processors.processors import (
+    FilterProcessor,
+    FlattenProcessor,
+    JavascriptProcessor,
+    OutboxProcessor,
+)
+from deltaforge_dagster.config.sensing import SchemaSensing
+from deltaforge_dagster.config.sinks.later import (
     AvroEncoding,
     ClickhouseConfig,
     ClickhouseTls,
@@ -18,18 +26,10 @@ from deltaforge_dagster.config.later import (
     HttpConfig,
     S3Config,
 )
-from deltaforge_dagster.config.model import Batch, CommitPolicy, DeadLetters, Metadata, PipelineSpec
-from deltaforge_dagster.config.processors import (
-    FilterProcessor,
-    FlattenProcessor,
-    JavascriptProcessor,
-    OutboxProcessor,
-)
-from deltaforge_dagster.config.sensing import SchemaSensing
-from deltaforge_dagster.config.sinks import KafkaConfig, NatsConfig, RedisConfig
-from deltaforge_dagster.config.snapshot import Snapshot
-from deltaforge_dagster.config.sources import MysqlConfig, PostgresConfig
-from deltaforge_dagster.config.turso import TursoConfig
+from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig
+from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.config.sources.sources import MysqlConfig, PostgresConfig
+from deltaforge_dagster.config.sources.turso import TursoConfig
 
 POSTGRES = {"id": "a", "dsn": "postgres://h/d", "slot": "a", "publication": "a", "tables": ("a",)}
 ANY_SINK = {"required": True, "envelope": {"type": "native"}, "encoding": {"type": "json"}}

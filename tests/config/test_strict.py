@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import BrokenPipeline, load_pipeline, load_pipelines
+from deltaforge_dagster.config.file.load import BrokenPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 

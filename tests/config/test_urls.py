@@ -5,9 +5,9 @@ from urllib.parse import quote
 
 import pytest
 
-from deltaforge_dagster.config.dsn import mysql_dsn, postgres_dsn
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.config.sources.dsn import mysql_dsn, postgres_dsn
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
 from deltaforge_dagster.state import legacy

@@ -16,14 +16,14 @@ import redis
 
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import LeaseLost, PositionMoved, SinkUnavailable
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.nats import NatsServer
 from deltaforge_dagster.sinks.base import Sink, SinkBatch, SinkPosition
 from deltaforge_dagster.sinks.faulty import FaultySink
-from deltaforge_dagster.sinks.file import FileSink
-from deltaforge_dagster.sinks.kafka import KafkaSink
-from deltaforge_dagster.sinks.nats import NatsSink
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.file.sink import FileSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.sinks.nats.sink import NatsSink
+from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin
 from tests.sinks.messages import ORIGIN, allow, messages, refuse_from

@@ -20,14 +20,14 @@ import pytest
 import redis
 
 from deltaforge_dagster.errors import Retryable
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.nats import NatsServer
-from deltaforge_dagster.servers.process import free_port
-from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.kafka import KafkaSink
-from deltaforge_dagster.sinks.nats import NatsSink
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.sinks.nats.sink import NatsSink
+from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.nats import NatsServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin

@@ -22,10 +22,10 @@ import turso
 from deltaforge_dagster.errors import SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.servers.mysql import connect
 from deltaforge_dagster.sources.base import ChangeBatch, Source
-from deltaforge_dagster.sources.read_views import parse_read_view
-from deltaforge_dagster.sources.snapshot import Chunk, ChunkRead, SnapshotSource
+from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, SnapshotSource
+from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_lab.servers.mysql import connect
 from tests.contracts.test_source import LIMITS, Versions, bench  # noqa: F401 - a fixture
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltaforge_dagster.servers.java import find_java
-from deltaforge_dagster.servers.process import ServerProcess, free_port
+from deltaforge_dagster.processes.java import find_java
+from deltaforge_dagster.processes.process import ServerProcess, free_port
 from tests.docker.compose import DOCKER, services
 
 FILES = ("compose.yaml", "compose.scaled.yaml")

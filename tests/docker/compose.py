@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from deltaforge_dagster.servers.process import ServerProcess
+from deltaforge_dagster.processes.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deltaforge_dagster.cli.dagster_processes import ANSWER_SECONDS
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipelines
+from deltaforge_dagster.cli.installation.dagster_processes import ANSWER_SECONDS
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
 from tests.docker.compose import DOCKER, ROOT, Service, read, services, variables
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.servers.postgres import PostgresServer
-from deltaforge_dagster.servers.process import free_port
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services
 from tests.docker.containers import Containers, found_engine
 from tests.e2e.conftest import Shop, shop

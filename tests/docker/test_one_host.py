@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.servers.postgres import PostgresServer
-from deltaforge_dagster.servers.process import ServerProcess, free_port
+from deltaforge_dagster.processes.process import ServerProcess, free_port
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.docker.compose import DOCKER, image_command, services
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.work import find_work
+from deltaforge_dagster.pipeline.control.work import find_work
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.state.store import StateStore
 from tests.docker.cluster import Cluster

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 import redis
 
-from deltaforge_dagster.servers.postgres import PostgresServer
-from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_lab.servers.postgres import PostgresServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import Deployment
 from tests.fix_spark import SparkAddress
 

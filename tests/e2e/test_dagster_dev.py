@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deltaforge_dagster.servers.process import free_port
+from deltaforge_dagster.processes.process import free_port
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import started

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from deltaforge_dagster.assets.names import asset_key, partition_key
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipelines
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipelines
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.work import ensure_start, register
+from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.resources.instance import local_instance
 from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore

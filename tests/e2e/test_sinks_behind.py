@@ -13,7 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.e2e.deployment import Deployment, eventually
 from tests.e2e.test_daemon import ops, started

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import redis
 import turso
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.config.sources import MysqlSource
-from deltaforge_dagster.config.turso import TursoSource
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.work import ensure_start, register
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.sources.sources import MysqlSource
+from deltaforge_dagster.config.sources.turso import TursoSource
+from deltaforge_dagster.pipeline.control.work import ensure_start, register
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.resources.spark import SparkSessions

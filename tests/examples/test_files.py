@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline, load_pipelines
-from deltaforge_dagster.config.processors import JavascriptProcessor
-from deltaforge_dagster.config.sinks import KafkaConfig
-from deltaforge_dagster.processors.script import Limits, Script
-from deltaforge_dagster.sinks.kafka_settings import Settings
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
+from deltaforge_dagster.config.processors.processors import JavascriptProcessor
+from deltaforge_dagster.config.sinks.sinks import KafkaConfig
+from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.sinks.kafka.settings import Settings
 from tests.examples.stage import EXAMPLES
 
 DOCS = EXAMPLES.parent / "docs"

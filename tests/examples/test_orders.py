@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.examples.stage import Play, entries, events, records
 from tests.fix_nats import Admin
 

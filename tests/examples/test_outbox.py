@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.examples.stage import Play, records
 
 pytestmark = [

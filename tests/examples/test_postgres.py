@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.examples.stage import EXAMPLES, Play, events, records
 from tests.fix_nats import Admin
 from tests.sinks.test_kafka_security import SECRET, SecureServer, secure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.examples.stage import Play, events, records
 
 pytestmark = [

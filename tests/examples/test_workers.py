@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually
 from tests.examples.stage import EXAMPLES, Play, entries, events, records
 

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from deltaforge_dagster.errors import JournalDamaged, StoreUnavailable
 from deltaforge_dagster.journal import storage
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.encoded_files import PIECES, reported, write_partition
+from deltaforge_dagster.pipeline.encode.files import PIECES, reported, write_partition
 from tests.journal.changes import changes
 
 

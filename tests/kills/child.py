@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.control.publication import pending
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.publication import pending
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
-from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.store import StateStore

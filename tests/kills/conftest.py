@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.nats import NatsServer
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_redis import StartRedis
 from tests.fix_spark import SparkAddress
 from tests.kills.campaign import Campaign

@@ -12,7 +12,7 @@ import pymysql
 from psycopg.rows import dict_row
 from pymysql.cursors import DictCursor
 
-from deltaforge_dagster.servers import mysql
+from deltaforge_lab.servers import mysql
 from tests.kills.ends import Row
 from tests.kills.workload import LEDGER, TABLE
 

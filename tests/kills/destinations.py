@@ -9,7 +9,7 @@ from typing import cast
 import redis
 from confluent_kafka import Consumer, TopicPartition
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin
 from tests.kills.ends import wait_until_still

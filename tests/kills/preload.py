@@ -3,7 +3,7 @@
 import contextlib
 import io
 
-from deltaforge_dagster.cli.warm import warm
+from deltaforge_dagster.cli.installation.warm import warm
 from tests.kills import child
 
 __all__ = ["child"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
-from deltaforge_dagster.pipeline.requested_snapshot import requested_snapshot
-from deltaforge_dagster.pipeline.work import register
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.pipeline.snapshots.request import requested_snapshot
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from tests.kills.campaign import Campaign
 from tests.kills.conftest import MakeCampaign

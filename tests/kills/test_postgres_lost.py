@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.fix_postgres import StartPostgres
 from tests.kills.cells import POSTGRES_TO_REDIS
 from tests.kills.conftest import MakeCampaign

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers import mysql
-from deltaforge_dagster.servers.mysql import MysqlServer
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers import mysql
+from deltaforge_lab.servers.mysql import MysqlServer
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.deployment import eventually
 from tests.fix_postgres import StartPostgres
 from tests.kills.campaign import Campaign

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
-from deltaforge_dagster.pipeline.retention import ORPHAN_SECONDS, expire
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.control.retention import ORPHAN_SECONDS, expire
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.kills.campaign import Campaign, Run
 from tests.kills.cells import cells
 from tests.kills.conftest import MakeCampaign

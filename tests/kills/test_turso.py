@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.pipeline.work import ensure_start, register
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.state.store import StateStore

@@ -14,15 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 from sqlalchemy import update
 
-from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.ranges import Ranges
-from deltaforge_dagster.pipeline.registry import FencedRegistry
-from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.positions import LsnPosition, Position, parse_position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
 from deltaforge_dagster.state.database import clock

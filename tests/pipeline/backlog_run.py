@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.config.engine import SegmentLimits
-from deltaforge_dagster.config.sources import MysqlConfig
+from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.sources.sources import MysqlConfig
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.pipeline import backlog
-from deltaforge_dagster.sources import pieces
-from deltaforge_dagster.sources.mysql import log_sections
+from deltaforge_dagster.pipeline.capture import backlog
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_dagster.sources.mysql.stream import log_sections
+from deltaforge_dagster.sources.stream import read_buffer as pieces
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_spark import connected
 from tests.pipeline.capturing import Stage

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from deltaforge_dagster.config.engine import RangeLimits, SegmentLimits
+from deltaforge_dagster.config.engine.engine import RangeLimits, SegmentLimits
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.backlog import Backlog
-from deltaforge_dagster.pipeline.capture import Capture
-from deltaforge_dagster.pipeline.chunk_deduplicator import ChunkDeduplicator
-from deltaforge_dagster.pipeline.encoder import SessionProvider
-from deltaforge_dagster.pipeline.holds import Holds
+from deltaforge_dagster.pipeline.capture.backlog import Backlog
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.encode.encoder import SessionProvider
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.pipeline.ranges import Ranges
-from deltaforge_dagster.pipeline.registry import FencedRegistry
-from deltaforge_dagster.pipeline.schema_approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import LIMITS, Taken, Versions, add

@@ -19,10 +19,10 @@ import redis
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from deltaforge_dagster.servers import mysql
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks.base import SinkPosition
+from deltaforge_lab.servers import mysql
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.conftest import Shop
 from tests.fix_kafka import read_topic
 from tests.pipeline.changes import eventually

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.publication import pending
-from deltaforge_dagster.pipeline.run import LiveRun, RunOutcome
+from deltaforge_dagster.pipeline.control.publication import pending
+from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened, Platform
 from deltaforge_dagster.resources.run_context import build_run_context

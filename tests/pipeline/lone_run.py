@@ -16,10 +16,10 @@ import sys
 import uuid
 from pathlib import Path
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal import writer as writing
-from deltaforge_dagster.pipeline.run import LiveRun
+from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
 from tests.pipeline.live import Watcher

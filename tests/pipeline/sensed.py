@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.sensing import SchemaSensing
 from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.tables import COLUMNS, Tables

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import ER
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.pipeline.run_context import RunContext
-from deltaforge_dagster.pipeline.snapshot_read import SnapshotRun
+from deltaforge_dagster.pipeline.snapshots.read import SnapshotRun
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.snapshot_records import SnapshotRow
 from deltaforge_dagster.state.store import StateStore

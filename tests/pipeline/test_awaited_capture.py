@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from deltaforge_dagster.pipeline.resumption import Resumption
+from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.e2e.conftest import shop

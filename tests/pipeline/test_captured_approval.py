@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.pipeline import live_schemas, schema_views
+from deltaforge_dagster.pipeline.schemas import live as live_schemas
+from deltaforge_dagster.pipeline.schemas import views as schema_views
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import insert
 from tests.pipeline.capturing import Stage

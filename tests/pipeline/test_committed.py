@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.pipeline.committed import (
     committed_position,

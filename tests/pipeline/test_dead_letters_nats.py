@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.servers.nats import NatsServer
+from deltaforge_lab.servers.nats import NatsServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_nats import Admin
 from tests.fix_spark import SparkAddress

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.state.records import HoldRow
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 from tests.pipeline.ends import MysqlShop

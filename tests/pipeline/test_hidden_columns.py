@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deltaforge_dagster.pipeline.recapture import recapture
-from deltaforge_dagster.servers import mysql
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.pipeline.replay.recapture import recapture
 from deltaforge_dagster.sources.build import build_source
+from deltaforge_lab.servers import mysql
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.ends import MysqlShop, wait_for_readers

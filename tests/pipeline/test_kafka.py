@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import Record, StartKafka, read_topic

@@ -21,7 +21,7 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline import meters
-from deltaforge_dagster.servers.process import free_port
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import MESSAGES, Traffic
 from deltaforge_dagster.state.metrics import Tally
 from tests.api.scraped import scrape
@@ -29,7 +29,7 @@ from tests.config.test_logs import lines, own_logs
 from tests.e2e.conftest import Shop, shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Feed, opened_feed
-from tests.pipeline.test_processing import MASK, with_processors
+from tests.pipeline.process.test_processing import MASK, with_processors
 
 __all__ = ["own_logs", "shop"]
 

@@ -13,11 +13,11 @@ import redis
 
 from deltaforge_dagster.positions import BinlogPosition, parse_position
 from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.servers.mysql import connect
-from deltaforge_dagster.servers.redis import RedisServer
-from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
+from deltaforge_lab.servers.mysql import connect
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 from tests.pipeline.ends import MysqlShop

@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.nats import NatsServer
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.nats import NatsServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_kafka import Record, read_topic
 from tests.fix_spark import SparkAddress

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from deltaforge_dagster.pipeline import encoder
+from deltaforge_dagster.pipeline.encode import encoder
 from deltaforge_dagster.resources.spark_server import SparkServer
 from tests.e2e.conftest import shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
 from tests.pipeline.meter import Meter, Usage
-from tests.pipeline.test_run import PATIENT, MakeFeed, insert, make_feed
+from tests.pipeline.run.test_live import PATIENT, MakeFeed, insert, make_feed
 
 __all__ = ["make_feed", "shop"]
 

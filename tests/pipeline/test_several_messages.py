@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.conftest import Shop, shop
 from tests.fix_kafka import read_topic
 from tests.fix_spark import SparkAddress

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 from sqlalchemy import update
 
-from deltaforge_dagster.pipeline.capture import Capture
+from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.servers import mysql
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import chunks, snapshots
+from deltaforge_lab.servers import mysql
 from tests.e2e.conftest import Shop
 from tests.pipeline.capturing import Stage
 from tests.pipeline.changes import eventually

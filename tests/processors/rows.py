@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deltaforge_dagster import __version__
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.positions import format_lsn
-from deltaforge_dagster.processors.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import Origin
 
 Row = Mapping[str, Any]
 

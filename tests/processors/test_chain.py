@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from deltaforge_dagster.config.processors import Processor
+from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.processors.chain import Chain, ChainSpec
-from deltaforge_dagster.processors.envelope import Origin
+from deltaforge_dagster.processors.messages.envelope import Origin
 from tests.processors.rows import Row, batch, row
 
 ORIGIN = Origin("mysql", "orders-db", "acme")

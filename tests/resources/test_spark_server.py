@@ -18,8 +18,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from deltaforge_dagster.errors import SettingsError, SparkUnavailable
+from deltaforge_dagster.processes import java
 from deltaforge_dagster.resources.spark_server import SparkServer
-from deltaforge_dagster.servers import java
 from tests.fix_spark import connected
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.errors import SpecError

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from sqlalchemy import event
 
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensors.tick import tick

@@ -16,16 +16,16 @@ from sqlalchemy import event
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG, asset_key
 from deltaforge_dagster.assets.publish import publish
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import SourceUnavailable
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.sensors.history import forget_events
 from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.sensors.tick import tick
-from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import checkpoints, pipelines
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.sensors.test_growth import FILE
 from tests.state.make import NAME, capture, deliver, expire, held
 

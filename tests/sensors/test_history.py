@@ -32,7 +32,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from deltaforge_dagster.sensors import history
 from deltaforge_dagster.sensors.history import delete_runs, forget_events, forget_ticks
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers.postgres import PostgresServer
 
 KEY, OTHER = dg.AssetKey(["shop", "changes"]), dg.AssetKey(["else", "changes"])
 DOCKER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"

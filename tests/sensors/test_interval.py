@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.sensors.interval import interval_seconds
 
 PIPELINE = """\

@@ -18,7 +18,7 @@ from dagster._core.storage.event_log.schema import (
 from deltaforge_dagster.assets.checks import evaluate
 from deltaforge_dagster.assets.names import partitions_name
 from deltaforge_dagster.assets.publish import publish
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.resources.platform import Opened

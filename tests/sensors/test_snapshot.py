@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from deltaforge_dagster.assets.names import PIPELINE_TAG, RUN_TAG
-from deltaforge_dagster.config.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.pipeline.snapshot_life import Life
+from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
+from deltaforge_dagster.pipeline.snapshots.liveness import Life
 from deltaforge_dagster.sensors import snapshot as module
 from deltaforge_dagster.sensors.snapshot import look
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from deltaforge_dagster.servers.nats import NatsServer
-from deltaforge_dagster.sinks import nats_answers, nats_pack
 from deltaforge_dagster.sinks.base import MESSAGES, Origin, SinkBatch
-from deltaforge_dagster.sinks.nats import NatsSink
+from deltaforge_dagster.sinks.nats import answers as nats_answers
+from deltaforge_dagster.sinks.nats import pack as nats_pack
+from deltaforge_dagster.sinks.nats.sink import NatsSink
+from deltaforge_lab.servers.nats import NatsServer
 
 Row = dict[str, str | int | None]
 MakeSink = Callable[..., NatsSink]

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from deltaforge_dagster.errors import SettingsError
-from deltaforge_dagster.servers.redis import RedisServer
-from deltaforge_dagster.sinks.redis_cluster import slot_of
+from deltaforge_dagster.sinks.redis.cluster import slot_of
+from deltaforge_lab.servers.redis import RedisServer
 
 PASSWORD = "pw"
 SLOTS = 16_384

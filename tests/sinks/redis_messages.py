@@ -11,10 +11,10 @@ import pytest
 import redis
 import redis.sentinel
 
-from deltaforge_dagster.servers.redis import RedisServer
-from deltaforge_dagster.sinks import resp, resp_replies
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.redis import resp, resp_replies
+from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_lab.servers.redis import RedisServer
 
 Row = dict[str, str | int | None]
 

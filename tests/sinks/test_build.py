@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.sinks.build import make_sink
-from deltaforge_dagster.sinks.kafka import KafkaSink
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.sinks.redis.sink import RedisSink
 
 NAMES = ("a", "a-b", "a_b", "a.b", "b", "b-c", "c", "b.c", "a-b-c")
 

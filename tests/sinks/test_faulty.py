@@ -16,8 +16,8 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import NotAllowed, SettingsError, SinkUnavailable
 from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
-from deltaforge_dagster.sinks.file import FileSink
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.file.sink import FileSink
+from deltaforge_dagster.sinks.redis.sink import RedisSink
 from tests.sinks.messages import allow, closed_during, messages
 
 
@@ -161,7 +161,7 @@ from pathlib import Path
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SinkUnavailable
 from deltaforge_dagster.sinks.faulty import FaultySink
-from deltaforge_dagster.sinks.file import FileSink
+from deltaforge_dagster.sinks.file.sink import FileSink
 sink = FaultySink(FileSink("lines", compile_template({str(path)!r})), "lines", Path({str(control.parent)!r}))
 try:
     sink.open()

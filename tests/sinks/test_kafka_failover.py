@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.sinks.kafka import KafkaSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic
+from tests.sinks.kafka.test_sink import numbered, numbers
 from tests.sinks.messages import ORIGIN
-from tests.sinks.test_kafka import numbered, numbers
 from tests.sinks.test_kafka_faults import begins_anew_only, deliver
 
 pytestmark = pytest.mark.kafka

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 
 from deltaforge_dagster.errors import PositionMoved, SinkUnavailable
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.process import free_port
+from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
-from deltaforge_dagster.sinks.kafka import KafkaSink
+from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.faulty_proxy import FaultyProxy
 from tests.fix_kafka import StartKafka, read_topic
+from tests.sinks.kafka.test_sink import numbered, numbers
 from tests.sinks.messages import ORIGIN, allow, sent
-from tests.sinks.test_kafka import numbered, numbers
 
 pytestmark = pytest.mark.kafka
 

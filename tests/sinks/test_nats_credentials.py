@@ -17,12 +17,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deltaforge_dagster.errors import AuthFailed, PermissionMissing
-from deltaforge_dagster.servers.nats import NatsServer
-from deltaforge_dagster.sinks.nats import NatsSink
-from deltaforge_dagster.sinks.nats_endpoint import Login
+from deltaforge_dagster.sinks.nats.endpoint import Login
+from deltaforge_dagster.sinks.nats.sink import NatsSink
+from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import StartNats
+from tests.sinks.nats.test_endpoint import credentials, seed_of
 from tests.sinks.nats_messages import allow, numbered
-from tests.sinks.test_nats_endpoint import credentials, seed_of
 
 pytestmark = pytest.mark.nats
 

@@ -14,9 +14,9 @@ import pytest
 from deltaforge_dagster.errors import (
     SinkUnavailable,
 )
-from deltaforge_dagster.sinks import resp
 from deltaforge_dagster.sinks.base import SinkBatch
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.redis import resp
+from deltaforge_dagster.sinks.redis.sink import RedisSink
 from tests.fix_redis import StartRedis
 from tests.sinks.messages import closed_during
 from tests.sinks.redis_cluster import until
@@ -227,8 +227,8 @@ def test_close_ends_a_blocked_send(start_redis: StartRedis, size: int) -> None:
 STALLED = """
 import sys, time
 from deltaforge_dagster.errors import LeaseLost
-from deltaforge_dagster.sinks.redis import RedisSink
-from tests.sinks.test_redis import batch, row
+from deltaforge_dagster.sinks.redis.sink import RedisSink
+from tests.sinks.redis.test_sink import batch, row
 sink = RedisSink("cache", sys.argv[1], send_timeout=60, batch_timeout=60, name="p:cache")
 sink.open()
 sink.send(batch([row(0, "s0", value="0")]), lambda: None)

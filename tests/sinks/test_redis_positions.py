@@ -15,9 +15,9 @@ from deltaforge_dagster.errors import (
     SinkRejected,
     SinkUnavailable,
 )
-from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.sinks.base import SinkBatch
-from deltaforge_dagster.sinks.redis import RedisSink
+from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
 from tests.sinks.messages import ORIGIN
 from tests.sinks.redis_messages import (

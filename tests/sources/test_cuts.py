@@ -19,8 +19,8 @@ import pytest
 
 from deltaforge_dagster.errors import Retryable
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.servers.mysql import connect as connect_mysql
 from deltaforge_dagster.sources.base import ReadLimits, Source
+from deltaforge_lab.servers.mysql import connect as connect_mysql
 from tests.contracts.test_source import Versions
 from tests.faulty_proxy import FaultyProxy
 from tests.sources.mysql.bench import MysqlBench

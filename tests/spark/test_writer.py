@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.connect.session import SparkSession
 
-from deltaforge_dagster.servers.kafka import KafkaServer
-from deltaforge_dagster.servers.nats import NatsServer
-from deltaforge_dagster.servers.redis import RedisServer
 from deltaforge_dagster.spark import register
+from deltaforge_lab.servers.kafka import KafkaServer
+from deltaforge_lab.servers.nats import NatsServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster import __version__
-from deltaforge_dagster.config.load import load_pipeline
+from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.pipeline.encoder import Encoder
-from deltaforge_dagster.pipeline.replay import replay
-from deltaforge_dagster.pipeline.run import LiveRun
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.replay.replay import replay
+from deltaforge_dagster.pipeline.run.live import LiveRun
 from deltaforge_dagster.resources.platform import Platform
 from deltaforge_dagster.resources.run_context import build_run_context
-from deltaforge_dagster.servers.redis import RedisServer
+from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.conftest import Shop
 from tests.fix_spark import SparkAddress
 from tests.pipeline.live import Watcher

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deltaforge_dagster.errors import StoreUnavailable
-from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.state.make import NAME
 
 pytestmark = pytest.mark.postgres

@@ -1,17 +1,14 @@
 """MySQL and MariaDB: the binary log, read as a replica reads it.
 
-`source` is what the run sees. From bytes to changes: `dump` asks for the log, `decoder` takes it in pieces.
-The first kernel notes what is in a piece (`scan`, `scan_rows`; formats are drawn in `binlog`, shapes of its
-notes in `layout`, why it stops in `stops`), the second writes row images (`rows`, and for single values
-`values`, `scalars`, `texts`, `floats`, `json_binary`), and `transaction_assembler` and `batches` make change batches of
-both. What else stands in a log:
+`source` is what the run sees; `preflight` and `coverage` inspect the server. The folders, in the order in which a change
+meets them:
 
-- statements, XA and events inside others: `non_row_events`, with `statements`, `ddl`, `prepared`, `nested_events`,
-  `payload`, `partial_json`, `mariadb_events`;
-- tables: `table_map` and `versions`; where the log does not say their columns, `catalog` and `definitions`;
-- what cannot be decoded yet: `held` and `held_decoder`.
-
-About the server: `connection`, `server_log`, `mariadb_log`, `identity`, `preflight`, `peek`, `log_scan`.
-Long backlogs are divided by `section_planner` and `log_sections`. Tables themselves are read by `snapshot`, in `chunks`
-(`selected`, `result_rows`, `result_text`). `samples`, `synthetic_log` and `type_families` make logs without a server.
+- `connection`: logins, the server's identity and what it says about its log;
+- `stream`: the dump of the log, sections of a long one, quick scans and peeks;
+- `events`: the formats of events in the log (`binlog` draws them);
+- `decode`: the two kernels (`scan` notes changes, `rows` writes images) and what makes change batches of both;
+- `values`: single values as JSON text, character sets;
+- `schema`: table versions, and the statements that change tables;
+- `snapshot`: whole tables, read in chunks;
+- `synthetic`: logs made without a server, to compile the kernels and to measure them.
 """

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deltaforge_dagster.sources.findings import Finding, listed
-from deltaforge_dagster.sources.mysql.connection import Server, Session
-from deltaforge_dagster.sources.mysql.selected import quoted
-from deltaforge_dagster.sources.mysql.server_log import status
+from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server_log import status
+from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _NO_SUCH_TABLE, _NO_SUCH_DATABASE = 1146, 1049

@@ -19,12 +19,12 @@ from deltaforge_dagster.sources.findings import (
     listed,
     retention_level,
 )
-from deltaforge_dagster.sources.mysql import server_log
-from deltaforge_dagster.sources.mysql.catalog import SYSTEM_DATABASES
-from deltaforge_dagster.sources.mysql.connection import Server, Session
+from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.coverage import coverage
-from deltaforge_dagster.sources.mysql.selected import quoted
-from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
+from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
 from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.tables import TablePatterns
 

@@ -14,16 +14,22 @@ from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 
-from deltaforge_dagster.config.columns import ColumnOptions
-from deltaforge_dagster.config.engine import ValueOptions
-from deltaforge_dagster.config.sources import MysqlConfig
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.config.sources.sources import MysqlConfig
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
 from deltaforge_dagster.positions import BinlogPosition, Position
 from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits, SourceNotes
-from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.mysql import identity, mariadb_log, peek, server_log, synthetic_log
-from deltaforge_dagster.sources.mysql.catalog import (
+from deltaforge_dagster.sources.mysql.connection import identity, mariadb_log, server_log
+from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.coverage import coverage
+from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
+from deltaforge_dagster.sources.mysql.decode.held import tables_of_fix
+from deltaforge_dagster.sources.mysql.decode.held_decoder import decode_held
+from deltaforge_dagster.sources.mysql.preflight import preflight
+from deltaforge_dagster.sources.mysql.schema.catalog import (
     SYSTEM_DATABASES,
     Catalog,
     captured_tables,
@@ -31,39 +37,32 @@ from deltaforge_dagster.sources.mysql.catalog import (
     table_details,
     tables_now,
 )
-from deltaforge_dagster.sources.mysql.connection import Server
-from deltaforge_dagster.sources.mysql.coverage import coverage
-from deltaforge_dagster.sources.mysql.decoder import Decoder
-from deltaforge_dagster.sources.mysql.definitions import key_of, parse_definition, text_of
-from deltaforge_dagster.sources.mysql.dump import (
+from deltaforge_dagster.sources.mysql.schema.definitions import key_of, parse_definition, text_of
+from deltaforge_dagster.sources.mysql.snapshot.reader import MysqlSnapshots
+from deltaforge_dagster.sources.mysql.stream import peek
+from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,
     open_dump,
     refusal,
 )
-from deltaforge_dagster.sources.mysql.held import tables_of_fix
-from deltaforge_dagster.sources.mysql.held_decoder import decode_held
-from deltaforge_dagster.sources.mysql.log_scan import (
-    between_transactions,
-    executed_before,
-)
-from deltaforge_dagster.sources.mysql.log_sections import (
+from deltaforge_dagster.sources.mysql.stream.log_scan import between_transactions, executed_before
+from deltaforge_dagster.sources.mysql.stream.log_sections import (
     MAX_OFFSET,
     BinlogSection,
     Remembering,
     Tables,
     plan_sections,
 )
-from deltaforge_dagster.sources.mysql.preflight import preflight
-from deltaforge_dagster.sources.mysql.prepared import PreparedLog
-from deltaforge_dagster.sources.mysql.progress import Progress
-from deltaforge_dagster.sources.mysql.section_planner import SectionPlanner
-from deltaforge_dagster.sources.mysql.server_ids import server_id
-from deltaforge_dagster.sources.mysql.snapshot import MysqlSnapshots
-from deltaforge_dagster.sources.mysql.values import ValueForms
+from deltaforge_dagster.sources.mysql.stream.prepared import PreparedLog
+from deltaforge_dagster.sources.mysql.stream.progress import Progress
+from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
+from deltaforge_dagster.sources.mysql.synthetic import decoder as synthetic_log
+from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import OutboxTables
-from deltaforge_dagster.sources.pieces import PieceBuffer
-from deltaforge_dagster.sources.stream_socket import StreamSocket
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.stream.read_buffer import PieceBuffer
+from deltaforge_dagster.sources.stream.socket import StreamSocket
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 

@@ -1,13 +1,12 @@
 """PostgreSQL: the replication stream of one slot, decoded from pgoutput.
 
-`source` is what the run sees. From bytes to changes: `stream` receives, `decoder` takes it in pieces. The
-first kernel notes what is in a piece (`scan`; formats are drawn in `pgoutput`, shapes of its notes in
-`layout`), the second writes row images (`tuples`, with `values` and `array_text`; `fills`, `unchanged_toast` and
-`reselect` for values that the log lacks), and `batches` makes record batches of both, with the table
-versions of `relations`. What cannot be decoded yet is `held`; other applications' messages are `messages`.
+`source` is what the run sees; `preflight` and `rights` inspect the server. The folders, in the order in which a change
+meets them:
 
-About the server: `connection`, `handshake`, `slots`, `publications`, `slot_setup`, `stream_errors`, `heartbeat`,
-`catalog`, `identity`, `preflight`. Tables themselves are read by `snapshot`, in `chunks`, as `watermark`
-demands (`copied`, `libpq_lines`, `copy_text`, `selected`). `samples`, `synthetic_log` and `type_families` make streams
-without a server.
+- `connection`: logins, the server's identity and its catalogs;
+- `stream`: the replication stream, its slot and publication;
+- `decode`: the two kernels (`scan` notes changes, `rows` writes images) and what makes change batches of both
+  (`pgoutput` draws the formats), values that the log lacks (`unchanged_toast`, `toast_reselect`), table `versions`;
+- `snapshot`: whole tables, read in chunks with COPY;
+- `synthetic`: streams made without a server, to compile the kernels and to measure them.
 """

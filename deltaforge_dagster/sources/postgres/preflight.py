@@ -17,8 +17,10 @@ from deltaforge_dagster.sources.findings import (
     listed,
     retention_level,
 )
-from deltaforge_dagster.sources.postgres import catalog, publications, rights, slots
-from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres import rights
+from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 
 _MIB = 1 << 20

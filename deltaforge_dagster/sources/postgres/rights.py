@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 
 from deltaforge_dagster.sources.findings import Finding, listed
-from deltaforge_dagster.sources.postgres import catalog
-from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.server import Server
 
 
 def reading(

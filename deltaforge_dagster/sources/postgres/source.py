@@ -14,10 +14,10 @@ from collections.abc import Generator, Iterator
 import psycopg
 import pyarrow as pa
 
-from deltaforge_dagster.config.columns import ColumnOptions
-from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.sources import PostgresConfig
+from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -27,35 +27,34 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
-from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.pieces import PieceBuffer
-from deltaforge_dagster.sources.postgres import (
-    catalog,
-    identity,
+from deltaforge_dagster.sources.postgres import rights
+from deltaforge_dagster.sources.postgres.connection import catalog, identity
+from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
+from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.decode.batches import UnchangedToast
+from deltaforge_dagster.sources.postgres.decode.decoder import Decoded, Decoder
+from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
+from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
+from deltaforge_dagster.sources.postgres.preflight import preflight
+from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
+from deltaforge_dagster.sources.postgres.stream import (
     publications,
-    rights,
     slot_setup,
     slots,
     stream_errors,
 )
-from deltaforge_dagster.sources.postgres.batches import UnchangedToast
-from deltaforge_dagster.sources.postgres.connection import Server
-from deltaforge_dagster.sources.postgres.decoder import Decoded, Decoder
-from deltaforge_dagster.sources.postgres.handshake import RefusedError
-from deltaforge_dagster.sources.postgres.heartbeat import Heartbeat
-from deltaforge_dagster.sources.postgres.messages import MESSAGES_VERSION
-from deltaforge_dagster.sources.postgres.preflight import preflight
-from deltaforge_dagster.sources.postgres.reselect import Reselection
-from deltaforge_dagster.sources.postgres.snapshot import PostgresSnapshots
-from deltaforge_dagster.sources.postgres.stream import (
+from deltaforge_dagster.sources.postgres.stream.heartbeat import Heartbeat
+from deltaforge_dagster.sources.postgres.stream.replication import (
     SILENCE_SECONDS,
     STATUS_SECONDS,
     ReplicationStream,
     start_command,
 )
-from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
-from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.stream.read_buffer import PieceBuffer
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import TableDetails, TableSchema
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 
-from deltaforge_dagster.config.turso import DatabaseFile, DatabaseServer, TursoConfig
+from deltaforge_dagster.config.sources.turso import DatabaseFile, DatabaseServer, TursoConfig
 from deltaforge_dagster.positions import TursoPosition
-from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors, listed
-from deltaforge_dagster.sources.turso import native, triggers
-from deltaforge_dagster.sources.turso.definitions import Definition, captured
-from deltaforge_dagster.sources.turso.modes import Way, Ways
-from deltaforge_dagster.sources.turso.sessions import Session, identifier
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.turso.connection.sessions import Session, identifier
+from deltaforge_dagster.sources.turso.modes import native, triggers
+from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.turso.schema.definitions import Definition, captured
 
 _SECONDS = 20.0
 _MANY = 1_000_000

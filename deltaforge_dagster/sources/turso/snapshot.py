@@ -21,18 +21,18 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from deltaforge_dagster.config.turso import TursoConfig
+from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.errors import Retryable, SourceMisconfigured
 from deltaforge_dagster.positions import Position, TursoPosition, parse_position
-from deltaforge_dagster.sources.columns import ColumnRules
 from deltaforge_dagster.sources.findings import Finding, finding_errors
-from deltaforge_dagster.sources.read_views import TursoReadView
-from deltaforge_dagster.sources.snapshot import MAX_CHUNKS, Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot_rows import SnapshotRows
-from deltaforge_dagster.sources.turso.definitions import DB, Definition, captured
-from deltaforge_dagster.sources.turso.modes import Way, Ways
-from deltaforge_dagster.sources.turso.sessions import Session, Value, identifier
-from deltaforge_dagster.sources.turso.values import image, json_value, key_of
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
+from deltaforge_dagster.sources.snapshot.read_views import TursoReadView
+from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
+from deltaforge_dagster.sources.turso.connection.sessions import Session, Value, identifier
+from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
+from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.turso.schema.definitions import DB, Definition, captured
 
 _QUESTION_SECONDS = 30.0
 _BATCH_ROWS = 5_000

@@ -16,8 +16,8 @@ from typing import TypeVar
 import orjson
 import pyarrow as pa
 
-from deltaforge_dagster.config.columns import ColumnOptions
-from deltaforge_dagster.config.turso import TursoConfig
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -26,25 +26,25 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.positions import Position, TursoPosition
-from deltaforge_dagster.sources.arrays import with_tx_end
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
-from deltaforge_dagster.sources.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.turso import native, polling, triggers
-from deltaforge_dagster.sources.turso.changes import Batches, Change
-from deltaforge_dagster.sources.turso.definitions import (
+from deltaforge_dagster.sources.rows.arrays import with_tx_end
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
+from deltaforge_dagster.sources.turso.connection.sessions import Session
+from deltaforge_dagster.sources.turso.decode.changes import Batches, Change
+from deltaforge_dagster.sources.turso.modes import native, polling, triggers
+from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.turso.modes.native import NativeLog
+from deltaforge_dagster.sources.turso.modes.readings import Part, Reading, Step
+from deltaforge_dagster.sources.turso.preflight import preflight
+from deltaforge_dagster.sources.turso.schema.definitions import (
     DB,
     Definition,
     captured,
     definition,
     statements,
 )
-from deltaforge_dagster.sources.turso.hrana import ResponseTooLarge
-from deltaforge_dagster.sources.turso.modes import Way, Ways
-from deltaforge_dagster.sources.turso.native import NativeLog
-from deltaforge_dagster.sources.turso.preflight import preflight
-from deltaforge_dagster.sources.turso.readings import Part, Reading, Step
-from deltaforge_dagster.sources.turso.sessions import Session
 from deltaforge_dagster.sources.turso.snapshot import TursoSnapshots
 from deltaforge_dagster.tables import TableDetails, TableSchema
 

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pymysql
 
-from deltaforge_dagster.config.sources import MysqlConfig
+from deltaforge_dagster.config.sources.sources import MysqlConfig
 from deltaforge_dagster.positions import BinlogPosition
-from deltaforge_dagster.servers.mysql import connect
-from deltaforge_dagster.sources.mysql.server_ids import server_id
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from deltaforge_dagster.sources.mysql.synthetic_log import warm
+from deltaforge_dagster.sources.mysql.synthetic.decoder import warm
+from deltaforge_lab.servers.mysql import connect
 
 PIPELINE = "orders"
 

@@ -16,8 +16,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from deltaforge_dagster.sources.mysql.samples import packets
-from tests.sources.mysql.test_decoder import make_decoder
+from deltaforge_dagster.sources.mysql.synthetic.events import packets
+from tests.sources.mysql.decode.test_decoder import make_decoder
 
 HEADER, SUM = 19, 4
 GTID, XID, FORMAT, ROTATE = 33, 16, 15, 4

@@ -12,19 +12,19 @@ import random
 import sys
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, PositionLost, UnsupportedEvent
-from deltaforge_dagster.sources.mysql import samples
-from deltaforge_dagster.sources.mysql.binlog import (
+from deltaforge_dagster.sources.mysql.events.binlog import (
     CHECKSUM_SIZE,
     FORMAT_DESCRIPTION,
     HEADER,
     ROTATE,
     TRANSACTION_PAYLOAD,
 )
-from deltaforge_dagster.sources.mysql.nested_events import events, without_checksum
-from deltaforge_dagster.sources.mysql.payload import payload_pieces
-from deltaforge_dagster.sources.mysql.samples import Log
+from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
+from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.synthetic import events as samples
+from deltaforge_dagster.sources.mysql.synthetic.events import Log
 from tests.sources.mysql import recorded
-from tests.sources.mysql.test_decoder import every_type, make_decoder
+from tests.sources.mysql.decode.test_decoder import every_type, make_decoder
 from tests.sources.mysql.test_events import XID, compressed, tagged, xa
 
 SPICE = [b"\0", b"\xff", b"\xfe", b"\xfd", b"\xfc", b"\xfb", b"\x7f", b"\x80", b"BEGIN", b"COMMIT"]

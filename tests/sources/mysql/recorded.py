@@ -20,8 +20,8 @@ import base64
 import struct
 import zlib
 
-from deltaforge_dagster.sources.mysql.binlog import FORMAT_DESCRIPTION
-from deltaforge_dagster.sources.mysql.samples import packets
+from deltaforge_dagster.sources.mysql.events.binlog import FORMAT_DESCRIPTION
+from deltaforge_dagster.sources.mysql.synthetic.events import packets
 
 MAGIC = b"\xfebin"
 _FILES = (

@@ -22,10 +22,10 @@ import numpy as np
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
 from deltaforge_dagster.positions import BinlogPosition, Position
-from deltaforge_dagster.sources.mysql.samples import Field
-from deltaforge_dagster.sources.mysql.statements import Xid
-from deltaforge_dagster.sources.mysql.table_map import CatalogTable
-from deltaforge_dagster.sources.mysql.transaction_assembler import GtidRun
+from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
+from deltaforge_dagster.sources.mysql.events.statements import Xid
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
+from deltaforge_dagster.sources.mysql.synthetic.events import Field
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 FORWARD = (1 << 64) - 1

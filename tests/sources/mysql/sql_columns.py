@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.mysql.charset_tables import gb18030_code
-from deltaforge_dagster.sources.mysql.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.values.charset_tables import gb18030_code
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form
 
 Literals = st.SearchStrategy[str]
 

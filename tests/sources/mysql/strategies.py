@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.mysql.samples import Field, Log, bitmap, description, packed
+from deltaforge_dagster.sources.mysql.synthetic.events import (
+    Field,
+    Log,
+    bitmap,
+    description,
+    packed,
+)
 from tests.sources.mysql.reference import Table, decimal_size
 
 Values = st.SearchStrategy[bytes]

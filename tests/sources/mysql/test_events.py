@@ -11,14 +11,13 @@ import pytest
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.sources.mysql import binlog
-from deltaforge_dagster.sources.mysql.decoder import Decoded
-from deltaforge_dagster.sources.mysql.gtid_events import parse_tagged_gtid
-from deltaforge_dagster.sources.mysql.samples import FILE, SID, Log, packed
-from deltaforge_dagster.sources.mysql.statements import Xid
+from deltaforge_dagster.sources.mysql.decode.decoder import Decoded
+from deltaforge_dagster.sources.mysql.events import binlog
+from deltaforge_dagster.sources.mysql.events.gtid_events import parse_tagged_gtid
+from deltaforge_dagster.sources.mysql.events.statements import Xid
+from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, Log, packed
 from tests.sources.mysql import recorded
-from tests.sources.mysql.reference import Catalog, NoLog, Place, Progress
-from tests.sources.mysql.test_decoder import (
+from tests.sources.mysql.decode.test_decoder import (
     DESCRIPTION,
     TABLE,
     decode,
@@ -27,6 +26,7 @@ from tests.sources.mysql.test_decoder import (
     rows_of,
     transaction,
 )
+from tests.sources.mysql.reference import Catalog, NoLog, Place, Progress
 
 SERVER = str(uuid.UUID(bytes=SID))
 
@@ -366,7 +366,7 @@ class TestXa:
 
     def test_large_ones_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Memory is bounded: what does not fit is asked for when it is committed."""
-        monkeypatch.setattr("deltaforge_dagster.sources.mysql.prepared.MAX_KEPT_BYTES", 50)
+        monkeypatch.setattr("deltaforge_dagster.sources.mysql.stream.prepared.MAX_KEPT_BYTES", 50)
         log = xa(Log().start(), 1, 1, 2).gtid(2).query(f"XA COMMIT {XID}")
         _, error = decode(log.stream())
 

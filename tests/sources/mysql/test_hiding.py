@@ -9,22 +9,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.mysql import samples
-from deltaforge_dagster.sources.mysql.binlog import WRITE_ROWS_2
-from deltaforge_dagster.sources.mysql.samples import ORDERS, Log, bitmap, orders_row, packed
+from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2
+from deltaforge_dagster.sources.mysql.events.table_map import Unknown
 from deltaforge_dagster.sources.mysql.source import MysqlSource
-from deltaforge_dagster.sources.mysql.table_map import Unknown
+from deltaforge_dagster.sources.mysql.synthetic import events as samples
+from deltaforge_dagster.sources.mysql.synthetic.events import (
+    ORDERS,
+    Log,
+    bitmap,
+    orders_row,
+    packed,
+)
 from tests.chance import examples
 from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hashed, hidden_row, rules
 from tests.sources.mysql.bench import PIPELINE, MysqlBench
+from tests.sources.mysql.decode.test_decoder import decode, rows_of
 from tests.sources.mysql.reference import Catalog
 from tests.sources.mysql.strategies import Made, streams
-from tests.sources.mysql.test_decoder import decode, rows_of
 
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=examples(30))

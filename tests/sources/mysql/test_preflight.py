@@ -10,7 +10,7 @@ import pytest
 
 from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.findings import Finding
-from deltaforge_dagster.sources.mysql import server_log
+from deltaforge_dagster.sources.mysql.connection import server_log
 from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltaforge_dagster.servers.mysql import MysqlServer
 from deltaforge_dagster.sources.mysql.source import MysqlSource
+from deltaforge_lab.servers.mysql import MysqlServer
 from tests.contracts.test_source import take, whole
 from tests.sources.mysql.bench import MysqlBench
 

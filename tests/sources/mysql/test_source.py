@@ -22,9 +22,10 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.positions import BinlogPosition, LsnPosition, Position, parse_position
-from deltaforge_dagster.servers.mysql import MysqlServer, execute
 from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
-from deltaforge_dagster.sources.mysql import dump, peek, source
+from deltaforge_dagster.sources.mysql import source
+from deltaforge_dagster.sources.mysql.stream import dump, peek
+from deltaforge_lab.servers.mysql import MysqlServer, execute
 from tests.contracts.test_source import (
     Taken,
     Versions,
@@ -545,7 +546,9 @@ class TestLostPositions:
         self, bench: MysqlBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Restored from a backup, the server would number other transactions like those we have."""
-        monkeypatch.setattr("deltaforge_dagster.sources.mysql.server_log._EXECUTED_SECONDS", 0.3)
+        monkeypatch.setattr(
+            "deltaforge_dagster.sources.mysql.connection.server_log._EXECUTED_SECONDS", 0.3
+        )
         head = bench.source().head()
         seen = GtidSet.parse(head.gtid_set or "")
         seen.add("3e11fa47-71ca-11e1-9e33-c80aa9429562", 1, 5)

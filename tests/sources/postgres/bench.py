@@ -10,8 +10,8 @@ from typing import Any, Self
 import psycopg
 from psycopg import conninfo, sql
 
-from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
-from deltaforge_dagster.config.sources import PostgresConfig
+from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 

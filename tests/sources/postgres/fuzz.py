@@ -17,13 +17,13 @@ from typing import Any
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.sources.postgres import samples
-from deltaforge_dagster.sources.postgres.copy_text import read_copied
-from deltaforge_dagster.sources.postgres.decoder import Decoder
-from deltaforge_dagster.sources.postgres.fills import Answer, Question
-from deltaforge_dagster.sources.postgres.selected import SelectedRows
-from deltaforge_dagster.sources.postgres.tuples import MARK, OMIT
-from deltaforge_dagster.sources.postgres.values import BUILT_IN, ISO_TIMESTAMPS, CatalogType
+from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
+from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
+from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS, CatalogType
+from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
+from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
+from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from tests.sources.postgres.reference import Registry
 
 SPICE = [b"{", b"}", b'"', b"\\", b",", b"[", b"]", b"\\x", b"NULL", b"\0", b"\xff", b"\t", b"\n"]

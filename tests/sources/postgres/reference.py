@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltaforge_dagster.positions import Position
-from deltaforge_dagster.sources.postgres.values import BUILT_IN, CatalogType
+from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, CatalogType
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from tests.strategies import DOMAIN, DOMAIN_ARRAY, ENUM, ENUM_ARRAY
 

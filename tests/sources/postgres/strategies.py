@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
+from deltaforge_dagster.kernels.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON, STRING
 
 MADE_UP = (
     "CREATE EXTENSION hstore",

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.engine import ValueOptions
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_dagster.config.engine.engine import ValueOptions
+from deltaforge_dagster.kernels.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.json_text import BOOLEAN, BYTEA, FLOAT, INTEGER, JSON
-from deltaforge_dagster.sources.postgres.connection import Server
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.chance import examples
 from tests.fix_postgres import POSTGRES_VERSIONS, PostgresVersion
 from tests.sources.postgres.bench import PostgresBench

@@ -13,7 +13,7 @@ import pytest
 
 from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
 from tests.contracts.test_source import Taken, Versions, insert, inserts, take, whole
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.quiet import is_quiet

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.servers.postgres import PostgresServer
-from deltaforge_dagster.sources.postgres.catalog import Catalog
-from deltaforge_dagster.sources.postgres.decoder import Decoder
-from deltaforge_dagster.sources.postgres.values import CatalogType
+from deltaforge_dagster.sources.postgres.connection.catalog import Catalog
+from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.types import CatalogType
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.sources.fuzzing import fuzz
 from tests.sources.postgres.fuzz import Recorded, messages_of
 from tests.sources.postgres.strategies import columns

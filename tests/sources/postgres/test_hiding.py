@@ -6,17 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.columns import ColumnOptions
+from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres import samples
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from tests.chance import examples
 from tests.contracts.test_source import Versions, insert
 from tests.sources.hidden import SALT, hidden_row, rules
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
-from tests.sources.postgres.test_decoder import RELATION, decode, rows_of, transaction
-from tests.sources.postgres.test_decoder import insert as inserted
+from tests.sources.postgres.decode.test_decoder import RELATION, decode, rows_of, transaction
+from tests.sources.postgres.decode.test_decoder import insert as inserted
 from tests.strategies import streams
 
 

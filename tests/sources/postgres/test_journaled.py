@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.processors.envelope import Origin, native_envelope
-from deltaforge_dagster.processors.routing import row_key
-from deltaforge_dagster.sources.postgres import samples
-from tests.sources.postgres.test_decoder import (
+from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+from deltaforge_dagster.processors.messages.routing import row_key
+from deltaforge_dagster.sources.postgres.synthetic import messages as samples
+from tests.sources.postgres.decode.test_decoder import (
     RELATION,
     TABLE,
     decode,

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.engine import PostgresOptions, ValueOptions
+from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.errors import PermissionMissing
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ReadLimits
@@ -17,7 +17,10 @@ from deltaforge_dagster.sources.postgres.source import PostgresSource
 from tests.contracts.test_source import Versions
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PostgresBench
-from tests.sources.postgres.test_connection import PASSWORD, role  # noqa: F401
+from tests.sources.postgres.connection.test_server import (  # noqa: F401
+    PASSWORD,
+    role,
+)
 
 pytestmark = pytest.mark.postgres
 

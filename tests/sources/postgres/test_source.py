@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.columns import ColumnOptions
-from deltaforge_dagster.config.engine import PostgresOptions
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import (
     DeltaforgeError,
     PermissionMissing,
@@ -22,11 +22,12 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.positions import LsnPosition
-from deltaforge_dagster.servers.postgres import PostgresServer
 from deltaforge_dagster.sources.base import ReadLimits
-from deltaforge_dagster.sources.postgres import slots, source
+from deltaforge_dagster.sources.postgres import source
 from deltaforge_dagster.sources.postgres.source import PostgresSource
+from deltaforge_dagster.sources.postgres.stream import slots
 from deltaforge_dagster.tables import ColumnDetails
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_source import (
     Taken,
     Versions,
@@ -39,10 +40,10 @@ from tests.contracts.test_source import (
 from tests.e2e.deployment import eventually
 from tests.fix_postgres import StartPostgres
 from tests.sources.postgres.bench import PIPELINE, PostgresBench
-from tests.sources.postgres.test_connection import (
+from tests.sources.postgres.connection.test_server import (  # noqa: F401
     PASSWORD,
     everything_said,
-    role,  # noqa: F401
+    role,
     silencing_proxy,
 )
 from tests.sources.quiet import is_quiet

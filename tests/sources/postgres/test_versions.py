@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from deltaforge_dagster.config.engine import PostgresOptions
+from deltaforge_dagster.config.engine.engine import PostgresOptions
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.servers.postgres import PostgresServer
+from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_source import Taken, insert, take, whole
 from tests.fix_postgres import POSTGRES_VERSIONS, StartPostgres
 from tests.sources.postgres.bench import PostgresBench

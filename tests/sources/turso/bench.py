@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import turso
 
-from deltaforge_dagster.config.turso import TursoConfig
+from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.turso.source import TursoSource
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from deltaforge_dagster.config.turso import TursoConfig
-from deltaforge_dagster.sources.turso.hrana import HranaDatabase
+from deltaforge_dagster.config.sources.turso import TursoConfig
+from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
 from deltaforge_dagster.sources.turso.source import TursoSource
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
 

@@ -1,0 +1,1 @@
+"""Commands about pipeline files: what they mean, what they change, whether the servers are ready for them."""

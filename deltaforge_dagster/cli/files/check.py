@@ -1,0 +1,67 @@
+"""`deltaforge check`: check that the source and the sinks have everything that a pipeline needs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deltaforge_dagster.cli.files.destinations import destinations
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.health import sink_preflight
+from deltaforge_dagster.pipeline.health.source_preflight import preflight
+from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.sources.build import build_source
+from deltaforge_dagster.sources.findings import Finding
+
+_STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+
+
+def check(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
+    """Check the source's settings, grants, log, tables and keys, and each sink; report what is missing.
+
+    Each finding comes with the statement that fixes it. The command changes and writes nothing. The exit
+    code is 1 if a problem prevents changes from being captured or delivered, or will soon lose changes.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    source = build_source(loaded.spec)
+    try:
+        with existing_store(settings) as store:
+            found = preflight(source, store, loaded)
+    finally:
+        source.close()
+    declared = loaded.spec.spec
+    names = {
+        sink.config.id: destinations(sink.config.destination, declared.source)
+        for sink in declared.sinks
+    }
+    found += sink_preflight.preflight(declared.sinks, loaded.name, names)
+    failed = any(finding.level == "error" for finding in found)
+    if json_output:
+        findings = [
+            {"subject": one.subject, "level": one.level, "text": one.text, "mend": one.remedy}
+            for one in found
+        ]
+        typer.echo(json.dumps({"pipeline": loaded.name, "ok": not failed, "findings": findings}))
+    else:
+        _print(loaded.name, found)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _print(pipeline: str, found: list[Finding]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in found:
+        level = (f"{finding.level:<8}", _STYLES[finding.level])
+        console.print(Text.assemble(level, f"{finding.subject}: {finding.text}"))
+        if finding.remedy is not None:
+            console.print(Text.assemble(" " * 8, ("fix: ", "dim"), finding.remedy))
+    levels = Counter(finding.level for finding in found)
+    console.print(
+        f"{pipeline}: ok {levels['ok']}, notes {levels['note']}, "
+        f"warnings {levels['warning']}, errors {levels['error']}"
+    )

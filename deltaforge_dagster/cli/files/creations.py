@@ -1,0 +1,89 @@
+"""What a pipeline creates when it is loaded and run: names in Dagster, in the state store, on servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from deltaforge_dagster.assets.names import job_name, snapshot_job_name
+from deltaforge_dagster.cli.files.destinations import destinations
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig, Sink
+from deltaforge_dagster.config.sources.sources import PostgresSource, Source
+from deltaforge_dagster.config.sources.turso import TursoSource
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
+from deltaforge_dagster.sinks.build import position_key, transactional_id
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.turso.modes import triggers
+
+
+def creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    """Return the names that the pipeline creates or uses, by place, as plain JSON values."""
+    sinks = loaded.spec.spec.sinks
+    source = loaded.spec.spec.source
+    return {
+        "dagster": _in_dagster(settings, loaded),
+        "state store": {
+            "pipeline": loaded.name,
+            "checkpoints": [sink.config.id for sink in sinks],
+        },
+        "source": _of_source(source),
+        "sinks": {sink.config.id: _of_sink(sink, loaded.name, source) for sink in sinks},
+    }
+
+
+def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
+    definitions = build_definitions(settings, [loaded])
+    graph = definitions.resolve_asset_graph()
+    assets = sorted(graph.get_all_asset_keys())
+    partitions = [graph.get(key).partitions_def for key in assets]
+    repository = definitions.get_repository_def()
+    jobs = [job_name(loaded.name), snapshot_job_name(loaded.name)]
+    return {
+        "assets": [key.to_user_string() for key in assets],
+        "partitions": sorted(
+            {
+                one.name
+                for one in partitions
+                if isinstance(one, dg.DynamicPartitionsDefinition) and one.name
+            }
+        ),
+        "jobs": jobs,
+        "sensors": [
+            one.name
+            for one in repository.sensor_defs
+            if one.name == ALERTS or any(target.job_name in jobs for target in one.targets)
+        ],
+        "schedules": [
+            f"{one.name} ({one.cron_schedule})"
+            for one in repository.schedule_defs
+            if one.job_name in jobs
+        ],
+    }
+
+
+def _of_source(source: Source) -> dict[str, Any]:
+    config = source.config
+    tables = {"tables": list(config.tables) or ["every table of users"]}
+    if isinstance(source, PostgresSource):
+        return {"slot": source.config.slot, "publication": source.config.publication, **tables}
+    if isinstance(source, TursoSource):
+        makes = {"table": triggers.TABLE} if source.config.auto_create_triggers else {}
+        return {"mode": source.config.cdc_mode, **makes, **tables}
+    return {"server id of the reader": server_id(config.id), **tables}
+
+
+def _of_sink(sink: Sink, pipeline: str, source: Source) -> dict[str, Any]:
+    config = sink.config
+    word = {"redis": "streams", "kafka": "topics", "nats": "subjects", "file": "files"}[sink.type]
+    made: dict[str, Any] = {word: destinations(config.destination, source)}
+    if isinstance(config, NatsConfig) and config.stream is not None:
+        made["stream"] = config.stream
+    if isinstance(config, KafkaConfig) and config.exactly_once:
+        made["transactional id, group"] = transactional_id(pipeline, config.id)
+    if isinstance(config, RedisConfig) and config.exactly_once:
+        made["position key"] = position_key(pipeline, config.id)
+    return made

@@ -1,0 +1,164 @@
+"""`deltaforge plan`: show what a pipeline file means and what it would change, before it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from deltaforge_dagster.cli.files.creations import creations
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.control.code_versions import CodeParts, code_parts
+from deltaforge_dagster.pipeline.control.publication import CHANGES
+from deltaforge_dagster.pipeline.control.spec_changes import Standing, snapshot_due, spec_changes
+from deltaforge_dagster.pipeline.control.specs import kept_form, noted_spec
+from deltaforge_dagster.resources.platform import existing_store
+from deltaforge_dagster.state.store import StateStore
+
+_KINDS = {"added": "green", "removed": "red", "renamed": "yellow", "changed": "yellow"}
+
+
+def plan(pipeline: PipelineArgument, *, json_output: JsonOption = False) -> None:
+    """Show the effective content of a pipeline file, what it creates, and what it changes.
+
+    The file is compared with the version that the live run uses, else with the version that the pipeline last
+    ran with or its sensor last saw. The command reads only the state store and changes nothing. Secrets are shown
+    as `***`, scripts as their hashes.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    with existing_store(settings) as store:
+        compared = _compared(store, loaded)
+    content = kept_form(loaded.spec)
+    planned = {
+        "pipeline": loaded.name,
+        "path": str(loaded.path),
+        "hash": loaded.hash,
+        "warnings": list(loaded.warnings),
+        "spec": content,
+        "creates": creations(settings, loaded),
+        **compared,
+        "snapshot": snapshot_due(content, known=compared["known"] != "new")
+        if compared["known"] != "the same"
+        else None,
+    }
+    if json_output:
+        typer.echo(json.dumps(planned))
+    else:
+        _print(planned)
+
+
+def _compared(store: StateStore | None, loaded: LoadedPipeline) -> dict[str, Any]:
+    """Compare the file with the known pipeline.
+
+    Return the fields `known`, `changes`, `waits` (what the changes wait for) and `stale` (the assets that
+    become stale) of the JSON output.
+    """
+    nothing: dict[str, Any] = {"changes": [], "waits": None, "stale": []}
+    row = None if store is None else store.pipeline(loaded.name)
+    if store is None or row is None:
+        return {"known": "new", **nothing}
+    working = _working(store, loaded.name)
+    before = row.spec_hash if working is None else working.spec_hash
+    if before == loaded.hash:
+        return {"known": "the same", **nothing}
+    noted = noted_spec(store, loaded.name, before)
+    if noted is None:
+        return {"known": "another, of a version that kept no specs", **nothing}
+    standing = Standing(row, store.checkpoints(loaded.name))
+    found = spec_changes(noted.content, kept_form(loaded.spec), standing)
+    return {
+        "known": "another",
+        "changes": [dataclasses.asdict(one) for one in found],
+        "waits": None if working is None else working.text,
+        "stale": _stale(noted.parts, code_parts(loaded.spec)) if row.next_range > 1 else [],
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Working:
+    """A live run, and the hash of the file that it uses."""
+
+    run_id: str
+    spec_hash: str
+
+    @property
+    def text(self) -> str:
+        """What changes of the file have to wait for."""
+        return (
+            f"run {self.run_id} uses the old file; within seconds of a change it closes its range and ends, "
+            "and the next run uses the new file"
+        )
+
+
+def _working(store: StateStore, pipeline: str) -> _Working | None:
+    """Return the run that holds the lease and has begun a range, None if there is none."""
+    lease = store.lease(pipeline)
+    opened = store.ranges(pipeline, state="open", newest_first=True, limit=1)
+    if lease is None or lease.run_id is None or not opened or not lease.held_at(store.now()):
+        return None
+    # A range that a dead run left open has the dead run's epoch.
+    return _Working(lease.run_id, opened[0].spec_hash) if opened[0].epoch == lease.epoch else None
+
+
+def _stale(before: CodeParts, after: CodeParts) -> list[str]:
+    """Return the assets whose existing ranges become stale, because their code version changes."""
+    sinks = [sink for sink in after.sinks if sink in before.sinks]
+    return [
+        CHANGES if sink is None else sink
+        for sink in (None, *sinks)
+        if before.version(sink) != after.version(sink)
+    ]
+
+
+def _print(planned: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+
+    def heading(text: str) -> None:
+        console.print(Text(text, "bold"))
+
+    for warning in planned["warnings"]:
+        console.print(Text.assemble(("warning ", "yellow"), warning))
+    heading("Effective file, with every default")
+    console.print(Text(_as_yaml(planned["spec"])))
+    heading("What it creates and uses")
+    console.print(Text(_as_yaml(planned["creates"])))
+    heading("What it changes")
+    name, known = planned["pipeline"], planned["known"]
+    if not planned["changes"]:
+        said = {
+            "new": f"  {name} is new: it has not run yet, and its sensor has not seen it.",
+            "the same": f"  Nothing: {name} runs with the same file.",
+            "another": f"  Nothing visible: only secrets of {name} differ, or the spelling of scripts.",
+        }
+        console.print(said.get(known, f"  Not known: {name} ran with {known}."))
+    for one in planned["changes"]:
+        values = "" if one["kind"] == "removed" else f": {_value(one['after'])}"
+        if one["kind"] in {"changed", "renamed"}:
+            values = f": {_value(one['before'])} -> {_value(one['after'])}"
+        console.print(
+            Text.assemble("  ", (one["kind"], _KINDS[one["kind"]]), f" {one['path']}{values}")
+        )
+        console.print(Text(f"      {one['consequence']}", "dim"))
+    if planned["waits"] is not None:
+        console.print(f"  Waits: {planned['waits']}.")
+    if planned["snapshot"] is not None:
+        console.print(f"  Automatically: {planned['snapshot']}.")
+    if planned["stale"]:
+        console.print(f"  Existing ranges become stale in Dagster: {', '.join(planned['stale'])}")
+
+
+def _as_yaml(content: Any) -> str:
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def _value(value: Any) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

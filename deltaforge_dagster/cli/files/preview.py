@@ -1,0 +1,101 @@
+"""`deltaforge preview`: run changed processors over a range and show the differences, without delivering."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltaforge_dagster.assets import preview as shown
+from deltaforge_dagster.assets.publish import add_partition
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.output import grid, print_answer
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.file.processor_file import load_processors
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.pipeline.process.chains import chain_of
+from deltaforge_dagster.pipeline.replay.preview import Preview
+from deltaforge_dagster.pipeline.replay.preview import preview as make_preview
+from deltaforge_dagster.resources.instance import local_instance
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.resources.run_context import build_run_context
+
+
+def preview(
+    pipeline: PipelineArgument,
+    *,
+    number: Annotated[int, typer.Option("--range", metavar="N", help="A closed range.", min=1)],
+    processors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the processors to try: a pipeline file, or one with only `processors`.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(metavar="K", help="Show at most K events of each kind.", min=0)
+    ] = 5,
+    show_values: Annotated[
+        bool, typer.Option("--show-values", help="Also show the values of these events.")
+    ] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Record the result in Dagster, at the range, without values."
+        ),
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Run processors over a closed range and show how the result differs from what the sinks got.
+
+    Without --processors, the command uses the processors of the pipeline's current file. It delivers nothing,
+    moves no checkpoint, and can be used while a run is live.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    chain = chain_of(loaded.spec)
+    if processors is not None:
+        chain = replace(chain, processors=load_processors(processors))
+    with Platform(settings, single_process=True).open() as opened:
+        context = build_run_context(opened, loaded)
+        made = make_preview(context, loaded.name, number, chain, sample=sample, values=show_values)
+    if record:
+        with local_instance(settings) as instance:
+            add_partition(instance, loaded.name, number)
+            instance.report_runless_asset_event(shown.observation(loaded.name, made))
+    if json_output:
+        found = {
+            "pipeline": loaded.name,
+            "range": made.range,
+            "equal": made.difference.equal,
+            "events_in": made.events_in,
+            "events_out": made.events_out,
+            "processors": made.processors,
+            **made.difference.to_json(),
+        }
+        typer.echo(json.dumps(found))
+        return
+    _print(made)
+
+
+def _print(made: Preview) -> None:
+    print_answer(f"{shown.sentence(made).capitalize()}.")
+    for part in (
+        shown.processors(made),
+        shown.tables(made),
+        shown.fields(made),
+        shown.sample(made),
+    ):
+        if not part.rows:
+            continue
+        print_answer("")
+        print_answer(grid(part.headings, part.rows))
+    for one in made.difference.sample:
+        for side in ("recorded", "made"):
+            if one.get(side) is not None:
+                values = json.dumps(one[side], ensure_ascii=False)
+                typer.echo(f"{one['event_id']} {side}: {values}")

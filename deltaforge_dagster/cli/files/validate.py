@@ -1,0 +1,113 @@
+"""`deltaforge validate`: check pipeline files without connecting to anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from deltaforge_dagster.config.file.load import (
+    BrokenPipeline,
+    LoadedPipeline,
+    load_files,
+    pipeline_files,
+)
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.pipeline.build_check import build_problems
+
+
+def validate(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Pipeline files, or directories of them. Default: DELTAFORGE_PIPELINES (./pipelines).",
+        ),
+    ] = None,
+    *,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of lines.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            envvar="DELTAFORGE_STRICT", help="Treat unknown fields as problems, not as warnings."
+        ),
+    ] = False,
+) -> None:
+    """Check pipeline files and print every problem and warning, each with its line.
+
+    The command connects to nothing and writes nothing. The exit code is 0 if every file is valid, even with
+    warnings, and 1 otherwise.
+    """
+    files: dict[Path, None] = {}
+    missing: list[str] = []
+    for path in paths or [Settings.from_env().pipelines]:
+        try:
+            found = pipeline_files(path)
+        except SpecError as error:
+            missing += error.problems
+            continue
+        if not found:
+            missing.append(f"{path}: holds no *.yaml or *.yml file")
+        files |= dict.fromkeys(found)
+    pipelines = [_checked(pipeline) for pipeline in load_files(files, strict=strict)]
+    valid = not missing and all(isinstance(pipeline, LoadedPipeline) for pipeline in pipelines)
+    if json_output:
+        typer.echo(
+            json.dumps(
+                {
+                    "valid": valid,
+                    "problems": missing,
+                    "pipelines": [_as_json(pipeline) for pipeline in pipelines],
+                }
+            )
+        )
+    else:
+        _print(pipelines, missing)
+    raise typer.Exit(0 if valid else 1)
+
+
+def _checked(pipeline: LoadedPipeline | BrokenPipeline) -> LoadedPipeline | BrokenPipeline:
+    """Also have the sinks' client libraries check their settings, and the script engine the scripts."""
+    if isinstance(pipeline, BrokenPipeline):
+        return pipeline
+    found = [f"{pipeline.path}: {problem}" for problem in build_problems(pipeline.spec)]
+    if not found:
+        return pipeline
+    return BrokenPipeline(pipeline.path, pipeline.name, SpecError(*found), pipeline.warnings)
+
+
+def _problems(pipeline: LoadedPipeline | BrokenPipeline) -> list[str]:
+    return list(pipeline.error.problems) if isinstance(pipeline, BrokenPipeline) else []
+
+
+def _as_json(pipeline: LoadedPipeline | BrokenPipeline) -> dict[str, object]:
+    return {
+        "path": str(pipeline.path),
+        "name": pipeline.name,
+        "valid": isinstance(pipeline, LoadedPipeline),
+        "problems": _problems(pipeline),
+        "warnings": list(pipeline.warnings),
+    }
+
+
+def _print(pipelines: list[LoadedPipeline | BrokenPipeline], missing: list[str]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for problem in missing:
+        console.print(Text.assemble(("error   ", "bold red"), problem))
+    for pipeline in pipelines:
+        for problem in _problems(pipeline):
+            console.print(Text.assemble(("error   ", "bold red"), problem))
+        for warning in pipeline.warnings:
+            console.print(Text.assemble(("warning ", "yellow"), warning))
+        if isinstance(pipeline, LoadedPipeline):
+            spec = pipeline.spec.spec
+            sinks = ", ".join(sink.config.id for sink in spec.sinks)
+            text = f"{pipeline.path}: pipeline {pipeline.name}, {spec.source.type} to {sinks}"
+            console.print(Text.assemble(("ok      ", "green"), text))

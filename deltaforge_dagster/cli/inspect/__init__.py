@@ -1,0 +1,1 @@
+"""Commands that look into what was captured and delivered."""

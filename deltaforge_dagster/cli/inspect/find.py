@@ -1,0 +1,146 @@
+"""`deltaforge find`: show where in the journal the changes of a key are, and which sinks have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from deltaforge_dagster.cli.installation.run import range_numbers
+from deltaforge_dagster.cli.options import JsonOption, NameArgument
+from deltaforge_dagster.cli.output import moment, print_answer, size
+from deltaforge_dagster.cli.state import known_pipeline, opened_store
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.replay.key_search import Found, Wanted, search, segments_of
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+
+def find(
+    pipeline: NameArgument,
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="The row's key: its value, the comma-separated values of several columns, or a JSON object: '{\"id\": 7}'.",
+        ),
+    ],
+    *,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Search only this table; may be repeated.")
+    ] = None,
+    ranges: Annotated[
+        str | None,
+        typer.Option("--range", help="Search only range N, or the consecutive ranges N-M."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of changes to show, oldest first.")
+    ] = 100,
+    json_output: JsonOption = False,
+) -> None:
+    """Show where in the journal the changes of a row are, and which sinks have them.
+
+    The command searches everything that the journal still holds. A sink has a change once its checkpoint has
+    passed it, even if the file's `filter` keeps the change from the sink. The exit code is 1 if no change is found.
+    """
+    wanted = Wanted(key)
+    with opened_store() as store:
+        known_pipeline(store, pipeline)
+        within = _within(store, pipeline, ranges)
+        journal = Journal(Settings.from_env().journal_url)
+        with _progress(store, pipeline, within) as progress:
+            matches = search(
+                store,
+                journal,
+                pipeline,
+                wanted,
+                tables=tables or (),
+                segments=within,
+                progress=progress,
+            )
+            found = list(islice(matches, limit + 1))
+        held = [one for one in store.holds(pipeline) if one.state != "journaled"]
+        sinks = list(store.checkpoints(pipeline))
+    more = len(found) > limit
+    found = found[:limit]
+    if json_output:
+        changes = [_as_json(one) for one in found]
+        typer.echo(json.dumps({"pipeline": pipeline, "changes": changes, "more": more}))
+    else:
+        _print(found, sinks, more=more)
+        for one in held:
+            typer.echo(f"Not searched: {pluralize(one.events, 'held event')} of {one.subject}.")
+    raise typer.Exit(0 if found else 1)
+
+
+def _within(store: StateStore, pipeline: str, ranges: str | None) -> tuple[int | None, int | None]:
+    return (None, None) if ranges is None else segments_of(store, pipeline, range_numbers(ranges))
+
+
+@contextmanager
+def _progress(
+    store: StateStore, pipeline: str, within: tuple[int | None, int | None]
+) -> Iterator[Any]:
+    """Show the progress of the search on standard error, if that is a terminal."""
+    console = Console(stderr=True)
+    total = store.journal_bytes(pipeline) if within == (None, None) else None
+    bar = Progress(
+        TextColumn("searching"),
+        BarColumn(),
+        TextColumn("{task.fields[done]}, segment {task.fields[segment]:,}"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = bar.add_task("", total=total, done="", segment=0)
+    searched = 0
+
+    def show(segment: SegmentRow) -> None:
+        nonlocal searched
+        searched += segment.bytes + (segment.processed_bytes or 0)
+        bar.update(task, completed=searched, done=size(searched), segment=segment.segment)
+
+    with bar:
+        yield show
+
+
+def _as_json(one: Found) -> dict[str, Any]:
+    return {
+        **asdict(one),
+        "key": json.loads(one.key),
+        "old_key": None if one.old_key is None else json.loads(one.old_key),
+    }
+
+
+def _print(found: Sequence[Found], sinks: Sequence[str], *, more: bool) -> None:
+    if not found:
+        print_answer("The journal has no change of this key.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("time", "table", "op", "key", "range", "segment", "position", *sinks):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        keys = one.key if one.old_key is None else f"{one.old_key} -> {one.key}"
+        table.add_row(
+            moment(one.ts_us / 1e6),
+            one.table,
+            one.op,
+            keys,
+            f"{one.range}",
+            f"{one.segment}:{one.ordinal}",
+            one.position,
+            *(one.sinks.get(sink, "-") for sink in sinks),
+        )
+    print_answer(table)
+    if more:
+        print_answer(f"There are more than these {len(found)} changes; use --limit to see more.")

@@ -1,0 +1,1 @@
+"""Commands that start processes or concern the whole installation."""

@@ -1,0 +1,143 @@
+"""Dagster's processes, as `deltaforge dev` and `deltaforge demo` start them.
+
+One code server holds the definitions; the webserver and the daemon query it instead of each loading them
+again. All of them share one `DAGSTER_HOME` and end with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+import dagster as dg
+
+from deltaforge_dagster.cli.interrupts import interrupt_once
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.processes.process import ServerProcess, free_port
+
+_DEFINITIONS = "deltaforge_dagster.definitions"
+_START_SECONDS = 240.0
+_STOP_SECONDS = 120.0
+ANSWER_SECONDS = 300
+"""How long Dagster waits for the code server, which answers once a run's process has started. With Dagster's
+default of 60 seconds, a busy machine reports runs as "failed to start" although they do start."""
+
+_WORKSPACE = """\
+load_from:
+  - grpc_server: {{host: 127.0.0.1, port: {port}, location_name: deltaforge_dagster}}
+"""
+
+
+class DagsterProcesses:
+    """A running code server, webserver and daemon.
+
+    Attributes:
+        ui: Address of the UI.
+    """
+
+    def __init__(self, ui: str) -> None:
+        self.ui = ui
+        self._processes: list[ServerProcess] = []
+
+    @classmethod
+    def start(cls, settings: Settings, dagster_home: Path, *, port: int | None = None) -> Self:
+        """Start all three, with logs below `settings.home`; return once the UI responds.
+
+        Args:
+            settings: The installation. The processes read it from the environment, which must match.
+            dagster_home: Where Dagster keeps its instance.
+            port: Port of the UI; None for any free one.
+
+        Raises:
+            SettingsError: The port is taken, or a process does not start; the message has its last
+                log lines.
+        """
+        port = free_port() if port is None else port
+        code_port = free_port()
+        workspace = dagster_home / "workspace.deltaforge.yaml"
+        workspace.write_text(_WORKSPACE.format(port=code_port))
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a script's `&` leaves it
+            # The processes would inherit this and also ignore SIGTERM, since Dagster treats both alike.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        # The runs, which the code server starts, inherit these as well.
+        os.environ["DAGSTER_HOME"] = str(dagster_home)
+        if not os.environ.get("DAGSTER_GRPC_TIMEOUT_SECONDS"):
+            os.environ["DAGSTER_GRPC_TIMEOUT_SECONDS"] = str(ANSWER_SECONDS)
+        if not os.environ.get("DELTAFORGE_DAGSTER_URL"):
+            os.environ["DELTAFORGE_DAGSTER_URL"] = f"http://127.0.0.1:{port}"
+        # Create Dagster's SQLite tables first: processes that do so concurrently leave them unusable.
+        dg.DagsterInstance.from_config(str(dagster_home)).dispose()
+        started = cls(f"http://127.0.0.1:{port}")
+        try:
+            started._run(
+                "code server",
+                settings.home,
+                ["dagster", "code-server", "start", "-m", _DEFINITIONS, "-h", "127.0.0.1"],
+                ["-p", str(code_port)],
+            )
+            started._run(
+                "webserver",
+                settings.home,
+                ["dagster_webserver", "-h", "127.0.0.1", "-p", str(port)],
+                ["-w", str(workspace), "--log-level", "warning"],
+            )
+            started._run(
+                "daemon", settings.home, ["dagster._daemon", "run"], ["-w", str(workspace)]
+            )
+            started._processes[1].wait_until(started._answers, _START_SECONDS)
+        except BaseException:
+            started.stop()
+            raise
+        return started
+
+    def check(self) -> None:
+        """Raise `SettingsError` if one of the processes has ended by itself."""
+        for process in self._processes:
+            if not process.running:
+                raise SettingsError(f"{process.name} ended: {process.log_tail()}")
+
+    def stop(self) -> None:
+        """Stop the daemon first, so that no new run starts, then the other processes and live runs."""
+        for process in reversed(self._processes):
+            process.stop(signal.SIGTERM, _STOP_SECONDS)
+        self._processes.clear()
+
+    def _run(self, name: str, home: Path, module: list[str], options: list[str]) -> None:
+        folder = home / "logs" / name.replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._processes.append(
+            ServerProcess(
+                name,
+                [sys.executable, "-m", *module, *options],
+                directory=folder,
+                working_directory=Path.cwd(),  # the base of relative paths in settings and files
+                quick_signal=signal.SIGTERM,
+            )
+        )
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.ui}/server_info", timeout=10):  # noqa: S310 - ours
+                return True
+        except OSError:  # refused, reset or late: not yet
+            return False
+
+
+def wait_for_interrupt(processes: DagsterProcesses) -> None:
+    """Return on Ctrl-C or SIGTERM; raise `SettingsError` if a process ends by itself.
+
+    SIGTERM is ignored afterwards, so that a second one does not interrupt the shutdown.
+    """
+    signal.signal(signal.SIGTERM, interrupt_once)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            processes.check()
+            time.sleep(0.5)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

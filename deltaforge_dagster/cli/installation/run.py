@@ -1,0 +1,285 @@
+"""`deltaforge run` and `deltaforge replay`: materialize the assets of a pipeline without Dagster's daemon.
+
+They execute the same jobs as the sensor and the UI, in this process and on the same Dagster instance, so
+the UI shows their runs like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, cast
+
+import dagster as dg
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from deltaforge_dagster.assets.names import (
+    CAUGHT_UP_METADATA,
+    COMMAND,
+    OUTCOME_METADATA,
+    REASON_TAG,
+    RUN_TAG,
+    UNTIL_TAG,
+    asset_key,
+    job_name,
+    partition_key,
+)
+from deltaforge_dagster.assets.publish import add_partition
+from deltaforge_dagster.cli.installation.run_logs import printing_instance
+from deltaforge_dagster.cli.options import JsonOption, PipelineArgument
+from deltaforge_dagster.cli.selection import select_pipeline
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.definitions import build_definitions
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed
+from deltaforge_dagster.pipeline.committed import committed_without
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.pipeline.replay.replay import split_by_delivery
+from deltaforge_dagster.resources.platform import Platform
+from deltaforge_dagster.state.store import StateStore
+
+_INTERRUPTED = dg.DagsterExecutionInterruptedError.__name__
+
+
+def run(
+    pipeline: PipelineArgument,
+    *,
+    until_caught_up: Annotated[
+        bool,
+        typer.Option(
+            "--until-caught-up",
+            help="End when every change that the source has now is delivered.",
+        ),
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Capture and deliver until there has been no work for a while; Ctrl-C stops the run cleanly.
+
+    The exit code is 1 if the source could not be read, a sink that the commit policy waits for is behind
+    and fails, the lease was lost, or another run is working on the pipeline. Failures of sinks that the commit
+    policy does not wait for are reported, but do not change the exit code.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    tags = {RUN_TAG: "live", REASON_TAG: COMMAND}
+    if until_caught_up:
+        tags[UNTIL_TAG] = "caught up"
+    outcome: dict[str, Any] = {"reason": "interrupted"}
+    success = False
+    try:
+        with _progress(settings, loaded):
+            result = _execute(settings, loaded, tags=tags)
+        outcome = _outcome(result)
+        success = result.success and _delivered(loaded, outcome)
+    finally:
+        if json_output:
+            typer.echo(json.dumps({"pipeline": loaded.name, "success": success, **outcome}))
+    if outcome.get("reason") == "interrupted":
+        raise KeyboardInterrupt
+    if not json_output:
+        _tell(loaded.name, outcome)
+    if not success:
+        raise typer.Exit(1)
+
+
+def _delivered(loaded: LoadedPipeline, outcome: Mapping[str, Any]) -> bool:
+    """Return whether the commit policy is satisfied without the sinks that are behind and fail."""
+    if outcome["reason"] == "held elsewhere":
+        return False
+    failing = outcome["sink_errors"].keys() & outcome["behind"].keys()
+    return committed_without(loaded.spec, failing)
+
+
+def _tell(pipeline: str, outcome: Mapping[str, Any]) -> None:
+    """Print what a run did.
+
+    Raises:
+        DeltaforgeError: The run failed, or another run is working on the pipeline.
+    """
+    if "error" in outcome:
+        raise DeltaforgeError(outcome["error"])
+    if outcome["reason"] == "held elsewhere":
+        raise DeltaforgeError(f"another run is working on pipeline {pipeline}")
+    typer.echo(_sentence(outcome))
+    if outcome["capture_error"] is not None:
+        typer.secho(f"error: {outcome['capture_error']}", fg=typer.colors.RED, err=True)
+    for sink, error in sorted(outcome["sink_errors"].items()):
+        typer.echo(f"{sink} is behind and fails: {error}")
+
+
+def replay(
+    pipeline: PipelineArgument,
+    *,
+    ranges: Annotated[str, typer.Option("--range", help="Range N, or the consecutive ranges N-M.")],
+    sink: Annotated[str, typer.Option(help="The sink to deliver them to.")],
+    reprocess: Annotated[
+        bool,
+        typer.Option(
+            "--reprocess",
+            help="Run the file's current processors over the captured changes, and deliver the result.",
+        ),
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Deliver closed ranges to one sink again, with every message marked as a replay; no checkpoint moves.
+
+    Ranges that the sink does not have yet are delivered in order, without the mark, and move its checkpoint;
+    this requires that no run is working on the pipeline. With --reprocess the sink must already have the ranges;
+    the journal keeps its recorded content.
+    """
+    settings, loaded = select_pipeline(Settings.from_env(), pipeline)
+    numbers = range_numbers(ranges)
+    first, last = numbers[0], numbers[-1]
+    # Check before Dagster's job does, so that a refusal is one message of this command.
+    with Platform(settings, single_process=True).open() as opened:
+        split_by_delivery(opened.store, loaded.name, sink, numbers)
+    tags = {RUN_TAG: "reprocess"} if reprocess else {}
+    tags |= {
+        "dagster/asset_partition_range_start": partition_key(first),
+        "dagster/asset_partition_range_end": partition_key(last),
+    }
+    selection = [asset_key(loaded.name, sink)]
+    result = _execute(settings, loaded, tags=tags, selection=selection, ranges=numbers)
+    if not result.success:
+        raise DeltaforgeError(_outcome(result)["error"])
+    again, caught_up = _messages(result)
+    if json_output:
+        known = {"pipeline": loaded.name, "sink": sink, "range": ranges}
+        typer.echo(json.dumps({**known, "sent": again, "caught_up": caught_up}))
+        return
+    how = "again, with the current processors" if reprocess else "again"
+    text = f"Range {ranges}: {pluralize(again, 'message')} sent to {sink} {how}"
+    typer.echo(text + (f", {caught_up:,} for the first time." if caught_up else "."))
+
+
+def _messages(result: dg.ExecuteInProcessResult) -> tuple[int, int]:
+    """Return how many messages were replayed, and how many were delivered for the first time."""
+    again = caught_up = 0
+    for event in result.all_events:
+        metadata: Mapping[str, Any] = {}
+        if event.is_step_materialization:
+            metadata = event.step_materialization_data.materialization.metadata
+        elif event.is_asset_observation:
+            metadata = event.asset_observation_data.asset_observation.metadata
+        again += sum(
+            int(metadata[name].value) for name in ("replayed", "reprocessed") if name in metadata
+        )
+        if CAUGHT_UP_METADATA in metadata:
+            caught_up += int(metadata[CAUGHT_UP_METADATA].value)
+    return again, caught_up
+
+
+def _execute(
+    settings: Settings,
+    loaded: LoadedPipeline,
+    *,
+    tags: Mapping[str, str],
+    selection: list[dg.AssetKey] | None = None,
+    ranges: Iterable[int] = (),
+) -> dg.ExecuteInProcessResult:
+    definitions = build_definitions(settings, [loaded], single_process=True)
+    with printing_instance(settings) as instance:
+        for number in ranges:
+            add_partition(instance, loaded.name, number)
+        return definitions.resolve_job_def(job_name(loaded.name)).execute_in_process(
+            instance=instance,
+            tags=tags,
+            asset_selection=selection,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            raise_on_error=False,
+        )
+
+
+def _outcome(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    """Return the outcome that the run recorded, or `error`, or only a `reason` if there is neither.
+
+    Dagster reports an interrupt as a step failure with a stack trace.
+    """
+    for event in result.all_events:
+        if event.is_asset_observation:
+            metadata = event.asset_observation_data.asset_observation.metadata
+            if OUTCOME_METADATA in metadata:
+                return cast("dict[str, Any]", metadata[OUTCOME_METADATA].value)
+        if event.is_step_failure:
+            error = event.step_failure_data.error
+            if error is not None and error.cls_name == _INTERRUPTED:
+                return {"reason": "interrupted"}
+            failure = event.step_failure_data.user_failure_data
+            described = failure.description if failure is not None else None
+            return {"error": described or str(error)}
+    return {"reason": "held elsewhere"}
+
+
+def _sentence(outcome: Mapping[str, Any]) -> str:
+    sent = ", ".join(f"{count:,} to {sink}" for sink, count in outcome["delivered"].items())
+    captured = pluralize(outcome["captured"], "change")
+    return f"Ended ({outcome['reason']}): {captured} captured, sent {sent}."
+
+
+def range_numbers(text: str) -> range:
+    """Return the range numbers that the value of `--range` names: `N`, or `N-M`.
+
+    Raises:
+        NotAllowed: The value has another form, or M is less than N.
+    """
+    first, _, last = text.partition("-")
+    if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        raise NotAllowed(f"--range {text}: write a number N, or N-M")
+    return range(int(first), int(last or first) + 1)
+
+
+@contextmanager
+def _progress(settings: Settings, loaded: LoadedPipeline) -> Iterator[None]:
+    """Show the run's progress on standard error, updated once a second, if that is a terminal."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    console = Console(stderr=True)
+    if settings.state_url == "memory" or not console.is_terminal:
+        yield
+        return
+    done = threading.Event()
+    store = StateStore.open(settings.state_url)
+
+    with console.status(f"{loaded.name}: starting ...") as status:
+
+        def show() -> None:
+            with suppress(DeltaforgeError):  # the run gets the same error and reports it
+                while not done.wait(1.0):
+                    status.update(_state_of(store, loaded.name))
+
+        thread = threading.Thread(target=show, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            store.close()
+
+
+def _state_of(store: StateStore, pipeline: str) -> str:
+    row = store.pipeline(pipeline)
+    if row is None:
+        return f"{pipeline}: starting ..."
+    end = row.next_segment - 1
+    sinks = ", ".join(
+        f"{one.sink} {one.segment}"
+        + (f" [red]({escape(one.last_error)})[/red]" if one.last_error else "")
+        for one in store.checkpoints(pipeline).values()
+    )
+    return f"{pipeline}: {_reading(store, pipeline)}captured {pluralize(end, 'segment')}; delivered {sinks}"
+
+
+def _reading(store: StateStore, pipeline: str) -> str:
+    """Return the progress of the unfinished snapshot, an empty string if there is none."""
+    snapshot = store.unfinished_snapshot(pipeline)
+    if snapshot is None:
+        return ""
+    progress = store.snapshot_progress(pipeline, snapshot.snapshot).values()
+    read = sum(one.read + one.spliced for one in progress)
+    chunks = sum(one.chunks for one in progress)
+    rows = sum(one.rows for one in progress)
+    return f"snapshot {read:,} of {pluralize(chunks, 'chunk')}, {pluralize(rows, 'row')}; "

@@ -1,0 +1,60 @@
+"""`deltaforge warm`: compile the kernels before the first run needs them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import typer
+
+from deltaforge_dagster.kernels import runtime as kernel
+from deltaforge_dagster.pipeline.encode import messages
+from deltaforge_dagster.processors.sql import spliced_fields
+from deltaforge_dagster.sensing import scan
+from deltaforge_dagster.sinks.nats import answers as nats_answers
+from deltaforge_dagster.sinks.nats import pack as nats_pack
+from deltaforge_dagster.sinks.redis import resp, resp_replies
+from deltaforge_dagster.sources.mysql.snapshot import selected as mysql_selected
+from deltaforge_dagster.sources.mysql.synthetic import decoder as mysql
+from deltaforge_dagster.sources.postgres.snapshot import copied as postgres_copied
+from deltaforge_dagster.sources.postgres.snapshot import selected as postgres_selected
+from deltaforge_dagster.sources.postgres.synthetic import decoder as postgres
+from deltaforge_dagster.sources.rows import hiding
+from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
+
+_COMPILED = "*.nbi"
+"""Numba's index files, one per compiled kernel. Its cache folders already exist once a kernel is imported."""
+
+_PARTS = (
+    (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
+    (mysql, mysql_selected, spliced_fields, resp, resp_replies, nats_pack, nats_answers),
+)
+"""Modules with kernels, in two parts that take about equally long to compile."""
+
+
+def warm() -> None:
+    """Compile every kernel and cache the machine code, so that no run has to wait for it.
+
+    The cache is NUMBA_CACHE_DIR, or else the user's cache directory (~/.cache/deltaforge/kernels), where
+    later processes of the same user find it. The first compilation takes a minute or two.
+    """
+    started = time.monotonic()
+    if not any(kernel.CACHE.rglob(_COMPILED)) and (os.cpu_count() or 1) > 1:
+        _compile_side_by_side()
+    for part in range(len(_PARTS)):
+        _compile(part)
+    typer.echo(f"Kernels are ready ({time.monotonic() - started:.1f} s).")
+
+
+def _compile_side_by_side() -> None:
+    """Compile each part in a separate process; this process then finds the machine code in the cache."""
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(_PARTS), mp_context=spawning) as processes:
+        list(processes.map(_compile, range(len(_PARTS))))
+
+
+def _compile(part: int) -> None:
+    for module in _PARTS[part]:
+        module.warm()

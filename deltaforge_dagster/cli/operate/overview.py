@@ -1,0 +1,193 @@
+"""The state of a pipeline as `deltaforge status` shows it, read from its file and the state store.
+
+No other server is queried. The display (`status_display`) and the JSON output show the same values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
+from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
+from deltaforge_dagster.state.records import (
+    CheckpointRow,
+    DeadLetterDepth,
+    HoldRow,
+    LeaseRow,
+    PipelineRow,
+    RangeRow,
+)
+from deltaforge_dagster.state.snapshot_records import SnapshotProgress, SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class SinkView:
+    """The state of one sink.
+
+    Attributes:
+        checkpoint: Its checkpoint.
+        segments: How many segments it lacks, in whole or in part.
+        rows: How many changes it lacks.
+        lag_seconds: Age of the oldest change that it lacks; 0 if there is none.
+    """
+
+    checkpoint: CheckpointRow
+    segments: int
+    rows: int
+    lag_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state of one pipeline.
+
+    Attributes:
+        pipeline: Its row in the state store.
+        sinks: Its sinks.
+        newest: Its newest range, None if there is none.
+        lease: Its lease, None if no run ever held one.
+        journal_bytes: Size of its journal.
+        holds: Its holds.
+        dead_letters: Figures of its dead letters.
+        snapshot: The newest snapshot with the progress of each table, None if there is none.
+        health: Whether it works, and its problems.
+        now: The state store's current time.
+    """
+
+    pipeline: PipelineRow
+    sinks: Sequence[SinkView]
+    newest: RangeRow | None
+    lease: LeaseRow | None
+    journal_bytes: int
+    holds: Sequence[HoldRow]
+    dead_letters: DeadLetterDepth
+    snapshot: tuple[SnapshotRow, Mapping[str, SnapshotProgress]] | None
+    health: Health
+    now: float
+
+    @property
+    def lag_seconds(self) -> float:
+        """Return the lag of the sink that is furthest behind."""
+        return max((one.lag_seconds for one in self.sinks), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values; times are seconds since 1970."""
+        row, newest, lease = self.pipeline, self.newest, self.lease
+        held = lease is not None and lease.held_at(self.now)
+        return {
+            "name": row.name,
+            **_health_json(self.health),
+            "lag_seconds": round(self.lag_seconds, 3),
+            "captured_position": _fields(row.captured_position or row.start_position),
+            "committed_position": _fields(row.confirmed_position),
+            "captured_segments": row.next_segment - 1,
+            "capture_pause": row.capture_pause,
+            "journal_bytes": self.journal_bytes,
+            "range": newest
+            and {
+                "range": newest.range,
+                "state": newest.state,
+                "rows": newest.rows,
+                "opened_at": newest.opened_at,
+                "closed_at": newest.closed_at,
+            },
+            "run_id": lease.run_id if lease is not None and held else None,
+            "sinks": [self._sink(one) for one in self.sinks],
+            "holds": [asdict(one) for one in self.holds],
+            "dead_letters": asdict(self.dead_letters),
+            "snapshot": self.snapshot
+            and {
+                **asdict(self.snapshot[0]),
+                "progress": {name: asdict(one) for name, one in self.snapshot[1].items()},
+            },
+        }
+
+    def _sink(self, view: SinkView) -> dict[str, Any]:
+        one = view.checkpoint
+        return {
+            "sink": one.sink,
+            "state": one.state,
+            "segment": one.segment,
+            "ordinal": one.ordinal,
+            "complete": one.complete,
+            "source_position": _fields(one.source_position),
+            "segments_behind": view.segments,
+            "rows_behind": view.rows,
+            "lag_seconds": round(view.lag_seconds, 3),
+            "checkpoint_age_seconds": round(max(0.0, self.now - one.updated_at), 3),
+            "failures": one.failures,
+            "next_attempt_at": one.next_attempt_at if one.failures else None,
+            "last_error": one.last_error,
+            "notice": one.notice,
+            "began": one.began,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NotBegun:
+    """A pipeline that has a file but no row in the state store yet."""
+
+    name: str
+    health: Health
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its name and health as JSON values."""
+        return {"name": self.name, **_health_json(self.health)}
+
+
+def _health_json(found: Health) -> dict[str, Any]:
+    return {
+        "status": found.status,
+        "problem": found.error,
+        "well": found.well,
+        "problems": [one.to_json() for one in found.problems],
+        "seen_at": found.seen_at,
+    }
+
+
+def overview(store: StateStore, row: PipelineRow, file: AnyPipeline | None) -> Overview:
+    """Return the state of a pipeline.
+
+    Args:
+        store: The state store.
+        row: The pipeline.
+        file: Its loaded or broken file, None if the installation has no file of it.
+    """
+    now = store.now()
+    newest = store.ranges(row.name, newest_first=True, limit=1)
+    snapshots = store.snapshots(row.name, newest=1)
+    return Overview(
+        pipeline=row,
+        sinks=[_view(store, row, one, now) for one in store.checkpoints(row.name).values()],
+        newest=newest[0] if newest else None,
+        lease=store.lease(row.name),
+        journal_bytes=store.journal_bytes(row.name),
+        holds=store.holds(row.name),
+        dead_letters=store.dead_letter_depth(row.name),
+        snapshot=(snapshots[0], store.snapshot_progress(row.name, snapshots[0].snapshot))
+        if snapshots
+        else None,
+        health=health_without_file(store, row) if file is None else health(store, file),
+        now=now,
+    )
+
+
+def _view(store: StateStore, row: PipelineRow, one: CheckpointRow, now: float) -> SinkView:
+    behind = segments_behind(row, one)
+    rows = 0
+    if behind:
+        waiting = store.segments(row.name, first=one.segment + one.complete)
+        rows = sum(segment.delivered.rows for segment in waiting)
+        if waiting and not one.complete and waiting[0].segment == one.segment:
+            rows -= one.ordinal + 1
+    return SinkView(one, behind, rows, sink_lag_seconds(store, row, one, now))
+
+
+def _fields(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

@@ -1,0 +1,95 @@
+"""`deltaforge status`: show every pipeline, from the pipeline files and the state store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from deltaforge_dagster.cli.operate.overview import NotBegun, Overview, overview
+from deltaforge_dagster.cli.operate.status_display import screen
+from deltaforge_dagster.cli.options import JsonOption
+from deltaforge_dagster.cli.output import answers, print_answer
+from deltaforge_dagster.cli.state import installed_files, known_pipeline, opened_store
+from deltaforge_dagster.errors import Retryable
+from deltaforge_dagster.pipeline.control.catalog import of_row
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.state.store import StateStore
+
+
+def status(
+    pipelines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PIPELINE", help="Names of pipelines. Default: all."),
+    ] = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep updating the output.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between updates, with --watch.")
+    ] = 2.0,
+    json_output: JsonOption = False,
+) -> None:
+    """Show pipelines: how far capture and delivery are, which run works on them, and what fails.
+
+    The command reads only the pipeline files and the state store. With --watch and --json it prints one object
+    per line, until Ctrl-C.
+
+    The exit code is 1 if a pipeline has an error: its file is invalid, its changes are not captured, or a sink that
+    the commit policy waits for fails. It is 0 for warnings, and for pipelines that were paused or stopped.
+    """
+    with opened_store() as store, contextlib.suppress(KeyboardInterrupt):
+        if not watch:
+            found = _found(store, pipelines)
+            if json_output:
+                _print_json(found)
+            else:
+                print_answer(screen(found))
+            if not all(one.health.well for one in found):
+                raise typer.Exit(1)
+        elif json_output:
+            while True:
+                _print_json(_found(store, pipelines))
+                time.sleep(interval)
+        else:
+            _watch(store, pipelines, interval)
+
+
+def _found(store: StateStore, names: Sequence[str] | None) -> list[Overview | NotBegun]:
+    files = installed_files(store)
+    rows = {row.name: row for row in store.pipelines()}
+    unbegun = {one.name: one for one in files if one.name not in rows}
+    for name in names or ():
+        if name not in unbegun:
+            known_pipeline(store, name)
+    chosen = sorted({*rows, *unbegun} if not names else set(names))
+    return [
+        overview(store, rows[name], of_row(rows[name], files))
+        if name in rows
+        else NotBegun(name, health(store, unbegun[name]))
+        for name in chosen
+    ]
+
+
+def _print_json(found: Sequence[Overview | NotBegun]) -> None:
+    typer.echo(json.dumps({"pipelines": [one.to_json() for one in found]}))
+
+
+def _watch(store: StateStore, names: Sequence[str] | None, interval: float) -> None:
+    """Update the display until Ctrl-C; if the store is unavailable, show the error and try again."""
+    shown: RenderableType = screen(_found(store, names))
+    console = answers()
+    with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            try:
+                shown = screen(_found(store, names))
+            except Retryable as error:
+                shown = Text(str(error), style="red")
+            live.update(shown, refresh=True)

@@ -1,0 +1,173 @@
+"""The display of `deltaforge status`: one block for each pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from deltaforge_dagster.cli.operate.overview import NotBegun, Overview, SinkView
+from deltaforge_dagster.cli.output import duration, position, size
+from deltaforge_dagster.pipeline.committed import go_on_command
+from deltaforge_dagster.pipeline.health.health import Health
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.state.records import HoldRow, LeaseRow, RangeRow
+
+_STATUS_STYLES = {"running": "green", "paused": "yellow", "stopped": "red", "failed": "bold red"}
+
+
+def screen(found: Sequence[Overview | NotBegun]) -> RenderableType:
+    """Return the display of all pipelines."""
+    blocks: list[RenderableType] = []
+    for one in found:
+        if isinstance(one, NotBegun):
+            blocks += [_title(one.name, one.health, 0.0), *_problems(one.health, None), ""]
+        else:
+            blocks += [_pipeline(one), _sinks(one), ""]
+    return Group(*blocks[:-1] or ["No pipeline has run yet."])
+
+
+def _title(name: str, health: Health, lag_seconds: float) -> Text:
+    lag = f"  lag {duration(lag_seconds)}" if lag_seconds >= 1 else ""
+    warned = "" if health.status == "failed" or not health.problems else "  with problems"
+    return Text.assemble(
+        (name, "bold"),
+        "  ",
+        (health.status, _STATUS_STYLES[health.status]),
+        (warned, "yellow"),
+        (lag, "yellow"),
+    )
+
+
+def _problems(health: Health, now: float | None) -> Iterator[RenderableType]:
+    """Yield the problems: each with since when, the next attempt, and the remedy."""
+    for one in health.problems:
+        style = "red" if one.severity == "error" else "yellow"
+        text = f"{one.severity}: {one.subject}: {one.text}"
+        if now is not None and one.since is not None:
+            text += f" (for {duration(now - one.since)})"
+        if now is not None and one.next_attempt_at is not None:
+            left = one.next_attempt_at - now
+            text += f"; next attempt {f'in {duration(left)}' if left >= 1 else 'now'}"
+        yield Padding(Text(text, style=style), (0, 0, 0, 2))
+        if one.remedy is not None:
+            yield Padding(Text(f"run: {one.remedy}"), (0, 0, 0, 4))
+
+
+def _pipeline(one: Overview) -> RenderableType:
+    row, now = one.pipeline, one.now
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    facts.add_row(
+        "  captured",
+        f"{position(row.captured_position or row.start_position)}, segment {row.next_segment - 1:,}",
+    )
+    if row.capture_pause is not None:
+        facts.add_row("  paused", Text(row.capture_pause, style="yellow"))
+    for hold in one.holds:
+        if hold.state == "journaled":
+            facts.add_row("  held", _released(hold))
+    facts.add_row("  confirmed", position(row.confirmed_position))
+    facts.add_row("  journal", size(one.journal_bytes))
+    if one.snapshot is not None:
+        facts.add_row("  snapshot", _snapshot(one))
+    facts.add_row("  range", _range(one.newest, now) if one.newest else "none yet")
+    facts.add_row("  lease", _lease(one.lease, now))
+    facts.add_row("  seen", _seen(one))
+    title = _title(row.name, one.health, one.lag_seconds)
+    return Group(title, *_problems(one.health, now), facts)
+
+
+def _seen(one: Overview) -> str:
+    """Return when a run, a tick or the source last showed activity."""
+    if one.lease is not None and one.lease.held_at(one.now):
+        return "a run is at work"
+    seen = one.health.seen_at
+    ago = "never" if seen is None else f"{duration(one.now - seen)} ago"
+    row = one.pipeline
+    if row.ticked_at is None:
+        return f"{ago}; no sensor watches it, only `deltaforge run` works on it"
+    source = row.source_seen_at
+    answered = "" if source is None else f"; the source responded {duration(one.now - source)} ago"
+    return f"{ago} by a tick{answered}"
+
+
+def _released(hold: HoldRow) -> str:
+    return f"{hold.kind} {hold.subject}: released, in segment {hold.last_segment}"
+
+
+def _snapshot(one: Overview) -> Text:
+    assert one.snapshot is not None
+    row, progress = one.snapshot
+    chunks = sum(table.chunks for table in progress.values())
+    done = sum(table.spliced for table in progress.values())
+    read = done + sum(table.read for table in progress.values())
+    rows = sum(table.rows for table in progress.values())
+    text = f"{row.snapshot} {row.state_text}"
+    if chunks:
+        text += f": {read:,} of {pluralize(chunks, 'chunk')} read, {done:,} in the journal"
+        text += f", {pluralize(rows, 'row')}"
+    if row.problem:
+        text += f"; {row.problem}"
+    return Text(text, style="red" if row.problem else "")
+
+
+def _range(newest: RangeRow, now: float) -> str:
+    rows = pluralize(newest.rows, "row")
+    if newest.state == "closed":
+        ago = duration(now - (newest.closed_at or now))
+        return f"{newest.range} closed {ago} ago ({newest.close_reason}), {rows}"
+    return f"{newest.range} open for {duration(now - newest.opened_at)}, {rows}"
+
+
+def _lease(row: LeaseRow | None, now: float) -> str:
+    if row is None or row.run_id is None:
+        return "free"
+    if row.expires_at > now:
+        return f"run {row.run_id} (epoch {row.epoch}), {duration(row.expires_at - now)} left"
+    return f"free; run {row.run_id} lost it {duration(now - row.expires_at)} ago"
+
+
+def _sinks(one: Overview) -> RenderableType:
+    """Return a table of the sinks, and below it the notes on where each sink began."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("  sink", "segment", "behind", "lag", "moved", "failures", "next attempt"):
+        justify: JustifyMethod = "right" if heading == "failures" else "left"
+        table.add_column(heading, overflow="fold", justify=justify)
+    said: list[RenderableType] = []
+    for view in one.sinks:
+        checkpoint = view.checkpoint
+        odd = checkpoint.notice is not None or checkpoint.paused
+        bad = checkpoint.failures or not checkpoint.attached
+        style = "red" if bad else "yellow" if odd else ""
+        wait = checkpoint.next_attempt_at - one.now
+        table.add_row(
+            f"  {checkpoint.sink}",
+            f"{checkpoint.segment:,}"
+            + ("" if checkpoint.complete else f" row {checkpoint.ordinal:,}"),
+            _behind(one.pipeline.name, view),
+            duration(view.lag_seconds) if view.segments else "-",
+            f"{duration(one.now - checkpoint.updated_at)} ago",
+            f"{checkpoint.failures}",
+            "" if not checkpoint.failures else f"in {duration(wait)}" if wait > 0 else "now",
+            style=style,
+        )
+        if checkpoint.began:
+            known = f"sink {checkpoint.sink}: {checkpoint.began}"
+            said.append(Padding(Text(known, style="dim"), (0, 0, 0, 2)))
+    return Group(table, *said)
+
+
+def _behind(pipeline: str, view: SinkView) -> str:
+    checkpoint = view.checkpoint
+    command = go_on_command(pipeline, checkpoint.sink, checkpoint.state)
+    if not checkpoint.attached:
+        return f"detached; {command}"
+    lacks = "no"
+    if view.segments:
+        lacks = f"{pluralize(view.segments, 'segment')}, {pluralize(view.rows, 'row')}"
+    return f"{lacks}; paused: {command}" if checkpoint.paused else lacks

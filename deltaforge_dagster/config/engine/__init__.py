@@ -1,0 +1,1 @@
+"""`spec.engine`: the fields that DeltaForge does not have."""

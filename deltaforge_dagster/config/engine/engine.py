@@ -1,0 +1,251 @@
+"""`spec.engine`: the fields that DeltaForge does not have.
+
+Numbers named `seconds` are seconds, `ms` milliseconds, `bytes` bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from deltaforge_dagster.config.blocks import Block, Count, Seconds
+from deltaforge_dagster.config.engine.alerts import AlertHook
+from deltaforge_dagster.config.engine.checkpoint import CheckpointOptions
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.config.engine.cron import cron_problem
+from deltaforge_dagster.config.sources.snapshot import SnapshotOptions
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class RunLimits(Block):
+    """How long a run lives, and how it holds its lease."""
+
+    max_seconds: Seconds = 900.0
+    """A run ends after this time, and the next one continues."""
+    idle_seconds: Seconds = 30.0
+    """A run ends when for this long nothing was captured and no sink made progress."""
+    lease_seconds: Seconds = 30.0
+    """How long the right to work on the pipeline lasts without renewal: the time until another run
+    may take over from one that died.
+    """
+    renew_seconds: Seconds = 5.0
+    """How often the lease is renewed; at most half of `lease_seconds`."""
+
+    @model_validator(mode="after")
+    def _check_renewal(self) -> RunLimits:
+        if self.renew_seconds * 2 > self.lease_seconds:
+            raise ValueError(
+                "renew_seconds must be at most half of lease_seconds (one late renewal would "
+                "lose the lease)"
+            )
+        return self
+
+
+class RangeLimits(Block):
+    """When a range closes: at the first limit that it reaches."""
+
+    max_seconds: Seconds = 60.0
+    """After this time."""
+    max_events: Count = 2_000_000
+    """At this many changes."""
+    max_bytes: Count = GIB
+    """At this total size of its journal files."""
+
+
+class SegmentLimits(Block):
+    """When a segment ends: between `min_ms` and `max_ms`, or earlier when it is large."""
+
+    min_ms: Annotated[int, Field(ge=0)] = 50
+    """The minimum time, unless a size limit is reached; before `max_ms`, a segment ends only if a sink
+    waits for work.
+    """
+    max_events: Count = 200_000
+    """At this many changes."""
+    max_bytes: Count = 64 * MIB
+    """At this size."""
+    max_ms: Count = 1000
+    """At the latest after this time."""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> SegmentLimits:
+        if self.min_ms > self.max_ms:
+            raise ValueError("min_ms must not be above max_ms")
+        return self
+
+
+class DeliverLimits(Block):
+    """How a deliverer catches up, and how it waits after a failure."""
+
+    max_bytes: Count = 32 * MIB
+    """How much of the journal one Spark job encodes at most while a sink catches up."""
+    backoff_initial_seconds: Seconds = 1.0
+    """The wait after a sink's first failure; it doubles with each further failure."""
+    backoff_max_seconds: Seconds = 60.0
+    """The longest wait after a failure."""
+
+    @model_validator(mode="after")
+    def _check_backoff(self) -> DeliverLimits:
+        if self.backoff_initial_seconds > self.backoff_max_seconds:
+            raise ValueError("backoff_initial_seconds must not be above backoff_max_seconds")
+        return self
+
+
+class JournalLimits(Block):
+    """How large the journal may become, how long it is kept, and when the source may discard its log."""
+
+    max_bytes: Count = 10 * GIB
+    """The maximum size of all segments together. At the limit, delivered segments are deleted early,
+    then optional sinks that hold the journal back are detached, and otherwise capture pauses until the
+    journal has drained to 80 % ([guarantees](guarantees.md#when-the-journal-is-full)).
+    """
+    confirm: Literal["delivered", "captured"] = "delivered"
+    """What the source may discard from its log: changes that the commit policy counts as delivered, or
+    changes as soon as the journal holds them.
+    """
+    retention_hours: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 24.0
+    """How long a segment is kept for replays, unless the journal is full earlier. A segment that an
+    attached sink still needs is always kept.
+    """
+
+
+class DeadLetterOptions(Block):
+    """What happens to the changes that follow a dead letter (`spec.journal`)."""
+
+    hold_key: bool = False
+    """Later changes of the same row wait behind the dead letter in the queue, in order. Needs
+    `spec.journal.enabled`.
+    """
+
+
+class Freshness(Block):
+    """How old a captured change may be before a sink must have received it."""
+
+    warn_seconds: Seconds = 60.0
+    """The sink's check `freshness` warns beyond this."""
+    error_seconds: Seconds = 600.0
+    """The sink's check `freshness` fails beyond this."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Freshness:
+        if self.warn_seconds > self.error_seconds:
+            raise ValueError("warn_seconds must not be above error_seconds")
+        return self
+
+
+class DagsterOptions(Block):
+    """How Dagster shows and starts the pipeline."""
+
+    schedule: str | None = None
+    """A cron schedule of five fields: Dagster checks for work on this schedule instead of with a
+    sensor.
+    """
+    sensor_interval_seconds: Annotated[int, Field(gt=0)] = 5
+    """The minimum time between two checks for work by the sensor; Dagster's daemon itself evaluates
+    sensors every five seconds. The UI shows one second less.
+    """
+    group: str | None = None
+    """Asset group in the UI, of letters, digits and `_`; by default each pipeline has its own group."""
+    freshness: Freshness = Freshness()
+    """When a sink counts as late."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        problem = cron_problem(schedule) if schedule is not None else None
+        if problem:
+            raise ValueError(problem)
+        return schedule
+
+    @field_validator("group")
+    @classmethod
+    def _check_group(cls, group: str | None) -> str | None:
+        if group is not None and not re.fullmatch(r"[A-Za-z0-9_]+", group):
+            raise ValueError("must be letters, digits and `_` (Dagster allows no other groups)")
+        return group
+
+
+class ValueOptions(Block):
+    """How events represent values that have several possible forms (docs/types.md)."""
+
+    toast: Literal["unchanged", "omit", "reselect"] = "unchanged"
+    """PostgreSQL: how an unchanged TOAST value appears, that is a large value that an update did not
+    change and that the log therefore lacks: as `{"_unchanged":true}`, not at all (the column is left
+    out), or with the row's current value, selected again
+    ([types](types.md#unchanged-large-values)).
+    """
+    postgres_timestamp: Literal["text", "iso"] = "text"
+    """PostgreSQL: a `timestamp` as the server prints it (`"2026-03-01 12:34:56"`), or in ISO 8601 format
+    (`"2026-03-01T12:34:56"`; a `timestamptz` has its offset, `"2026-03-01T12:34:56+00:00"`).
+    """
+    mysql_enum: Literal["label", "index"] = "label"
+    """MySQL: an ENUM as its label, or as the label's index, counted from 1."""
+    mysql_set: Literal["labels", "bits"] = "labels"
+    """MySQL: a SET as labels separated by commas, or as a number with one bit for each label."""
+    mysql_timestamp: Literal["iso", "micros"] = "iso"
+    """MySQL: a TIMESTAMP as `"2026-03-01T12:00:00.000000Z"`, or as microseconds since 1970."""
+    mysql_binary: Literal["base64", "text"] = "base64"
+    """MySQL: a BINARY or VARBINARY as `{"_base64":"..."}`, or as a string if its bytes are valid UTF-8.
+    """
+
+
+class SchemaOptions(Block):
+    """What happens when the form (the columns) of a captured table changes."""
+
+    on_schema_change: Literal["continue", "pause_table"] = "continue"
+    """`pause_table`: a table's changes are held, in order, from the first row of a new form until
+    somebody approves the form; other tables continue ([schemas](schemas.md#approval)).
+    """
+
+    @property
+    def pauses(self) -> bool:
+        """Whether changes of a new form wait for schema approval."""
+        return self.on_schema_change == "pause_table"
+
+
+class PostgresOptions(Block):
+    """Options for PostgreSQL servers."""
+
+    failover_slot: bool = False
+    """Create the slot as a failover slot, which standbys can synchronize (PostgreSQL 17). Has no effect
+    on a slot that already exists.
+    """
+    heartbeat_seconds: Seconds | None = None
+    """How often a run writes a small logical message into the log, so that the slot advances even while
+    only other databases of the server are written to.
+    """
+
+
+class Engine(Block):
+    """The fields that DeltaForge does not have."""
+
+    run: RunLimits = RunLimits()
+    """One Dagster run of the pipeline."""
+    range: RangeLimits = RangeLimits()
+    """A range, which is a Dagster partition, closes at the first of these limits."""
+    segment: SegmentLimits = SegmentLimits()
+    """Limits of a segment, which always ends between two transactions."""
+    deliver: DeliverLimits = DeliverLimits()
+    """How sinks catch up, and how long they wait after failures."""
+    journal: JournalLimits = JournalLimits()
+    """How large the journal may become, and what is kept."""
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    """How often checkpoints are written, and where a new pipeline starts."""
+    dlq: DeadLetterOptions = DeadLetterOptions()
+    """What happens to the changes that follow a dead letter."""
+    dagster: DagsterOptions = DagsterOptions()
+    """How Dagster shows and starts the pipeline."""
+    alerts: tuple[AlertHook, ...] = ()
+    """Who is notified when checks and runs fail ([logs.md](logs.md#alerts))."""
+    columns: ColumnOptions = ColumnOptions()
+    """Which column values are hidden at capture ([columns.md](columns.md))."""
+    schemas: SchemaOptions = SchemaOptions()
+    """What happens when the form of a table changes ([schemas.md](schemas.md))."""
+    values: ValueOptions = ValueOptions()
+    """How events represent values ([types.md](types.md))."""
+    postgres: PostgresOptions = PostgresOptions()
+    """Options for PostgreSQL servers ([postgres.md](postgres.md))."""
+    snapshot: SnapshotOptions = SnapshotOptions()
+    """How much of the journal's disk snapshots may use ([snapshots.md](snapshots.md))."""

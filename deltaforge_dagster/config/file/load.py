@@ -1,0 +1,360 @@
+"""Load pipeline files, and report all problems of a file at once, with line and path.
+
+A file goes through five steps: expanding environment variables, parsing YAML, finding features that this
+version lacks, validating against the models, and checking rules between blocks. Each step adds its
+problems, and the file is loaded only if there are none. A problem reads
+`file:line: path.in.document: what is wrong (what to do)`. Lines are those of the text after
+expansion: they differ from the file's only if a variable's value has several lines.
+
+A document without a file, such as one kept in the state store, goes through the same steps from the third
+one on (`load_document`); its problems have a path and no line.
+
+One invalid file never stops the others: `load_pipelines` returns it as a `BrokenPipeline`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from deltaforge_dagster.config.blocks import NAME
+from deltaforge_dagster.config.engine.checkpoint import DEFAULT_INSTANCE
+from deltaforge_dagster.config.file.advice import advice
+from deltaforge_dagster.config.file.document import (
+    Document,
+    DocumentPath,
+    Problem,
+    format_path,
+    parse,
+    plain,
+)
+from deltaforge_dagster.config.file.env import expand, unexpanded
+from deltaforge_dagster.config.file.ids import derive_ids
+from deltaforge_dagster.config.file.rules import rules, unquoted_nulls
+from deltaforge_dagster.config.file.support import take_unsupported, without_effect
+from deltaforge_dagster.config.file.validation import validate
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sources.dsn import postgres_dsn
+from deltaforge_dagster.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPipeline:
+    """A pipeline file without problems.
+
+    Attributes:
+        path: The file; None for a pipeline that is kept in the state store.
+        spec: Its effective content, defaults included.
+        warnings: One line each, with file and line.
+        hash: SHA-256 of the effective spec, with passwords masked: equal for files that do the same.
+    """
+
+    path: Path | None
+    spec: PipelineSpec
+    warnings: tuple[str, ...]
+    hash: str
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name, unique in a directory."""
+        return self.spec.metadata.name
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPipeline:
+    """A pipeline file with problems.
+
+    Attributes:
+        path: The file, or the first one if several files have the same name. None for a pipeline that is
+            kept in the state store.
+        name: `metadata.name` if it can be read, otherwise derived from the file's name. Unique among the
+            pipelines that are loaded together.
+        error: All problems.
+        warnings: As in `LoadedPipeline`.
+    """
+
+    path: Path | None
+    name: str
+    error: SpecError
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _File:
+    """A file, or a document without one, while it is read."""
+
+    path: Path | None
+    strict: bool = False
+    document: Document = field(default_factory=Document)
+    name: str | None = None
+    spec: PipelineSpec | None = None
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        self.problems += [self._line(problem) for problem in problems]
+
+    def warn(self, warnings: Iterable[Problem]) -> None:
+        self.warnings += [self._line(warning) for warning in warnings]
+
+    def _line(self, problem: Problem) -> str:
+        where = f"{format_path(problem.path)}: " if problem.path else ""
+        if self.path is None:
+            return f"{where}{problem.text}"
+        line = problem.line or self.document.line(problem.path)
+        return f"{self.path}:{line}: {where}{problem.text}"
+
+
+def load_pipeline(path: Path, *, strict: bool = False) -> LoadedPipeline:
+    """Return the pipeline of one file; with `strict` unknown fields are problems, not warnings.
+
+    Raises:
+        SpecError: With every problem of the file.
+    """
+    file = _read(path, strict=strict)
+    pipeline = _outcome(file, file.name or path.stem)
+    if isinstance(pipeline, BrokenPipeline):
+        raise pipeline.error
+    return pipeline
+
+
+def load_document(
+    name: str, value: Mapping[str, Any], *, strict: bool = False
+) -> LoadedPipeline | BrokenPipeline:
+    """Return the pipeline of a document without a file, given as plain JSON values.
+
+    Environment variables are not expanded, because the author of such a document need not know those of
+    this machine. A reference to a variable is a problem in a field that needs a value, and a warning
+    elsewhere.
+
+    Args:
+        name: The name of a broken pipeline whose document has none.
+        value: The document.
+        strict: Unknown fields are problems, not warnings.
+    """
+    file = _File(None, strict)
+    file.document.value = plain(value)
+    _build(file, file.document.value)
+    return _outcome(file, file.name or name)
+
+
+def load_pipelines(path: Path, *, strict: bool = False) -> list[LoadedPipeline | BrokenPipeline]:
+    """Return the pipelines of a file, or of all files below a directory, which may be empty.
+
+    With `strict` unknown fields are problems, not warnings.
+
+    Raises:
+        SpecError: There is nothing at `path`.
+    """
+    return load_files(pipeline_files(path), strict=strict)
+
+
+def pipeline_files(path: Path) -> list[Path]:
+    """Return `path` itself, or every `*.yaml` and `*.yml` below it, sorted.
+
+    Names that start with a dot are skipped: editors and mounted volumes keep copies under such names.
+
+    Raises:
+        SpecError: There is nothing at `path`.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise SpecError(f"{path}: does not exist (name a pipeline file, or a directory of them)")
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(folder, name)
+            for name in names
+            if name.endswith((".yaml", ".yml")) and not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def load_files(
+    paths: Iterable[Path], *, strict: bool = False
+) -> list[LoadedPipeline | BrokenPipeline]:
+    """Return the pipelines of these files, in the same order, with unique names.
+
+    Files with the same name become one broken pipeline. With `strict` unknown fields are problems, not
+    warnings.
+    """
+    files = {path: _read(path, strict=strict) for path in paths}
+    claims: dict[str, list[_File]] = {}
+    for file in files.values():
+        if file.name is not None:
+            claims.setdefault(file.name, []).append(file)
+    pipelines = []
+    taken = set(claims)
+    for path, file in files.items():
+        if file.name is None:
+            name = _free_name(path, taken)
+            taken.add(name)
+            pipelines.append(_outcome(file, name))
+        elif claims[file.name][0] is file:
+            _report_rivals(claims[file.name])
+            pipelines.append(_outcome(file, file.name))
+    return pipelines
+
+
+def _report_rivals(files: list[_File]) -> None:
+    """Report the conflict of several files with the same name, and collect all problems in the first."""
+    first, *others = files
+    for other in others:
+        for file, rival in ((first, other), (other, first)):
+            text = f"the name {file.name} is also used by {rival.path} (names must be unique)"
+            file.add([Problem(("metadata", "name"), text)])
+        first.problems += other.problems
+        first.warnings += other.warnings
+
+
+def _free_name(path: Path, taken: set[str]) -> str:
+    """Return a free name for a file whose own name cannot be read."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:90] or "pipeline"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in names if name not in taken)
+
+
+def _outcome(file: _File, name: str) -> LoadedPipeline | BrokenPipeline:
+    warnings = tuple(file.warnings)
+    if file.problems or file.spec is None:
+        return BrokenPipeline(file.path, name, SpecError(*file.problems), warnings)
+    return LoadedPipeline(file.path, file.spec, warnings, spec_hash(file.spec))
+
+
+def spec_hash(spec: PipelineSpec) -> str:
+    """Return the SHA-256 (hex) of the spec as canonical JSON: sorted keys, passwords masked.
+
+    A digest of the salt of hashed columns is included, because a different salt produces different values.
+    """
+    text = json.dumps(spec.masked(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256((text + spec.spec.engine.columns.salt_digest()).encode()).hexdigest()
+
+
+def _read(path: Path, *, strict: bool) -> _File:
+    file = _File(path, strict)
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        file.problems.append(f"{path}: cannot be read: {error.strerror}")
+        return file
+    except UnicodeDecodeError as error:
+        file.problems.append(f"{path}: is not UTF-8 text (byte {error.start})")
+        return file
+    text, notes = expand(text, os.environ)
+    file.add(Problem((), note.text, note.line) for note in notes if note.fatal)
+    if file.problems:
+        return file
+    file.document = parse(text)
+    file.add(file.document.problems)
+    file.add(unquoted_nulls(file.document))
+    _build(file, file.document.value)
+    named = set(re.findall(r"\w+", " ".join(file.problems)))
+    file.warn(Problem((), note.text, note.line) for note in notes if note.name not in named)
+    return file
+
+
+def _build(file: _File, value: Any) -> None:
+    """Fill `file` from the document's value, which is modified on the way."""
+    if not isinstance(value, dict):
+        if not file.problems:
+            file.add([Problem((), "must be a mapping with `metadata` and `spec`", 1)])
+        return
+    file.name = _readable_name(value)
+    variables = {} if file.path is not None else {one.path: one for one in _unexpanded(value)}
+    unsupported = take_unsupported(value)
+    file.add(unsupported)
+    file.name = _name_of_instance(value, file.name)
+    file.warn(derive_ids(value, _readable_name(value)))
+    file.add(_resolve_paths(value, None if file.path is None else file.path.parent))
+    file.warn(_ignored_dsn_keys(value))
+    file.warn(without_effect(value))
+    covered = [problem.path[:-1] for problem in unsupported if problem.path[-1] == "type"]
+    spec, unknown, problems = validate(PipelineSpec, value)
+    if file.strict:
+        file.add(unknown)
+    else:
+        file.warn(replace(one, text=_ignored(one.text)) for one in unknown)
+    waiting = {p.path for p in problems if "environment variable" in p.text} & variables.keys()
+    problems = [variables[p.path] if p.path in waiting else p for p in problems]
+    file.warn(one for path, one in variables.items() if path not in waiting)
+    file.add(p for p in problems if not any(p.path[: len(c)] == c for c in covered))
+    file.add(rules(value))
+    if spec is not None:
+        file.warn(advice(spec))
+    file.spec = spec
+
+
+def _unexpanded(value: Any, path: DocumentPath = ()) -> Iterator[Problem]:
+    """Yield a problem for each environment variable in a document; only files may use them."""
+    if isinstance(value, str):
+        for name in unexpanded(value)[:1]:
+            text = (
+                f"holds ${{{name}}}, which stays as it is: environment variables are expanded in pipeline"
+                " files only, not in what is sent to the API (write the value out)"
+            )
+            yield Problem(path, text)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _unexpanded(one, (*path, key))
+    elif isinstance(value, tuple):
+        for index, one in enumerate(value):
+            yield from _unexpanded(one, (*path, index))
+
+
+def _ignored(text: str) -> str:
+    """Turn the text of a problem with an unknown field into that of a warning."""
+    return text.replace("known field", "known field, it is ignored", 1)
+
+
+def _readable_name(value: Mapping[str, Any]) -> str | None:
+    metadata = value.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) and NAME.fullmatch(name) else None
+
+
+def _name_of_instance(value: Mapping[str, Any], name: str | None) -> str | None:
+    """Append the instance id, if there is one, to the name, also in the document; return the name."""
+    try:
+        instance = value["spec"]["engine"]["checkpoint"]["instance_id"]
+    except (KeyError, TypeError):
+        return name
+    known = isinstance(instance, str) and NAME.fullmatch(instance)
+    if name is None or not known or instance == DEFAULT_INSTANCE:
+        return name
+    value["metadata"]["name"] = f"{name}.{instance}"
+    return _readable_name(value)
+
+
+def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Problem]:
+    """Make the directories of Python processors absolute; in the file they are relative to it."""
+    spec = value.get("spec")
+    processors = spec.get("processors") if isinstance(spec, dict) else None
+    for index, one in enumerate(processors if isinstance(processors, tuple) else ()):
+        path = one.get("path") if isinstance(one, dict) and one.get("type") == "python" else None
+        if not isinstance(path, str):
+            continue
+        if folder is None and not Path(path).is_absolute():
+            place: DocumentPath = ("spec", "processors", index, "path")
+            yield Problem(place, "must be absolute: there is no file that it could be relative to")
+        else:
+            one["path"] = str(((folder or Path()) / path).resolve())
+
+
+def _ignored_dsn_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
+    try:
+        dsn = value["spec"]["source"]["config"]["dsn"]
+        _, ignored = postgres_dsn(dsn)
+    except (KeyError, TypeError, AttributeError, SpecError):
+        return  # the models report what is wrong
+    path = ("spec", "source", "config", "dsn")
+    for key in ignored:
+        yield Problem(path, f"has the key {key}, which PostgreSQL does not know; it is ignored")

@@ -1,0 +1,74 @@
+"""Rules between the blocks of a pipeline file, checked as far as the blocks can be read.
+
+The models check what concerns a single block; this module checks what concerns several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deltaforge_dagster.config.file.document import Document, Problem, format_path
+
+_WORDS_NULL = frozenset({"empty_object", "empty_list"})
+
+
+def unquoted_nulls(document: Document) -> Iterator[Problem]:
+    """Yield a problem for each field that has YAML's null where the text `null` was probably meant."""
+    for path in document.lines:
+        if path[:2] == ("spec", "processors") and path[-1] in _WORDS_NULL:
+            block = document.at(path[:-1])
+            if isinstance(block, dict) and path[-1] not in block:
+                text = "has no value (the word null needs quotes: YAML's own null is no value)"
+                yield Problem(path, text)
+
+
+def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each violated rule between the blocks of a document."""
+    spec = value.get("spec")
+    sinks = spec.get("sinks") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(sinks, tuple):
+        return
+    ids = [_id(sink.get("config")) if isinstance(sink, dict) else None for sink in sinks]
+    yield from _repeated(ids, "sinks", "config", "id")
+    processors = spec.get("processors")
+    if isinstance(processors, tuple):
+        yield from _repeated([_id(one) for one in processors], "processors", "id")
+        yield from _without_outbox(spec.get("source"), processors)
+    policy = spec.get("commit_policy")
+    quorum = policy.get("quorum") if isinstance(policy, dict) else None
+    if isinstance(quorum, int) and quorum > len(sinks):
+        text = f"is {quorum}, but there are only {len(sinks)} sinks"
+        yield Problem(("spec", "commit_policy", "quorum"), text)
+
+
+def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Problem]:
+    """Yield a problem for each outbox processor whose source captures no outbox."""
+    config = source.get("config") if isinstance(source, dict) else None
+    if not isinstance(config, dict) or "outbox" in config:
+        return
+    for index, one in enumerate(processors):
+        if isinstance(one, dict) and one.get("type") == "outbox":
+            text = (
+                "nothing is captured from an outbox (set spec.source.config.outbox: `tables` of MySQL,"
+                " `prefixes` of PostgreSQL)"
+            )
+            yield Problem(("spec", "processors", index), text)
+
+
+def _id(block: object) -> str | None:
+    """Return the id of a block; the default is its type."""
+    if not isinstance(block, dict):
+        return None
+    found = block.get("id", block.get("type"))
+    return found if isinstance(found, str) else None
+
+
+def _repeated(ids: list[str | None], block: str, *field: str) -> Iterator[Problem]:
+    """Yield a problem for each id that an earlier entry of the list already has."""
+    seen: dict[str, int] = {}
+    for index, one in enumerate(ids):
+        if one is not None and seen.setdefault(one, index) != index:
+            first = format_path(("spec", block, seen[one]))
+            text = f"{one} is also the id of {first} (ids must be unique)"
+            yield Problem(("spec", block, index, *field), text)

@@ -1,0 +1,130 @@
+"""Report what a pipeline file asks for and this version does not support.
+
+DeltaForge's files have more fields than this version reads. A field that changes what is delivered
+must never be ignored silently: it is reported as a problem at its path, together with the errors in the
+block itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from deltaforge_dagster.config.blocks import Block, bare_type
+from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES, ONLY_STATE
+from deltaforge_dagster.config.file.document import DocumentPath, Problem
+from deltaforge_dagster.config.file.validation import validate
+from deltaforge_dagster.config.sinks import later
+
+_REPLICATOR = (
+    ("checkpoint",),
+    ("replicator", "checkpoint"),
+    ("spec", "checkpoint"),
+    ("spec", "engine", "checkpoint"),
+)
+"""Paths at which users may have put the checkpoint options of an event store replicator, by its names."""
+_SENSING_WITHOUT_EFFECT = (
+    ("tracking", "detect_drift", "drift is always detected; tables.exclude leaves tables out"),
+    ("tracking", "drift_threshold", "every row that differs is counted"),
+    ("output", "emit_schemas", "API, commands and Dagster show every schema"),
+)
+
+
+def take_unsupported(document: Any) -> list[Problem]:
+    """Remove from `document` what only later versions support.
+
+    Returns:
+        A problem for each feature that the file asks for and this version lacks, and the errors in that
+        feature's block. The `type` of an unsupported sink stays in the document; its problem covers the
+        whole block.
+    """
+    if not isinstance(document, dict):
+        return []
+    spec = _mapping(document, "spec")
+    checkpoints = (_checkpoint_problems(document, path) for path in _REPLICATOR)
+    return [*_spec_problems(spec), *(problem for found in checkpoints for problem in found)]
+
+
+def without_effect(document: dict[str, Any]) -> Iterator[Problem]:
+    """Yield a warning for each field that is set and valid but has no effect."""
+    if "max_inflight" in _mapping(_mapping(document, "spec"), "batch"):
+        text = "has no effect (the next messages are always encoded meanwhile)"
+        yield Problem(("spec", "batch", "max_inflight"), text)
+    if "storage" in document:
+        text = "has no effect (DELTAFORGE_STATE_URL names the state store, for all pipelines)"
+        yield Problem(("storage",), text)
+    sensing = _mapping(_mapping(document, "spec"), "schema_sensing")
+    if sensing.get("enabled") is True:
+        for block, field, instead in _SENSING_WITHOUT_EFFECT:
+            if field in _mapping(sensing, block):
+                where = ("spec", "schema_sensing", block, field)
+                yield Problem(where, f"has no effect ({instead})")
+
+
+def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
+    sensing = _mapping(spec, "schema_sensing")
+    if sensing.get("enabled") is True and _mapping(sensing, "output").get("emit_events") is True:
+        where = ("spec", "schema_sensing", "output", "emit_events")
+        yield _not_yet(where, "events of changed schemas are", "set emit_events: false")
+    sinks = spec.get("sinks")
+    for index, sink in enumerate(sinks if isinstance(sinks, tuple) else ()):
+        if isinstance(sink, dict):
+            yield from _sink_problems(sink, ("spec", "sinks", index))
+
+
+def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
+    model = later.SINKS.get(str(sink.get("type")))
+    if model is not None:
+        yield _not_yet(
+            (*here, "type"), f"{sink['type']} sinks are", "redis, kafka, nats and file are"
+        )
+        yield from _problems(model, sink, here)
+        return
+    config = _mapping(sink, "config")
+    here = (*here, "config")
+    encoding = bare_type(config.get("encoding"))
+    if isinstance(encoding, dict) and encoding.get("type") == "avro":
+        del config["encoding"]
+        yield _not_yet((*here, "encoding"), "avro is", "json is")
+        yield from _problems(later.AvroEncoding, encoding, (*here, "encoding"))
+
+
+def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[Problem]:
+    """Return the problems of a block with a replicator's checkpoint options, and remove what they cover."""
+    parent = document
+    for part in here[:-1]:
+        parent = _mapping(parent, str(part))
+    block = _mapping(parent, str(here[-1]))
+    problems = []
+    store, seed = block.get("type"), bare_type(block.get("seeder"))
+    if store in {"file", "mongo"}:
+        problems.append(Problem(here, f"stores of type {store} are not supported: {ONLY_STATE}"))
+    kind = seed.get("type") if isinstance(seed, dict) else None
+    if kind not in {None, "none"}:
+        source = _mapping(_mapping(document, "spec"), "source").get("type")
+        text = "is not read: write spec.engine.checkpoint.seed, with type and path"
+        if kind == "chaser" and source not in {None, "postgres"}:
+            text = f"is not supported: {ONLY_POSTGRES}"
+        problems.append(Problem((*here, "seeder"), text))
+    if problems:
+        for name in ("type", "path", "database", "seeder"):
+            block.pop(name, None)
+        if not block:
+            del parent[str(here[-1])]
+    return problems
+
+
+def _not_yet(path: DocumentPath, what: str, instead: str) -> Problem:
+    return Problem(path, f"{what} not supported yet ({instead})")
+
+
+def _problems(model: type[Block], block: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
+    for problem in validate(model, block)[2]:
+        yield replace(problem, path=(*here, *problem.path))
+
+
+def _mapping(parent: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the mapping under `key`, or an empty one that is not part of the document."""
+    below = parent.get(key)
+    return below if isinstance(below, dict) else {}

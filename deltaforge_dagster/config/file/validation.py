@@ -1,0 +1,81 @@
+"""Validate a document against the models, and report problems by their path in the file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from deltaforge_dagster.config.file.document import DocumentPath, Problem, format_path
+from deltaforge_dagster.config.file.fields import field_names
+from deltaforge_dagster.config.file.sentences import sentence
+from deltaforge_dagster.config.processors.processors import CUSTOM
+
+_Model = TypeVar("_Model", bound=pydantic.BaseModel)
+
+
+def validate(
+    model: type[_Model], value: dict[str, Any]
+) -> tuple[_Model | None, list[Problem], list[Problem]]:
+    """Return `value` as `model` (None if it is invalid), the unknown fields, and the problems.
+
+    Unknown fields are removed from `value`; the caller decides whether they are problems.
+    """
+    unknown: list[Problem] = []
+    found, errors = _try(model, value)
+    strangers = [error for error in errors if error["type"] == "extra_forbidden"]
+    if strangers:
+        for error in strangers:
+            path = _document_path(error["loc"], value)
+            unknown.append(Problem(path, f"is not a known field{_guess(path)}"))
+        for stranger in unknown:
+            _remove(value, stranger.path)
+        found, errors = _try(model, value)
+    problems = [
+        Problem(_document_path(error["loc"], value), sentence(error))
+        for error in errors
+        # pydantic does not count invalid entries: a list of them is not too short.
+        if error["type"] != "too_short" or not _at(value, _document_path(error["loc"], value))
+    ]
+    return found, unknown, problems
+
+
+def _try(model: type[_Model], value: dict[str, Any]) -> tuple[_Model | None, list[ErrorDetails]]:
+    try:
+        return model.model_validate(value), []
+    except pydantic.ValidationError as error:
+        return None, error.errors(include_url=False, include_input=False)
+
+
+def _document_path(loc: tuple[str | int, ...], value: Any) -> DocumentPath:
+    """Convert the location of a pydantic error, which also names the form of a block, to a path in the file."""
+    path: list[str | int] = []
+    for part in loc:
+        form = value.get("type") if isinstance(value, dict) and part not in value else value
+        if part in (form, CUSTOM):
+            continue  # the form selected by `type`, or the bare word that is short for the block
+        path.append(part)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    return tuple(path)
+
+
+def _at(value: Any, path: DocumentPath) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def _guess(path: DocumentPath) -> str:
+    block = re.sub(r"\[\d+\]", "[]", format_path(path[:-1]))
+    close = difflib.get_close_matches(str(path[-1]), field_names(block), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _remove(value: Any, path: DocumentPath) -> None:
+    del _at(value, path[:-1])[path[-1]]

@@ -1,0 +1,328 @@
+"""The processors of a pipeline file, which transform changes between source and sinks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from deltaforge_dagster.config.blocks import Block, Count, Name, Text
+from deltaforge_dagster.config.processors.expressions import Expression
+from deltaforge_dagster.config.processors.plugins import processor_types
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.errors import SpecError
+
+LeafPolicy = Literal["preserve", "drop", "null"]
+Glob = Annotated[str, Field(min_length=1)]
+"""A pattern of names: `*` and `%` match any text, everything else matches itself."""
+
+
+def _template(text: str) -> str:
+    """Check a template's syntax. Any path is valid: it refers to the user's columns of the outbox row."""
+    try:
+        compile_template(text)
+    except SpecError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def _script(text: str) -> str:
+    """Accept any text that is not empty: `${...}` in it belongs to JavaScript."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+RowTemplate = Annotated[str, AfterValidator(_template)]
+
+
+class ScriptLimits(Block):
+    """Limits of one call of a script."""
+
+    cpu_ms: Count = 50
+    """Milliseconds of processor time."""
+    mem_mb: Count = 128
+    """MiB of heap."""
+    timeout_ms: Count = 500
+    """Milliseconds of elapsed time."""
+
+
+class JavascriptProcessor(Block):
+    """A script in JavaScript: changes, drops, adds and routes events."""
+
+    type: Literal["javascript"]
+    id: Name
+    """Unique in the list. If absent, it is derived from type and index, with a warning."""
+    inline: Annotated[str, AfterValidator(_script)]
+    """The script. Environment variables in it are expanded when the file is loaded: an unknown `${name}`
+    stays, `$$` is a dollar sign.
+    """
+    limits: ScriptLimits = ScriptLimits()
+    """Limits of one call."""
+
+
+class FlattenProcessor(Block):
+    """Turns nested objects of row images into columns: `a: {b: 1}` becomes `a__b: 1`."""
+
+    type: Literal["flatten"]
+    id: Name = "flatten"
+    """Unique in the list."""
+    separator: Annotated[str, Field(min_length=1)] = "__"
+    """The separator between the names of a path."""
+    max_depth: Annotated[int, Field(ge=0)] | None = None
+    """Objects at this depth are not flattened; columns are at depth 0."""
+    on_collision: Literal["last", "first", "error"] = "last"
+    """Which of two values with the same name is kept."""
+    empty_object: LeafPolicy = "preserve"
+    """What happens to `{}` (write `"null"` with quotes)."""
+    lists: Literal["preserve", "index"] = "preserve"
+    """Keep lists, or make each element a column (`tags__0`)."""
+    empty_list: LeafPolicy = "preserve"
+    """What happens to `[]` (write `"null"` with quotes)."""
+
+
+class OutboxColumns(Block):
+    """The names of the columns of an outbox row."""
+
+    payload: Text = "payload"
+    """Column of the event's payload."""
+    aggregate_type: Text = "aggregate_type"
+    """Column of the aggregate's type."""
+    aggregate_id: Text = "aggregate_id"
+    """Column of the aggregate's id."""
+    event_type: Text = "event_type"
+    """Column of the event's type."""
+    topic: Text = "topic"
+    """Column of the topic."""
+    event_id: Text = "id"
+    """Column of the event's id."""
+
+
+class OutboxProcessor(Block):
+    """Turns rows of outbox tables, and messages with outbox prefixes, into the events that they contain."""
+
+    type: Literal["outbox"]
+    id: Name = "outbox"
+    """Unique in the list."""
+    tables: tuple[Glob, ...] = ()
+    """Patterns of table names or message prefixes; empty matches all."""
+    topic: RowTemplate | None = None
+    """Template of the event's destination; variables are columns of the row."""
+    default_topic: Text | None = None
+    """The topic if neither the template nor the row gives one."""
+    key: RowTemplate | None = None
+    """Template of the message key; variables are columns of the row. By default the aggregate's id."""
+    raw_payload: bool = False
+    """Sinks write the payload without an envelope."""
+    strict: bool = False
+    """Whether a row without topic, payload, aggregate type, aggregate id or event type stops the
+    pipeline.
+    """
+    additional_headers: Mapping[str, Text] = {}
+    """Headers by name, each with the column that its value is taken from."""
+    columns: OutboxColumns = OutboxColumns()
+    """The names of the row's columns."""
+
+
+class TableGlobs(Block):
+    """Tables by patterns of their full names; `exclude` takes precedence."""
+
+    include: tuple[Glob, ...] = ()
+    """Tables that pass; empty matches all."""
+    exclude: tuple[Glob, ...] = ()
+    """Tables that do not pass."""
+
+
+Comparison = Literal[
+    "exists", "not_exists", "eq", "ne", "gt", "gte", "lt", "lte",
+    "in", "not_in", "contains", "regex", "changed",
+]  # fmt: skip
+
+_NEEDS_NO_VALUE = frozenset({"exists", "not_exists", "changed"})
+
+
+class Predicate(Block):
+    """A condition on one field of `after`."""
+
+    path: Text
+    """The path to the field: names separated by dots."""
+    op: Comparison
+    """How to compare ([processors.md](processors.md#filter))."""
+    value: Any = None
+    """The value that the field is compared with."""
+
+    @model_validator(mode="after")
+    def _check_value(self) -> Predicate:
+        if self.op in {"in", "not_in"} and not isinstance(self.value, list | tuple):
+            raise ValueError(f"{self.op} needs `value`, a list")
+        if self.op == "regex":
+            if not isinstance(self.value, str):
+                raise ValueError("regex needs `value`, a text")
+            try:
+                re.compile(self.value)
+            except re.error as error:
+                raise ValueError(f"is not a regular expression: {error}") from error
+        if self.op not in _NEEDS_NO_VALUE and "value" not in self.model_fields_set:
+            raise ValueError(f"{self.op} needs `value`")
+        return self
+
+
+class FilterProcessor(Block):
+    """Passes only some events: those that match by operation, table and fields."""
+
+    type: Literal["filter"]
+    id: Name = "filter"
+    """Unique in the list."""
+    ops: tuple[Literal["create", "update", "delete", "read", "truncate"], ...] = ()
+    """Operations that pass; empty matches all."""
+    tables: TableGlobs = TableGlobs()
+    """Tables that pass."""
+    fields: tuple[Predicate, ...] = ()
+    """Conditions on `after`."""
+    match: Literal["all", "any"] = "all"
+    """Whether all conditions of `fields` must hold, or any of them."""
+
+
+class SqlRoute(Block):
+    """Where events go, by SQL expressions; null leaves a part as it is."""
+
+    topic: Expression | None = None
+    """The destination, which overrides the sink's template."""
+    key: Expression | None = None
+    """The message key."""
+    headers: Mapping[str, Expression] = {}
+    """Headers by name, added to those that the event has."""
+
+
+class SqlProcessor(Block):
+    """Spark SQL over each event: which events pass, which fields are computed or dropped, and the route."""
+
+    type: Literal["sql"]
+    id: Name = "sql"
+    """Unique in the list."""
+    where: Expression | None = None
+    """Events for which this is true pass; others, including null, are dropped."""
+    set: Mapping[str, Expression] = {}
+    """Fields, as `after.<name>` or `before.<name>`, with the expressions of their values. A missing field
+    is added; an image that is null stays null.
+    """
+    drop: tuple[Text, ...] = ()
+    """Names of fields that are removed from both images."""
+    route: SqlRoute = SqlRoute()
+    """Where the events go."""
+
+    @property
+    def computed(self) -> dict[str, str]:
+        """The expressions that Spark computes for each row, by their path in the block."""
+        found = {} if self.where is None else {"where": self.where}
+        found |= {f"set.{target}": text for target, text in self.set.items()}
+        parts = {"topic": self.route.topic, "key": self.route.key}
+        found |= {f"route.{name}": text for name, text in parts.items() if text is not None}
+        return found | {f"route.headers.{name}": one for name, one in self.route.headers.items()}
+
+    @model_validator(mode="after")
+    def _check_work(self) -> SqlProcessor:
+        if not self.computed and not self.drop:
+            raise ValueError("does nothing (give `where`, `set`, `drop` or `route`)")
+        for target in self.set:
+            image, _, name = target.partition(".")
+            if image not in {"before", "after"} or not name:
+                raise ValueError(
+                    f"set names {target}; `after.<field>` and `before.<field>` can be set (topic, key "
+                    "and headers belong to `route`)"
+                )
+            if name in self.drop:
+                raise ValueError(f"sets {target} and drops it (remove one)")
+        return self
+
+
+def _function(text: str) -> str:
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
+        raise ValueError("must be `module:function`, such as `shop.cleaning:clean`")
+    return text
+
+
+class FunctionLimits(Block):
+    """Limits of one call of a Python function."""
+
+    timeout_ms: Count | None = None
+    """Milliseconds of elapsed time; no limit by default. With a limit the function runs in a separate
+    process, which is killed at the limit, even inside C code
+    ([what that costs](processors.md#a-time-limit)).
+    """
+
+
+class PythonProcessor(Block):
+    """A Python function over batches of events, as Arrow tables or pandas frames."""
+
+    type: Literal["python"]
+    id: Name = "python"
+    """Unique in the list."""
+    function: Annotated[str, AfterValidator(_function)]
+    """`module:function`."""
+    format: Literal["arrow", "pandas"] = "arrow"
+    """The type of the tables that the function takes and returns."""
+    path: Text | None = None
+    """Directory that is searched first for the module, relative to the pipeline file. By default only the
+    module search path of the Spark workers is used.
+    """
+    limits: FunctionLimits = FunctionLimits()
+    """Limits of one call."""
+
+
+def _installed(text: str) -> str:
+    installed = processor_types()
+    if text not in installed:
+        known = ", ".join([*OWN_TYPES, *installed])
+        raise ValueError(f"is {text}, which no installed package provides; known are {known}")
+    return text
+
+
+class CustomProcessor(Block):
+    """A processor of an installed package."""
+
+    type: Annotated[
+        str,
+        AfterValidator(_installed),
+        Field(json_schema_extra=lambda schema: schema.update({"not": {"enum": [*OWN_TYPES]}})),
+    ]
+    id: Name
+    """Unique in the list; by default the type."""
+    config: Mapping[str, Any] = {}
+    """The processor's configuration; the package documents it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"id": value["type"], **value} if isinstance(value, dict) else value
+
+
+CUSTOM = "custom processor"
+"""Stands for the block of a custom processor in the paths of validation errors, never in a file."""
+
+
+def _form(value: Any) -> str | None:
+    """Return the tag of the model that a block is meant for."""
+    found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if not isinstance(found, str):
+        return None
+    return found if found in OWN_TYPES else CUSTOM
+
+
+Processor = Annotated[
+    Annotated[JavascriptProcessor, Tag("javascript")]
+    | Annotated[FlattenProcessor, Tag("flatten")]
+    | Annotated[OutboxProcessor, Tag("outbox")]
+    | Annotated[FilterProcessor, Tag("filter")]
+    | Annotated[SqlProcessor, Tag("sql")]
+    | Annotated[PythonProcessor, Tag("python")]
+    | Annotated[CustomProcessor, Tag(CUSTOM)],
+    Discriminator(_form),
+]
+
+OWN_TYPES: tuple[str, ...] = tuple(
+    get_args(form)[1].tag for form in get_args(get_args(Processor)[0])[:-1]
+)
+"""The types of the built-in processors."""

@@ -1,0 +1,1 @@
+"""`spec.source`: the sources of a pipeline file and their connection strings."""

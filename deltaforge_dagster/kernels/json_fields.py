@@ -1,0 +1,227 @@
+"""Find the values of fields in row images, without parsing the rest of the JSON text.
+
+The text was written by a source or a processor, so it is assumed to be valid JSON. Of several fields with
+the same name, the first counts. Names are compared byte for byte. Python's `json` handles objects in which
+the wanted name, or one before it, has an escape, and string values with escapes.
+"""
+
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.kernels.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    LOWER_N,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+)
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+
+_Ints: TypeAlias = npt.NDArray[np.int32]
+
+_MISSING, _FOUND, _ESCAPED = range(3)
+_DECODER = json.JSONDecoder()
+
+
+def field_texts(documents: pa.StringArray, path: Sequence[str]) -> pa.StringArray:
+    """Return the text of one field of each document; null where the field is null or missing.
+
+    A string is returned without quotes and escapes, any other value as its JSON text.
+
+    Args:
+        documents: JSON objects as text; null has no fields.
+        path: The names from the outermost to the innermost object, at least one.
+    """
+    rows = len(documents)
+    if documents.null_count:
+        documents = cast("pa.StringArray", documents.fill_null("null"))
+    _, ends, data = documents.buffers()
+    if not rows or data is None or ends is None:
+        return pa.nulls(rows, pa.string())
+    source = _readonly(np.frombuffer(memoryview(data), np.uint8))
+    bounds = np.frombuffer(memoryview(ends), np.int32)[documents.offset :][: rows + 1]
+    starts, stops = bounds[:-1].copy(), bounds[1:].copy()
+    kinds = np.full(rows, _FOUND, np.uint8)
+    for name in path:
+        _find(source, _readonly(np.frombuffer(name.encode() or b"\0", np.uint8)),
+              len(name.encode()), starts, stops, kinds)  # fmt: skip
+    _unwrap(source, starts, stops, kinds)
+    texts = _slices(source, starts, stops, kinds == _FOUND)
+    escaped = np.flatnonzero(kinds == _ESCAPED)
+    if not len(escaped):
+        return texts
+    made = texts.to_pylist()
+    for row in escaped.tolist():
+        made[row] = _walked(documents[row].as_py(), path)
+    return pa.array(made, pa.string())
+
+
+def _slices(
+    source: Bytes, starts: _Ints, stops: _Ints, found: npt.NDArray[np.bool_]
+) -> pa.StringArray:
+    sizes = np.where(found, stops - starts, 0)
+    ends = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(sizes, out=ends[1:])
+    out = np.empty(int(ends[-1]), np.uint8)
+    _gather(source, starts, ends, out)
+    bitmap = pa.py_buffer(np.packbits(found, bitorder="little").data)
+    return pa.StringArray.from_buffers(
+        len(starts), pa.py_buffer(ends.data), pa.py_buffer(out.data), bitmap
+    )
+
+
+def _walked(document: str, path: Sequence[str]) -> str | None:
+    """Return a field's text with Python's scanner, which understands escapes."""
+    start, stop = 0, len(document)
+    for name in path:
+        place = _member(document, start, name)
+        if place is None:
+            return None
+        start, stop = place
+    if document[start] == '"':
+        return cast("str", json.loads(document[start:stop]))
+    return None if document.startswith("null", start) else document[start:stop]
+
+
+def _member(document: str, start: int, name: str) -> tuple[int, int] | None:
+    """Return the bounds of a member's value in the object at `start`; None without object or member."""
+    at = _token(document, start + 1)
+    if document[start] != "{" or document[at] == "}":
+        return None
+    while True:
+        key, at = _DECODER.raw_decode(document, at)
+        value = _token(document, _token(document, at) + 1)
+        _, end = _DECODER.raw_decode(document, value)
+        if key == name:
+            return value, end
+        at = _token(document, end)
+        if document[at] == "}":
+            return None
+        at = _token(document, at + 1)
+
+
+def _token(document: str, at: int) -> int:
+    """Return where the next token begins."""
+    while document[at].isspace():
+        at += 1
+    return at
+
+
+def _readonly(array: Bytes) -> Bytes:
+    array.flags.writeable = False  # one type for all inputs is one compiled kernel
+    return array
+
+
+@kernel
+def blank(byte: int) -> bool:
+    """Return whether a byte is JSON white space."""
+    return byte == 32 or byte == 10 or byte == 13 or byte == 9
+
+
+@kernel
+def string_end(source: Bytes, at: int) -> int:
+    """Return the position after the string whose opening quote is at `at`."""
+    at += 1
+    while source[at] != QUOTE:
+        at += 2 if source[at] == BACKSLASH else 1
+    return at + 1
+
+
+@kernel
+def value_end(source: Bytes, at: int, stop: int) -> int:
+    """Return the position after the value at `at`."""
+    depth = 0
+    while at < stop:
+        byte = source[at]
+        if byte == QUOTE:
+            at = string_end(source, at)
+            if depth == 0:
+                return at
+            continue
+        if byte == OPEN_BRACE or byte == OPEN_BRACKET:
+            depth += 1
+        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
+            if depth == 0:
+                return at
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        elif depth == 0 and (byte == COMMA or blank(byte)):
+            return at
+        at += 1
+    return at
+
+
+@kernel
+def _find(source: Bytes, name: Bytes, size: int, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
+    """Narrow the bounds of each found object to the value of its field `name`."""
+    for row in range(len(starts)):
+        if kinds[row] != _FOUND:
+            continue
+        at, stop = int(starts[row]), int(stops[row])
+        kinds[row] = _MISSING
+        if at == stop or source[at] != OPEN_BRACE:
+            continue
+        at += 1
+        while at < stop:
+            while at < stop and (blank(source[at]) or source[at] == COMMA):
+                at += 1
+            if at == stop or source[at] != QUOTE:
+                break
+            end = string_end(source, at)
+            same = end - at - 2 == size
+            for place in range(at + 1, end - 1):
+                if source[place] == BACKSLASH:
+                    kinds[row] = _ESCAPED
+                if same and source[place] != name[place - at - 1]:
+                    same = False
+            if kinds[row] == _ESCAPED:
+                break
+            at = end
+            while blank(source[at]) or source[at] == COLON:
+                at += 1
+            end = value_end(source, at, stop)
+            if same:
+                starts[row], stops[row] = at, end
+                kinds[row] = _FOUND
+                break
+            at = end
+
+
+@kernel
+def _unwrap(source: Bytes, starts: _Ints, stops: _Ints, kinds: Bytes) -> None:
+    """Strip the quotes of strings, and mark `null` as missing."""
+    for row in range(len(starts)):
+        if kinds[row] != _FOUND:
+            continue
+        if source[starts[row]] == LOWER_N:
+            kinds[row] = _MISSING
+        elif source[starts[row]] == QUOTE:
+            starts[row] += 1
+            stops[row] -= 1
+            for place in range(starts[row], stops[row]):
+                if source[place] == BACKSLASH:
+                    kinds[row] = _ESCAPED
+                    break
+
+
+@kernel
+def _gather(source: Bytes, starts: _Ints, ends: _Ints, out: Bytes) -> None:
+    for row in range(len(starts)):
+        target = out[ends[row] : ends[row + 1]]
+        text = source[starts[row] : starts[row] + len(target)]
+        for place in range(len(text)):
+            target[place] = text[place]

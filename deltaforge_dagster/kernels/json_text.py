@@ -1,0 +1,494 @@
+r"""Kernels that write JSON text (RFC 8259) into a byte buffer; shared by every source.
+
+Each writes one value for the text `source[start:end]` into `out` from `at` on, and returns the
+place after it, or `INVALID` when the text is not of its kind. They never write more than the bound
+that their docstring gives: the caller has made sure of that much room.
+
+=============  =============================================  ==================================
+kind           input text                                     JSON
+=============  =============================================  ==================================
+`STRING`       any UTF-8                                      string, escaped
+`INTEGER`      decimal integer                                number, as it stands
+`FLOAT`        JSON number, `NaN`, `Infinity`, `-Infinity`    number as it stands; else a string
+`BOOLEAN`      `t` or `f`                                     `true` or `false`
+`JSON`         a JSON document                                the document without white space
+`BYTEA`        PostgreSQL's bytea, hex or escape format       `{"_base64":"..."}`
+`TIMESTAMP`    PostgreSQL's timestamp, `DateStyle` ISO        string, as its `to_json` writes it
+=============  =============================================  ==================================
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    DOT,
+    EQUALS,
+    LOWER_B,
+    LOWER_E,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    LOWER_U,
+    LOWER_X,
+    MINUS,
+    NINE,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    PLUS,
+    QUOTE,
+    SLASH,
+    UPPER_E,
+    UPPER_T,
+    ZERO,
+)
+from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
+
+INVALID = -1
+"""Returned instead of a place: the text is not of its kind."""
+TOO_DEEP = -2
+"""Returned instead of a place: a JSON document is nested deeper than `MAX_DEPTH`."""
+
+STRING, INTEGER, FLOAT, BOOLEAN, JSON, BYTEA, TIMESTAMP = range(7)
+"""Kinds of scalar texts."""
+
+MAX_DEPTH = 1 << 16
+"""Size of the `stack` that `write_document` needs: how deep a JSON document may be nested."""
+
+ESCAPES = np.zeros(256, np.uint8)
+"""The letter after the backslash for each byte that must be escaped, 0 for all others."""
+ESCAPES[:32] = LOWER_U
+for _plain, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
+    ESCAPES[_plain] = _letter
+
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
+_HEX_VALUES = np.full(256, 255, np.uint8)
+for _value, _digit in enumerate(b"0123456789abcdef"):
+    _HEX_VALUES[_digit] = _value
+for _value, _digit in enumerate(b"ABCDEF"):
+    _HEX_VALUES[_digit] = _value + 10
+_BASE64 = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
+).copy()
+
+_NULL = np.frombuffer(b"null", np.uint8).copy()
+_TRUE = np.frombuffer(b"true", np.uint8).copy()
+_FALSE = np.frombuffer(b"false", np.uint8).copy()
+_NAN = np.frombuffer(b"NaN", np.uint8).copy()
+_INFINITY = np.frombuffer(b"Infinity", np.uint8).copy()
+_FOREVER = np.frombuffer(b"infinity", np.uint8).copy()
+_BEFORE_CHRIST = np.frombuffer(b" BC", np.uint8).copy()
+_DAY_AND_CLOCK = np.frombuffer(b"-00-00 00:00:00", np.uint8).copy()
+_NO_MINUTES = np.frombuffer(b":00", np.uint8).copy()
+_BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
+
+STRING_GROWTH = 6
+"""A string grows at most this much (every byte a control character), plus two quotes."""
+OVERHEAD = 32
+"""Room that any value needs beyond its own text: quotes, `{"_base64":""}`, `null`."""
+
+
+@kernel
+def equals(source: Bytes, start: int, end: int, text: Bytes) -> bool:
+    """Say whether `source[start:end]` is `text`."""
+    if end - start != text.size:
+        return False
+    for i in range(text.size):
+        if source[start + i] != text[i]:
+            return False
+    return True
+
+
+@kernel
+def write_null(out: Bytes, at: int) -> int:
+    """Write `null`."""
+    return copy(_NULL, 0, 4, out, at)
+
+
+@kernel
+def write_true(out: Bytes, at: int) -> int:
+    """Write `true`."""
+    return copy(_TRUE, 0, 4, out, at)
+
+
+@kernel
+def write_false(out: Bytes, at: int) -> int:
+    """Write `false`."""
+    return copy(_FALSE, 0, 5, out, at)
+
+
+@kernel
+def string_size(source: Bytes, start: int, end: int) -> int:
+    """Return the exact size of `write_string` for the same text."""
+    size = end - start + 2
+    for i in range(start, end):
+        letter = ESCAPES[source[i]]
+        if letter != 0:
+            size += 5 if letter == LOWER_U else 1
+    return size
+
+
+@kernel
+def write_string(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write a string: quoted, escaped, non-ASCII bytes as they stand; at most 6 n + 2 bytes."""
+    out[at] = QUOTE
+    at += 1
+    for i in range(start, end):
+        byte = source[i]
+        letter = ESCAPES[byte]
+        if letter == 0:
+            out[at] = byte
+            at += 1
+        else:
+            out[at] = BACKSLASH
+            out[at + 1] = letter
+            at += 2
+            if letter == LOWER_U:
+                out[at] = ZERO
+                out[at + 1] = ZERO
+                out[at + 2] = HEX_DIGITS[byte >> 4]
+                out[at + 3] = HEX_DIGITS[byte & 15]
+                at += 4
+    out[at] = QUOTE
+    return at + 1
+
+
+@kernel
+def _digits_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after the decimal digits at `start`."""
+    at = start
+    while at < end and ZERO <= source[at] <= NINE:
+        at += 1
+    return at
+
+
+@kernel
+def _integer_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after `-?(0|[1-9][0-9]*)`, or `INVALID`."""
+    at = start
+    if at < end and source[at] == MINUS:
+        at += 1
+    first = at
+    at = _digits_end(source, first, end)
+    if at == first or (at > first + 1 and source[first] == ZERO):
+        return INVALID
+    return at
+
+
+@kernel
+def _number_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after the JSON number at `start`, or `INVALID`."""
+    at = _integer_end(source, start, end)
+    if at == INVALID:
+        return INVALID
+    if at < end and source[at] == DOT:
+        first = at + 1
+        at = _digits_end(source, first, end)
+        if at == first:
+            return INVALID
+    if at < end and (source[at] == LOWER_E or source[at] == UPPER_E):
+        first = at + 1
+        if first < end and (source[first] == PLUS or source[first] == MINUS):
+            first += 1
+        at = _digits_end(source, first, end)
+        if at == first:
+            return INVALID
+    return at
+
+
+@kernel
+def write_integer(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write a decimal integer of any length; at most n bytes."""
+    if _integer_end(source, start, end) != end:
+        return INVALID
+    return copy(source, start, end, out, at)
+
+
+@kernel
+def write_float(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write a floating point number digit by digit, or its three special values as strings."""
+    if _number_end(source, start, end) == end:
+        return copy(source, start, end, out, at)
+    first = start + 1 if start < end and source[start] == MINUS else start
+    special = equals(source, first, end, _INFINITY) or equals(source, start, end, _NAN)
+    return write_string(source, start, end, out, at) if special else INVALID
+
+
+@kernel
+def write_boolean(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write `true` for `t` and `false` for `f`."""
+    if end - start == 1 and source[start] == LOWER_T:
+        return write_true(out, at)
+    if end - start == 1 and source[start] == LOWER_F:
+        return write_false(out, at)
+    return INVALID
+
+
+@kernel
+def _write_group(group: np.int64, count: int, out: Bytes, at: int) -> int:
+    """Write `count` bytes, the highest of the 24 bits of `group`, as four digits of base 64."""
+    out[at] = _BASE64[(group >> 18) & 63]
+    out[at + 1] = _BASE64[(group >> 12) & 63]
+    out[at + 2] = _BASE64[(group >> 6) & 63] if count > 1 else EQUALS
+    out[at + 3] = _BASE64[group & 63] if count > 2 else EQUALS
+    return at + 4
+
+
+@kernel
+def _write_hex(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write the bytes that pairs of hexadecimal digits stand for in base 64."""
+    if (end - start) & 1 != 0:
+        return INVALID
+    for place in range(start, end, 6):
+        group, wrong = np.int64(0), np.uint8(0)
+        digits = min(6, end - place)
+        for i in range(digits):
+            value = _HEX_VALUES[source[place + i]]
+            wrong |= value
+            group |= np.int64(value) << (20 - 4 * i)
+        if wrong > 15:
+            return INVALID
+        at = _write_group(group, digits >> 1, out, at)
+    return at
+
+
+@kernel
+def _write_escaped(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write the bytes of the escape format in base 64."""
+    group, count = np.int64(0), 0
+    place = start
+    while place < end:
+        byte = np.int64(source[place])
+        place += 1
+        if byte < 32 or byte > 126:
+            return INVALID
+        if byte == BACKSLASH:
+            if place < end and source[place] == BACKSLASH:
+                place += 1
+            elif end - place >= 3:
+                byte = np.int64(0)
+                for _ in range(3):
+                    digit = np.int64(source[place]) - ZERO
+                    if digit < 0 or digit > 7:
+                        return INVALID
+                    byte = byte << 3 | digit
+                    place += 1
+                if byte > 255:
+                    return INVALID
+            else:
+                return INVALID
+        group |= byte << (16 - 8 * count)
+        count += 1
+        if count == 3:
+            at = _write_group(group, count, out, at)
+            group, count = np.int64(0), 0
+    return at if count == 0 else _write_group(group, count, out, at)
+
+
+@kernel
+def write_bytea(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    r"""Write the bytes of a bytea text as `{"_base64":"..."}` (RFC 4648); at most 4/3 n + 18 bytes.
+
+    Manual, section "Binary Data Types". Hex format: `\x`, then two digits a byte. Escape format:
+    printable ASCII as it stands, a backslash as two, any other byte as `\` and three octal digits;
+    so `\x` begins no text of it.
+    """
+    at = copy(_BASE64_OPEN, 0, _BASE64_OPEN.size, out, at)
+    if end - start >= 2 and source[start] == BACKSLASH and source[start + 1] == LOWER_X:
+        at = _write_hex(source, start + 2, end, out, at)
+    else:
+        at = _write_escaped(source, start, end, out, at)
+    if at == INVALID:
+        return INVALID
+    out[at] = QUOTE
+    out[at + 1] = CLOSE_BRACE
+    return at + 2
+
+
+@kernel
+def _follows(source: Bytes, start: int, end: int, form: Bytes) -> bool:
+    """Say whether the text at `start` has the form: a digit for each zero, every other byte itself."""
+    if end - start < form.size:
+        return False
+    for i in range(form.size):
+        byte = source[start + i]
+        if not (byte == form[i] or (form[i] == ZERO and ZERO <= byte <= NINE)):
+            return False
+    return True
+
+
+@kernel
+def write_timestamp(source: Bytes, start: int, end: int, out: Bytes, at: int) -> int:
+    """Write a timestamp in the form of ISO 8601; at most n + 5 bytes.
+
+    Manual, section "Date/Time Output": `2026-03-01 12:34:56.789+05:45 BC`, where fraction, offset and era
+    may be absent and a year has four digits or more. A `T` takes the place of the space, and an
+    offset of whole hours gets its minutes. `infinity` and `-infinity` stay.
+    """
+    year_end = _digits_end(source, start, end)
+    if year_end - start < 4:
+        first = start + 1 if start < end and source[start] == MINUS else start
+        forever = equals(source, first, end, _FOREVER)
+        return write_string(source, start, end, out, at) if forever else INVALID
+    if not _follows(source, year_end, end, _DAY_AND_CLOCK):
+        return INVALID
+    space = year_end + 6
+    zone = year_end + _DAY_AND_CLOCK.size
+    if zone < end and source[zone] == DOT:
+        first = zone + 1
+        zone = _digits_end(source, first, end)
+        if zone == first:
+            return INVALID
+    era = zone
+    if era < end and (source[era] == PLUS or source[era] == MINUS):
+        if _digits_end(source, zone + 1, min(end, zone + 3)) != zone + 3:
+            return INVALID
+        era += 3
+        while _follows(source, era, end, _NO_MINUTES):
+            era += 3
+    if era != end and not equals(source, era, end, _BEFORE_CHRIST):
+        return INVALID
+    out[at] = QUOTE
+    at = copy(source, start, space, out, at + 1)
+    out[at] = UPPER_T
+    at = copy(source, space + 1, era, out, at + 1)
+    if era == zone + 3:
+        at = copy(_NO_MINUTES, 0, _NO_MINUTES.size, out, at)
+    at = copy(source, era, end, out, at)
+    out[at] = QUOTE
+    return at + 1
+
+
+@kernel
+def _string_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after the JSON string whose opening quote is at `start`, or `INVALID`."""
+    at = start + 1
+    while at < end:
+        byte = source[at]
+        if byte == QUOTE:
+            return at + 1
+        if byte < 32:
+            return INVALID
+        if byte == BACKSLASH:
+            at += 1
+            if at >= end:
+                return INVALID
+            letter = source[at]
+            if letter == LOWER_U:
+                if end - at < 5:
+                    return INVALID
+                for i in range(1, 5):
+                    if _HEX_VALUES[source[at + i]] > 15:
+                        return INVALID
+                at += 4
+            elif not (
+                letter == QUOTE
+                or letter == BACKSLASH
+                or letter == SLASH
+                or letter == LOWER_B
+                or letter == LOWER_F
+                or letter == LOWER_N
+                or letter == LOWER_R
+                or letter == LOWER_T
+            ):
+                return INVALID
+        at += 1
+    return INVALID
+
+
+@kernel
+def _scalar_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after the JSON string, number, true, false or null at `start`."""
+    byte = source[start]
+    if byte == QUOTE:
+        return _string_end(source, start, end)
+    if byte == LOWER_T:
+        return start + 4 if equals(source, start, min(end, start + 4), _TRUE) else INVALID
+    if byte == LOWER_F:
+        return start + 5 if equals(source, start, min(end, start + 5), _FALSE) else INVALID
+    if byte == LOWER_N:
+        return start + 4 if equals(source, start, min(end, start + 4), _NULL) else INVALID
+    return _number_end(source, start, end)
+
+
+_VALUE, _VALUE_OR_END, _KEY, _KEY_OR_END, _BEFORE_VALUE, _AFTER = range(6)
+"""What a JSON document may go on with; `_AFTER` is a comma or the end of the container."""
+
+
+@kernel
+def write_document(source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes) -> int:
+    """Write a JSON document without white space between its tokens; at most n bytes.
+
+    The document is checked against the grammar on the way, so what stands in `out` is JSON, on one
+    line. Numbers, escapes and the order of keys stay exactly as they are. `stack` is scratch of
+    `MAX_DEPTH` bytes; a deeper document gives `TOO_DEEP`.
+    """
+    depth = 0
+    state = _VALUE
+    place = start
+    while place < end:
+        byte = source[place]
+        if byte == 32 or byte == 10 or byte == 13 or byte == 9:
+            place += 1
+            continue
+        opens = byte == OPEN_BRACE or byte == OPEN_BRACKET
+        if opens and (state == _VALUE or state == _VALUE_OR_END):
+            if depth == MAX_DEPTH:
+                return TOO_DEEP
+            stack[depth] = byte
+            depth += 1
+            state = _KEY_OR_END if byte == OPEN_BRACE else _VALUE_OR_END
+        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
+            opened = OPEN_BRACE if byte == CLOSE_BRACE else OPEN_BRACKET
+            empty = state == (_KEY_OR_END if byte == CLOSE_BRACE else _VALUE_OR_END)
+            if depth == 0 or stack[depth - 1] != opened or not (empty or state == _AFTER):
+                return INVALID
+            depth -= 1
+            state = _AFTER
+        elif byte == COMMA and state == _AFTER and depth > 0:
+            state = _KEY if stack[depth - 1] == OPEN_BRACE else _VALUE
+        elif byte == COLON and state == _BEFORE_VALUE:
+            state = _VALUE
+        else:
+            is_key = (state == _KEY or state == _KEY_OR_END) and byte == QUOTE
+            if not (is_key or state == _VALUE or state == _VALUE_OR_END):
+                return INVALID
+            token_end = _scalar_end(source, place, end)
+            if token_end == INVALID:
+                return INVALID
+            at = copy(source, place, token_end, out, at)
+            place = token_end
+            state = _BEFORE_VALUE if is_key else _AFTER
+            continue
+        out[at] = byte
+        at += 1
+        place += 1
+    return at if depth == 0 and state == _AFTER else INVALID
+
+
+@kernel
+def write_scalar(
+    kind: int, source: Bytes, start: int, end: int, out: Bytes, at: int, stack: Bytes
+) -> int:
+    """Write a text of `kind`; at most `STRING_GROWTH` n + `OVERHEAD` bytes."""
+    if kind == STRING:
+        return write_string(source, start, end, out, at)
+    if kind == INTEGER:
+        return write_integer(source, start, end, out, at)
+    if kind == FLOAT:
+        return write_float(source, start, end, out, at)
+    if kind == BOOLEAN:
+        return write_boolean(source, start, end, out, at)
+    if kind == JSON:
+        return write_document(source, start, end, out, at, stack)
+    if kind == BYTEA:
+        return write_bytea(source, start, end, out, at)
+    return write_timestamp(source, start, end, out, at)

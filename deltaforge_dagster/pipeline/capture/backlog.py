@@ -1,0 +1,303 @@
+"""A backlog of a log that several readers may read: log sections of it, decoded beside each other.
+
+One thread decodes a log as fast as one core can. While sinks wait for it and much log lies ahead, the
+run divides that log into log sections as large as segments (`sources.base.SectionedSource`), gives each one
+its segment number, and has Spark's tasks read, decode and journal them, as many at a time as Spark has
+cores. The segments are added in the log's order, each as soon as those before it are.
+
+What a task cannot do (a table that changes, a server that is gone, a lost Spark session) is no error
+here: nothing of its log section and of those behind it is added, their files are removed, and the run's
+own reader goes on from there, which says what is wrong if anything is. So whether there is a Spark that
+can reach the source decides about speed only.
+
+When: see `Backlog.due`. Tasks take the cores that prepare messages, so they are not asked for
+while it is the sinks, or the preparing, that the pipeline waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+
+from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
+from deltaforge_dagster.pipeline.capture.backlog_job import SectionJob, WarmJob, Written, written_by
+from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
+
+logger = logging.getLogger(__name__)
+
+WORTH_BYTES = 128 << 20
+"""So much log must lie ahead: less is read before tasks have begun."""
+
+LOOK_BYTES = 64 << 20
+"""So much the run's own reader reads before it is asked again whether to divide what is ahead."""
+
+_LARGEST = 256 << 20
+_MOST = 64
+_FAILURES = 3
+_WAIT_SECONDS = 0.05
+_PATIENCE = 10.0
+"""How long tasks may go on when the run ends."""
+
+_REPORT = "written string, problem string"
+
+
+@dataclass(slots=True)
+class _Pace:
+    """What the newest log became: bytes of log, changes, their Arrow memory."""
+
+    log_bytes: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    section: LogSection
+    reader: int
+    written: Future[Written]
+
+
+class Backlog:
+    """Reads backlogs of one run in parallel, when that is of use.
+
+    Args:
+        sessions: Where the Spark session comes from.
+        journal: Where segments go.
+        pipeline: Name of the pipeline.
+        uid: Its uid.
+        lease: The run's lease.
+        limits: `engine.segment` of the pipeline file.
+
+    Attributes:
+        segments: Segments that tasks have written.
+    """
+
+    def __init__(
+        self,
+        *,
+        sessions: SessionProvider,
+        journal: Journal,
+        pipeline: str,
+        uid: str,
+        lease: HeldLease,
+        limits: SegmentLimits,
+    ) -> None:
+        self.segments = 0
+        self._sessions = sessions
+        self._journal = journal
+        self._pipeline = pipeline
+        self._uid = uid
+        self._lease = lease
+        self._limits = limits
+        self._failures = 0
+        self._read = _Pace()
+        self._pace = _Pace()
+        self._sealed = self._awaited = 0
+        self._warming: Future[int] | None = None
+        self._pool = ThreadPoolExecutor(_MOST + 1, thread_name_prefix=f"backlog {pipeline}")
+
+    def passed(self, log_bytes: int) -> None:
+        """Take note of log that the run's own reader has read."""
+        self._read.log_bytes += log_bytes
+
+    def sealed(self, rows: int, size: int, *, awaited: bool) -> None:
+        """Take note of a segment that it has written, and whether a sink waited for it."""
+        self._read.rows += rows
+        self._read.bytes += size
+        self._sealed += 1
+        self._awaited += awaited
+
+    def due(self, source: SectionedSource, position: Position) -> bool:
+        """Say whether what is behind `position` should be read in parallel; cheap, mostly.
+
+        It should, when capture is what the pipeline waits for: most of the last segments found a sink
+        idle at the journal's end; and when at least `WORTH_BYTES` of log lie ahead. The workers load
+        what they need first, while the run's own reader goes on.
+        """
+        if self._failures >= _FAILURES or self._journal.url.startswith("memory:"):
+            return False
+        if self._warming is not None and not self._warming.done():
+            return False
+        if self._read.log_bytes < LOOK_BYTES:
+            return False
+        useful = self._awaited * 2 > self._sealed and source.behind(position) >= WORTH_BYTES
+        if useful and self._warming is None:
+            self.warm_up(source)  # what was seen so far decides again as soon as they are ready
+            return False
+        self._pace, self._read = self._read, _Pace()
+        self._sealed = self._awaited = 0
+        return useful
+
+    def warm_up(self, source: SectionedSource) -> Future[int]:
+        """Begin to have Spark's workers load what they need; the result is how many there are."""
+        self._warming = self._pool.submit(self._warm, source)
+        return self._warming
+
+    def read(
+        self,
+        source: SectionedSource,
+        registry: SourceNotes,
+        start: Position,
+        number: int,
+        *,
+        add: Callable[[WrittenSegment, Position], bool],
+        going_on: Callable[[], bool],
+    ) -> Position:
+        """Journal what lies behind `start`, as far as it can be divided; return where that ends.
+
+        Ends earlier when sinks have not waited for a while: they have enough to do.
+
+        Args:
+            source: Whose log.
+            registry: Where table versions are registered.
+            start: Where the journal ends, or the log behind that has no changes.
+            number: Of the next segment.
+            add: Adds a segment that ends at a position, and says whether a sink waited for it; called
+                in the log's order.
+            going_on: Asked now and then; when it says no, what tasks have begun is still added.
+
+        Raises:
+            LeaseLost: The lease is gone.
+        """
+        width = self._width()
+        readings: deque[_Reading] = deque()
+        sections = source.plan_sections(start, registry, self._size)
+        more, patience, unawaited = width > 0, float("inf"), 0
+        try:
+            while more or readings:
+                if more and not going_on():
+                    more, patience = False, time.monotonic() + _PATIENCE
+                room = more and len(readings) < width
+                if room:
+                    section, more = self._next(sections)
+                    if section is not None:
+                        reader = min(set(range(width)) - {one.reader for one in readings})
+                        job = self._job(source, section, number + len(readings), reader)
+                        readings.append(_Reading(section, reader, self._submit(job)))
+                if not readings or not _done(readings[0], 0 if room else _WAIT_SECONDS):
+                    self._lease.guard()
+                    if time.monotonic() > patience:
+                        break
+                    continue
+                written = self._written(readings[0])
+                if written is None:
+                    break
+                done = readings.popleft()
+                unawaited = 0 if add(written.segment, done.section.end) else unawaited + 1
+                more = more and unawaited < 2 * width
+                start, number = done.section.end, number + 1
+            return start
+        finally:
+            sections.close()
+            for one in readings:
+                one.written.add_done_callback(self._discard)
+
+    def close(self) -> None:
+        """Begin no task any more; those that have begun are not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _size(self) -> int:
+        """Return how much log becomes a segment, as the newest did."""
+        pace, limits = self._pace, self._limits
+        if not pace.rows:
+            return _LARGEST
+        by_rows = limits.max_events * pace.log_bytes // pace.rows
+        by_bytes = limits.max_bytes * pace.log_bytes // max(pace.bytes, 1)
+        return max(1, min(by_rows, by_bytes, _LARGEST))
+
+    def _warm(self, source: SectionedSource) -> int:
+        """Have all workers load what they need; return how many tasks run at a time."""
+        session = self._sessions.session()
+        # As many tasks as Spark thinks best: one for each of its cores.
+        tasks = session.range(_MOST).mapInArrow(WarmJob(source).run, "task int").toArrow()
+        return min(tasks.num_rows, _MOST)
+
+    def _width(self) -> int:
+        """Return how many log sections are read at a time; one waits, so that no core does."""
+        assert self._warming is not None
+        try:
+            return self._warming.result() + 1
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is the one reader
+            self._fail(error)
+            self._warming = None  # the next one tries again
+            return 0
+
+    def _next(self, sections: Generator[LogSection | None]) -> tuple[LogSection | None, bool]:
+        """Return the next log section if there is one by now, and whether there may be more."""
+        try:
+            return next(sections), True
+        except StopIteration:
+            pass
+        except LeaseLost:
+            raise
+        except DeltaforgeError as error:
+            self._fail(error)
+        return None, False
+
+    def _job(
+        self, source: SectionedSource, section: LogSection, number: int, reader: int
+    ) -> SectionJob:
+        return SectionJob(
+            source=source,
+            section=section,
+            reader=reader,
+            max_events=self._limits.max_events,
+            journal_url=self._journal.url,
+            pipeline=self._pipeline,
+            uid=self._uid,
+            segment=number,
+            epoch=self._lease.epoch,
+        )
+
+    def _submit(self, job: SectionJob) -> Future[Written]:
+        return self._pool.submit(self._execute, job)
+
+    def _execute(self, job: SectionJob) -> Written:
+        one = self._sessions.session().range(0, 1, 1, 1)
+        return written_by(one.mapInArrow(job.run, _REPORT).toArrow())
+
+    def _written(self, reading: _Reading) -> Written | None:
+        """Return what a task has written, None if it could not."""
+        try:
+            written = reading.written.result()
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is the one reader
+            self._fail(error)
+            return None
+        self._failures = 0
+        self.segments += 1
+        rows = written.segment.rows
+        self._pace = _Pace(reading.section.log_bytes, rows, written.bytes)
+        return written
+
+    def _fail(self, error: Exception) -> None:
+        """Take note that the run's own reader has to go on."""
+        self._failures += 1
+        # Only our own texts are known to quote nothing.
+        what = str(error) if isinstance(error, DeltaforgeError) else type(error).__name__
+        if isinstance(error, PySparkException):
+            self._sessions.lost(error)
+            what = f"Spark: {spark_condition(error)}"
+        logger.info("%s: a backlog is read by one reader: %s", self._pipeline, what)
+
+    def _discard(self, written: Future[Written]) -> None:
+        """Remove a segment that was not added."""
+        with contextlib.suppress(Exception):  # there is none, or the sweep removes it
+            self._journal.delete(written.result().segment.path)
+
+
+def _done(reading: _Reading, seconds: float) -> bool:
+    """Wait for a task; say whether it has ended."""
+    return bool(wait([reading.written], seconds).done)

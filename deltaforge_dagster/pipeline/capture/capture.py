@@ -1,0 +1,441 @@
+"""Capture: one thread reads the source's log and cuts it into the journal's segments.
+
+`cutter.Cutter` decides where a segment ends; this module owns the thread, its retries, and the
+order in which a segment becomes durable: file, then row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.config.logs import in_context
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    LeaseLost,
+    Retryable,
+    StoreUnavailable,
+)
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.capture.cutter import Cutter, Hold
+from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import Versions, captured, read_again, read_failed
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import (
+    ChangeBatch,
+    ReadLimits,
+    SectionedSource,
+    Source,
+    SourceNotes,
+)
+from deltaforge_dagster.state.metrics import Tally, panic
+from deltaforge_dagster.state.records import HeldPart, HoldRow, Trigger
+from deltaforge_dagster.state.snapshot_records import ChunkRow
+
+if TYPE_CHECKING:  # Spark takes a second to import
+    from deltaforge_dagster.pipeline.capture.backlog import Backlog
+    from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_POLL_SECONDS = 0.05
+
+
+class Capture:
+    """The capture thread of a run.
+
+    Before each stream, `find_start` returns the position to read from. It differs from the end of the journal
+    only after a failover to another server (`failover`).
+
+    Attributes:
+        error: Why capture stopped for good, or why it is trying again; None while it works.
+        failed: Whether capture ended with an error that only a person can fix.
+        next_attempt_at: Monotonic time of the next attempt after `error`.
+        failing_since: Monotonic time since which nothing could be captured; None while capture works.
+        passed: A position that the log has passed without a change for this pipeline, newer than
+            everything captured, or None.
+        in_transaction: Whether changes were read whose commit was not read yet.
+        reading: Whether the log is being read and all released holds are in the journal.
+        moved_at: Monotonic time of the last capture.
+        segments: Number of segments written.
+        rows: Number of changes written.
+    """
+
+    def __init__(
+        self,
+        *,
+        build_source: Callable[[], Source],
+        registry: SourceNotes,
+        journal: Journal,
+        pipeline: str,
+        uid: str,
+        lease: HeldLease,
+        ranges: Ranges,
+        holds: Holds,
+        limits: SegmentLimits,
+        start: Position,
+        next_segment: int,
+        someone_waits: Callable[[], bool],
+        captured: Callable[[int], None],
+        find_start: Callable[[Source, Position], Position] = lambda _source, start: start,
+        backlog: Backlog | None = None,
+        deduplicator: ChunkDeduplicator | None = None,
+        approval: SchemaApproval | None = None,
+        paused: bool = False,
+        source_id: str = "source",
+    ) -> None:
+        self.error: DeltaforgeError | None = None
+        self.failed = False
+        self.next_attempt_at = 0.0
+        self.failing_since: float | None = None
+        self.passed: Position | None = None
+        self.in_transaction = False
+        self.reading = False
+        self.moved_at = time.monotonic()
+        self.segments = 0
+        self.rows = 0
+        self._build_source = build_source
+        self._registry = registry
+        self._journal = journal
+        self._pipeline = pipeline
+        self._uid = uid
+        self._lease = lease
+        self._ranges = ranges
+        self._holds = holds
+        self._limits = limits
+        self._position = start
+        self._confirmed = start
+        self._next_segment = next_segment
+        self._someone_waits = someone_waits
+        self._captured = captured
+        self._find_start = find_start
+        self._backlog = backlog
+        self._deduplicator = deduplicator
+        self._approval = approval or SchemaApproval()
+        self._source_id = source_id
+        self._read_before = False
+        self._met: Versions = set()
+        self._attempt = 0
+        self._stop = threading.Event()
+        self._paused = threading.Event()
+        self.pause(paused)
+        self._source: Source | None = None
+        self._source_lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=in_context(self._run), name=f"capture {pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def position(self) -> Position:
+        """End of the journal: everything committed before it is durable."""
+        return self._position
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    @property
+    def has_read(self) -> bool:
+        """Whether it has read anything from the log yet."""
+        return self.segments > 0 or self.passed is not None
+
+    @property
+    def chunks_waiting(self) -> bool:
+        """Whether chunks of a snapshot wait to be merged."""
+        return self._deduplicator is not None and self._deduplicator.waits
+
+    def confirm(self, position: Position) -> None:
+        """Confirm a committed position to the source, if it is being read."""
+        with self._source_lock:
+            self._confirmed = max(self._confirmed, position)
+            if self._source is not None:
+                self._source.confirm(position)
+
+    def pause(self, paused: bool) -> None:
+        """Pause or resume reading. Complete transactions read so far become a segment.
+
+        While paused, the stream stays open and keeps answering the server, which waits.
+        """
+        if paused:
+            self._paused.set()
+        else:
+            self._paused.clear()
+
+    def stop(self) -> None:
+        """End the thread; complete transactions read so far become the last segment."""
+        self._stop.set()
+        self._thread.join()
+        if self._backlog is not None:
+            self._backlog.close()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._wait_while_paused()
+            if self._stop.is_set():
+                return
+            try:
+                self._lease.guard()  # a run that was overtaken must not cut its successor's stream
+                self._read(backoff)
+            except LeaseLost:
+                return
+            except Retryable as error:
+                delay = backoff.next_delay()
+                self.next_attempt_at = time.monotonic() + delay
+                self.failing_since = self.failing_since or time.monotonic()
+                self.error = error
+                self._attempt += 1
+                self._failed("now", error, sleep_seconds=round(delay, 1))
+                self._stop.wait(delay)
+            except DeltaforgeError as error:
+                self.error = error
+                self.failed = True
+                self._failed("until a person acts", error)
+                return
+            except Exception as error:
+                self.error = DeltaforgeError(f"{self._pipeline}: capture broke: {error!r}")
+                self.error.__cause__ = error
+                self.failed = True
+                self._count(panic())
+                logger.exception("capture broke")
+                return
+
+    def _failed(self, until: str, error: DeltaforgeError, **more: Any) -> None:
+        """Log why capture waits, and count failures of the source."""
+        message = f"the source cannot be read {until}"
+        if isinstance(error, StoreUnavailable | JournalDamaged):
+            message = f"the journal or the state store cannot be used {until}"
+        else:
+            self._count(read_failed(self._source_id, error))
+        fields = {"source_id": self._source_id, "reason": str(error), "kind": error.kind, **more}
+        logger.warning(message, extra={"fields": {**fields, "attempt": self._attempt or None}})
+
+    def _count(self, tally: Tally) -> None:
+        with contextlib.suppress(DeltaforgeError):  # the loop meets it again
+            self._lease.write(lambda writer: writer.count(tally))
+
+    def _read(self, backoff: Backoff) -> None:
+        source = self._build_source()
+        with self._source_lock:
+            self._source = source
+            # Idle progress may be confirmed beyond the journal's end: the source has let go of it.
+            start = max(self._position, self._confirmed)
+        try:
+            self._release_holds(source, start)
+            self.reading = True
+            found = self._find_start(source, start)
+            if found != start:
+                start = self._position = found
+                if self._deduplicator is not None:
+                    self._deduplicator.lose_positions()
+            if self._read_before:
+                self._count(read_again(self._source_id))
+            self._read_before = True
+            while True:
+                start = self._follow(source, start, backoff)
+                if self._stop.is_set():
+                    return
+                start = self._read_backlog(source, start)
+        finally:
+            self.in_transaction = self.reading = False
+            with self._source_lock:
+                self._source = None
+            source.close()
+
+    def _follow(self, source: Source, start: Position, backoff: Backoff) -> Position:
+        """Cut one stream into segments; return the position where it stopped, for a backlog or on request."""
+        cutter = Cutter(
+            self._limits,
+            self._open_writer,
+            lambda writer, holds, end: self._seal(writer, holds, end, cutter),
+            self._someone_waits,
+            open_hold=self._holds.open,
+            start=start,
+        )
+        # As many changes a batch as fit a segment; small waits keep the cut prompt.
+        reading = ReadLimits(
+            max_events=self._limits.max_events, max_wait=self._limits.min_ms / 1000
+        )
+        try:
+            with closing(source.read(start, reading, self._registry)) as stream:
+                for batch in stream:
+                    if self._stop.is_set():
+                        break
+                    for one in self._approval.take(batch):
+                        cutter.take(one)
+                    if not self._still_fails(cutter):
+                        backoff.reset()
+                        self.error = self.failing_since = None
+                        self._attempt = 0
+                    self._take_over_chunks(cutter)
+                    self.passed = cutter.passed
+                    self.in_transaction = cutter.in_transaction
+                    if self._paused.is_set():
+                        cutter.cut()
+                        self._wait_while_paused()
+                    elif self._is_backlog(source, batch):
+                        assert batch.end is not None
+                        start = batch.end
+                        break
+            cutter.cut()
+        except LeaseLost:
+            raise
+        except DeltaforgeError:
+            cutter.cut("cancelled")  # the transactions before the error are whole
+            raise
+        finally:
+            self.in_transaction = False
+            cutter.abandon()
+        return start
+
+    def _still_fails(self, cutter: Cutter) -> bool:
+        """Whether an error persists: a read ends an error of the source, only a write one of the journal."""
+        if not isinstance(self.error, StoreUnavailable | JournalDamaged):
+            return False
+        assert self.failing_since is not None
+        return cutter.pending and self.moved_at < self.failing_since
+
+    def _is_backlog(self, source: Source, batch: ChangeBatch) -> bool:
+        """Return whether several readers should take over after a batch."""
+        if self._backlog is None or not isinstance(source, SectionedSource):
+            return False
+        self._backlog.passed(batch.log_bytes)
+        return batch.end is not None and self._backlog.due(source, batch.end)
+
+    def _read_backlog(self, source: Source, start: Position) -> Position:
+        """Capture a backlog with several readers; return the position where a single one must continue."""
+        assert self._backlog is not None
+        assert isinstance(source, SectionedSource)
+        return self._backlog.read(
+            source,
+            self._approval.beside(self._registry),
+            start,
+            self._next_segment,
+            add=self._add_section,
+            going_on=lambda: not (self._stop.is_set() or self._paused.is_set()),
+        )
+
+    def _wait_while_paused(self) -> None:
+        while self._paused.is_set() and not self._stop.wait(_PAUSE_POLL_SECONDS):
+            pass
+
+    def _open_writer(self) -> SegmentWriter:
+        return self._journal.writer(
+            self._pipeline, self._uid, self._next_segment, self._lease.epoch
+        )
+
+    def _seal(
+        self, writer: SegmentWriter | None, holds: Sequence[Hold], end: Position, cutter: Cutter
+    ) -> None:
+        received_at = time.time() - cutter.age
+        held = [hold.close() for hold in holds]
+        if held:
+            failpoint("held-file-written")
+        if writer is not None:
+            self._add_segment(writer, end, held, received_at=received_at, trigger=cutter.trigger)
+            return
+        self._holds.keep(held, end)
+        failpoint("held-row-written")
+        self.moved_at = time.monotonic()
+        self._position = end
+
+    def _release_holds(self, source: Source, start: Position) -> None:
+        """Write released holds to the journal, before any other change of their tables."""
+        self._holds.release(
+            source,
+            self._registry,
+            self._approval,
+            start,
+            open_writer=self._open_writer,
+            seal=lambda writer, hold, held: self._add_segment(writer, start, held, hold),
+        )
+
+    def _take_over_chunks(self, cutter: Cutter) -> None:
+        """Merge chunks of a snapshot whose place is here, after everything read so far."""
+        if self._deduplicator is None or cutter.in_transaction or self._paused.is_set():
+            return
+        if self._deduplicator.due(cutter.reached):
+            cutter.cut()
+            self._deduplicator.take_over(
+                cutter.reached,
+                open_writer=self._open_writer,
+                seal=lambda writer, chunks: self._add_chunks(writer, cutter.reached, chunks),
+            )
+
+    def _add_chunks(
+        self, writer: SegmentWriter, end: Position, chunks: Sequence[tuple[ChunkRow, int]]
+    ) -> None:
+        self._position = end  # nothing is captured between the last segment and here
+        self._add_written(writer.close(), end, chunks=chunks)
+
+    def _add_segment(
+        self,
+        writer: SegmentWriter,
+        end: Position,
+        held: Sequence[HeldPart] = (),
+        released: HoldRow | None = None,
+        *,
+        received_at: float | None = None,
+        trigger: Trigger = "limits",
+    ) -> None:
+        awaited = self._someone_waits()
+        written = writer.close()
+        if self._backlog is not None and released is None:
+            self._backlog.sealed(written.rows, writer.bytes, awaited=awaited)
+        self._add_written(written, end, held, released, received_at=received_at, trigger=trigger)
+
+    def _add_section(self, written: WrittenSegment, end: Position) -> bool:
+        """Add a segment that a task has written; return whether a sink waited for it."""
+        awaited = self._someone_waits()
+        self._add_written(written, end)
+        return awaited
+
+    def _add_written(
+        self,
+        written: WrittenSegment,
+        end: Position,
+        held: Sequence[HeldPart] = (),
+        released: HoldRow | None = None,
+        chunks: Sequence[tuple[ChunkRow, int]] = (),
+        *,
+        received_at: float | None = None,
+        trigger: Trigger = "limits",
+    ) -> None:
+        failpoint("segment-file-written")
+        if self._deduplicator is not None:
+            self._deduplicator.watch(written)
+        number = self._next_segment
+        self._ranges.add(
+            number,
+            written,
+            self._position,
+            end,
+            held=held,
+            released=released,
+            chunks=chunks,
+            received_at=received_at,
+            trigger=trigger,
+            tally=captured(self._source_id, written, time.time(), self._met),
+        )
+        self._next_segment = number + 1
+        # Before the position: who finds that something was reached must also find that something moved (`run_end`).
+        self.moved_at = time.monotonic()
+        self._position = end
+        self.segments += 1
+        self.rows += written.rows
+        self._captured(number)

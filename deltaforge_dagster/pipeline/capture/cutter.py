@@ -1,0 +1,193 @@
+"""Cut the batches of one stream into segments, between transactions.
+
+A segment ends only where the source says that every transaction is whole. Changes of a
+transaction that is still open wait in memory until its commit arrives, so that the whole
+transactions before it can be cut and delivered meanwhile; once they outgrow `SPILL_BYTES` they
+begin a segment of their own, written row group by row group, and memory stays bounded.
+
+Held events (`sources.base.HeldEvent`) take the same way into files of their own, which are cut with
+the segment: what is captured and what is kept back end at one position. While only held events
+come there are cuts without a segment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from deltaforge_dagster.config.engine.engine import SegmentLimits
+from deltaforge_dagster.journal.writer import SegmentWriter
+from deltaforge_dagster.pipeline.capture.holds import kind_of
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.state.records import HeldPart, Trigger
+
+SPILL_BYTES = 16 << 20
+"""Changes of an open transaction kept in memory before they are written out."""
+
+
+class Hold(Protocol):
+    """A file of held events being written."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the events so far."""
+        ...
+
+    def write(self, event: HeldEvent) -> None:
+        """Append an event."""
+        ...
+
+    def close(self) -> HeldPart:
+        """Make the file durable, and return its row."""
+        ...
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        ...
+
+
+class Cutter:
+    """Writes change batches into segments, and ends each segment where and when it is due.
+
+    Args:
+        limits: `engine.segment` of the pipeline file.
+        open_writer: Makes the writer of the next segment.
+        seal: Makes a written segment durable, None when there is none, and the files of held
+            events; all of them end at the given position.
+        open_hold: Begins a file for events of a table that are kept back, all after a position.
+        start: Where the stream begins.
+        someone_waits: Whether a sink at the journal's end waits for work, which lets a segment
+            end as soon as it is `min_ms` old.
+
+    Attributes:
+        passed: A position the log has passed without a change for us since the last one that
+            was written, or None.
+        trigger: Why the segment ended that was cut last.
+        age: Seconds from the first change of that segment until it was cut.
+    """
+
+    def __init__(
+        self,
+        limits: SegmentLimits,
+        open_writer: Callable[[], SegmentWriter],
+        seal: Callable[[SegmentWriter | None, Sequence[Hold], Position], None],
+        someone_waits: Callable[[], bool],
+        *,
+        open_hold: Callable[[HeldEvent, Position], Hold],
+        start: Position,
+    ) -> None:
+        self.passed: Position | None = None
+        self.trigger: Trigger = "timer"
+        self.age = 0.0
+        self._limits = limits
+        self._open_writer = open_writer
+        self._seal = seal
+        self._someone_waits = someone_waits
+        self._open_hold = open_hold
+        self._reached = start
+        self._holds: dict[tuple[str, str], Hold] = {}
+        self._waiting_held: list[HeldEvent] = []
+        self._writer: SegmentWriter | None = None
+        self._began = 0.0
+        self._end: Position | None = None  # None also while a spilled transaction is open
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+
+    def take(self, batch: ChangeBatch) -> None:
+        """Add a batch, and end the segment if it is due; an empty batch only lets time pass."""
+        if batch.rows is not None:
+            self.passed = None
+            self._waiting.append(batch.rows)
+            self._waiting_bytes += batch.rows.nbytes
+        if batch.held:
+            self.passed = None
+            self._waiting_held += batch.held
+            self._waiting_bytes += sum(len(event.data) for event in batch.held)
+        if batch.end is not None:
+            self._write_waiting()
+            self._reached = batch.end
+            if self._writer is None and not self._holds:
+                self.passed = batch.end
+            else:
+                self._end = batch.end
+        elif self._waiting_bytes > SPILL_BYTES:
+            self.cut("limits")
+            self._write_waiting()
+        due = self._due()
+        if due is not None:
+            self.cut(due)
+
+    @property
+    def reached(self) -> Position:
+        """Position up to which the log was read, between two transactions."""
+        return self._reached
+
+    @property
+    def pending(self) -> bool:
+        """Whether changes or held events were taken that are not durable yet."""
+        taken = self._waiting or self._waiting_held
+        return bool(taken or self._holds) or self._writer is not None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes were taken whose commit has not been read."""
+        open_ones = self._writer is not None or bool(self._holds)
+        return bool(self._waiting or self._waiting_held) or (open_ones and self._end is None)
+
+    def cut(self, trigger: Trigger = "shutdown") -> None:
+        """End the segment after the complete transactions written so far, if there are any."""
+        if self._end is None:
+            return
+        self.trigger, self.age = trigger, time.monotonic() - self._began
+        writer, holds, end = self._writer, list(self._holds.values()), self._end
+        self._writer = self._end = None
+        self._holds.clear()
+        self._seal(writer, holds, end)
+
+    def abandon(self) -> None:
+        """Drop changes of incomplete transactions; they will be read again."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+        for hold in self._holds.values():
+            hold.abort()
+        self._holds.clear()
+
+    def _write_waiting(self) -> None:
+        if not self._waiting and not self._waiting_held:
+            return
+        if self._writer is None and not self._holds:
+            self._began = time.monotonic()
+        if self._waiting and self._writer is None:
+            self._writer = self._open_writer()
+        for rows in self._waiting:
+            assert self._writer is not None
+            self._writer.write(rows)
+        for event in self._waiting_held:
+            hold = kind_of(event), event.table
+            if hold not in self._holds:
+                self._holds[hold] = self._open_hold(event, self._reached)
+            self._holds[hold].write(event)
+        self._waiting.clear()
+        self._waiting_held.clear()
+        self._waiting_bytes = 0
+        self._end = None
+
+    def _due(self) -> Trigger | None:
+        if self._end is None:
+            return None
+        limits, writer = self._limits, self._writer
+        if writer is not None and writer.rows >= limits.max_events:
+            return "limits"
+        written = 0 if writer is None else writer.bytes
+        if written + sum(hold.size for hold in self._holds.values()) >= limits.max_bytes:
+            return "limits"
+        age_ms = (time.monotonic() - self._began) * 1000
+        if age_ms >= limits.max_ms:
+            return "timer"
+        awaited = writer is not None and age_ms >= limits.min_ms and self._someone_waits()
+        return "timer" if awaited else None

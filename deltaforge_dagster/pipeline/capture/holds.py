@@ -1,0 +1,202 @@
+"""Holds of a run: keep events that cannot be captured yet, and capture them after their release.
+
+Holding: the cutter writes held events into one file per table (`open`). The file becomes part of its hold in
+the same fenced write that moves the captured position past the events (`parts`).
+
+Releasing: before the log is read, the events of each released hold are decoded into one segment at the end of
+the journal. This segment starts and ends at the captured position, so that the positions of segments never
+go back and the positions that sinks keep stay in order. Nothing else of a held table is captured before, so its
+held events come first in every sink. Events that still cannot be decoded are held again, with the new reason,
+and the run continues.
+
+A table may have two holds: its rows wait for approval (`schema_approval`), and then events follow that cannot
+be decoded. Approved rows are released first, and events that can be decoded at last pass schema approval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.held import HeldWriter
+from deltaforge_dagster.journal.writer import SegmentWriter
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes
+from deltaforge_dagster.state.holds import SCHEMA
+from deltaforge_dagster.state.records import HeldPart, HoldRow
+from deltaforge_dagster.state.store import StateStore
+
+TABLE = "table"
+"""Kind of the holds that a source requests."""
+
+
+def kind_of(event: HeldEvent) -> str:
+    """Return the kind of the hold that an event belongs to."""
+    return SCHEMA if isinstance(event, Waiting) else TABLE
+
+
+@dataclass(slots=True)
+class OpenPart:
+    """A file of held events of one table, being written."""
+
+    event: HeldEvent
+    since: Position
+    writer: HeldWriter
+    changes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the events so far."""
+        return self.writer.bytes
+
+    def write(self, event: HeldEvent) -> None:
+        """Append an event."""
+        self.writer.write(event.data)
+        self.changes += event.changes if isinstance(event, Waiting) else 1
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        self.writer.abort()
+
+    def close(self) -> HeldPart:
+        """Make the file durable, and return its row."""
+        checksum, size = self.writer.close()
+        return HeldPart(
+            kind=kind_of(self.event),
+            subject=self.event.table,
+            reason=self.event.reason,
+            since_position=self.since.to_json(),
+            path=self.writer.path,
+            checksum=checksum,
+            events=self.changes,
+            bytes=size,
+        )
+
+
+class Holds:
+    """What one run keeps back and releases.
+
+    Args:
+        store: Where holds are recorded.
+        journal: Where their events are kept.
+        lease: The run's lease; every write is fenced by it.
+    """
+
+    def __init__(self, store: StateStore, journal: Journal, lease: HeldLease) -> None:
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+
+    def open(self, event: HeldEvent, since: Position) -> OpenPart:
+        """Begin a file for the events of a table, which all stand after `since`."""
+        writer = self._journal.held_writer(self._lease.pipeline, self._lease.epoch)
+        return OpenPart(event, since, writer)
+
+    def keep(self, parts: Sequence[HeldPart], end: Position) -> None:
+        """Record files of held events where there is no segment to go with them."""
+        reached = end.to_json()
+        self._lease.write(lambda writer: writer.keep(parts, reached))
+
+    def release(
+        self,
+        source: Source,
+        registry: SourceNotes,
+        approval: SchemaApproval,
+        position: Position,
+        *,
+        open_writer: Callable[[], SegmentWriter],
+        seal: Callable[[SegmentWriter, HoldRow, Sequence[HeldPart]], None],
+    ) -> None:
+        """Write a segment for each released hold, and start the schema approval.
+
+        Args:
+            source: Decodes the events.
+            registry: For the source.
+            approval: Holds rows that wait for approval.
+            position: Where the journal ends.
+            open_writer: Makes the writer of the next segment.
+            seal: Makes it durable, and the hold's events journaled with it, but for those of it that
+                are kept back again.
+        """
+        holds = self._store.holds(self._lease.pipeline)
+        approval.begin({one.subject: one.reason for one in holds if _waits(one)})
+        released = [hold for hold in holds if hold.state == "released"]
+        for hold in sorted(released, key=lambda one: one.kind != SCHEMA):
+            again = _KeptAgain(partial(self.open, since=parse_position(hold.since_position)))
+            writer = open_writer()
+            try:
+                batches: Iterable[pa.RecordBatch]
+                if hold.kind == SCHEMA:
+                    batches = map(unpacked, self._events(hold))
+                else:
+                    fix = hold.mend or "{}"
+                    batches = source.decode_held(self._events(hold), fix, position, registry)
+                for rows in batches:
+                    again.write(approval.take(ChangeBatch(rows, None)), writer)
+                again.write(approval.take(ChangeBatch(None, position)), writer)
+            except (Retryable, LeaseLost):
+                writer.abort()
+                again.abort()
+                raise
+            except DeltaforgeError as error:
+                writer.abort()
+                again.abort()
+                self._hold_back(hold, str(error))
+                continue
+            if writer.rows:
+                seal(writer, hold, again.close())
+                continue
+            writer.abort()
+            if hold.kind == SCHEMA and again.part is not None:
+                again.abort()
+                self._hold_back(hold, again.part.event.reason)
+            else:
+                self._empty(hold, again.close())
+
+    def _events(self, hold: HoldRow) -> Iterator[bytes]:
+        for part in self._store.held_parts(self._lease.pipeline, hold.kind, hold.subject):
+            yield from self._journal.read_held(part.path, part.checksum)
+
+    def _hold_back(self, hold: HoldRow, reason: str) -> None:
+        self._lease.write(lambda writer: writer.hold_back(hold, reason))
+
+    def _empty(self, hold: HoldRow, again: Sequence[HeldPart]) -> None:
+        """There was nothing for the journal: what is captured next may follow."""
+        self._lease.write(lambda writer: writer.keep_again(hold, again))
+
+
+class _KeptAgain:
+    """What of a released hold is kept back again: all of one table."""
+
+    def __init__(self, open_part: Callable[[HeldEvent], OpenPart]) -> None:
+        self.part: OpenPart | None = None
+        self._open = open_part
+
+    def write(self, batches: Iterator[ChangeBatch], writer: SegmentWriter) -> None:
+        """Write what passes into the segment, and keep the rest."""
+        for batch in batches:
+            if batch.rows is not None:
+                writer.write(batch.rows)
+            for event in batch.held:
+                self.part = self.part or self._open(event)
+                self.part.write(event)
+
+    def close(self) -> list[HeldPart]:
+        """Return what is to be kept, durable."""
+        return [] if self.part is None else [self.part.close()]
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        if self.part is not None:
+            self.part.abort()
+
+
+def _waits(hold: HoldRow) -> bool:
+    return hold.kind == SCHEMA and hold.state == "held"

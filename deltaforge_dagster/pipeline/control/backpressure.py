@@ -1,0 +1,161 @@
+"""Back-pressure: keep the journal within `engine.journal.max_bytes`.
+
+Each step is taken only if the one before it was not enough:
+
+1. The open range is closed and published, and the oldest segments that every attached sink has are deleted
+   at once, whatever `retention_hours` says.
+2. If optional sinks retain the journal, they are *detached* at their checkpoints, the one that is furthest
+   behind first. What they lack may then be deleted, and they get nothing until they are attached again. This
+   includes paused sinks: an optional sink must not stop the others.
+3. Otherwise required sinks retain the journal, and capture pauses until the journal is below four fifths of
+   its limit. If one of these sinks is paused, that is after it was resumed.
+
+The limit is checked whenever a segment was added, so the journal may exceed it by what is captured in the
+meantime; a single transaction larger than the limit is captured whole. While a sink waits for changes that it
+already has to be captured again, capture does not pause, because only capture lets this sink continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.committed import detachable_sinks, go_on_command
+from deltaforge_dagster.pipeline.control.retention import drop_delivered
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.state.records import CheckpointRow
+from deltaforge_dagster.state.store import StateStore
+
+_GO_ON = 0.8
+"""Part of the limit below which capture resumes; deletion aims for this size as well."""
+
+
+class BackPressure:
+    """Keeps the journal of a pipeline within its limit during a run.
+
+    Args:
+        spec: The pipeline.
+        store: Where segments and checkpoints are.
+        journal: Where the files are.
+        lease: The run's lease.
+        close_range: Closes the open range, if there is one, for the given reason.
+        publish: Has what is due published.
+        detach: Detaches a sink: stops its deliverer and writes its state, with the reason.
+        awaits_capture: Whether a sink can only go on once more has been captured.
+        warn: Tells people.
+
+    Attributes:
+        paused: Why capture must read nothing now, None when it may.
+        pauses: How often capture was paused.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        journal: Journal,
+        lease: HeldLease,
+        *,
+        close_range: Callable[[str], None],
+        publish: Callable[[], None],
+        detach: Callable[[str, str], None],
+        awaits_capture: Callable[[], bool],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._pipeline = spec.metadata.name
+        self._limit = spec.spec.engine.journal.max_bytes
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+        self._close_range = close_range
+        self._publish = publish
+        self._detach = detach
+        self._awaits_capture = awaits_capture
+        self._warn = warn
+        self._seen: int | None = None
+        row = store.pipeline(self._pipeline)
+        self.paused = None if row is None else row.capture_pause
+        self.pauses = 0
+
+    def look(self, segments: int) -> None:
+        """Do what is needed now; `segments` is how many this run has captured."""
+        if self._seen == segments and self.paused is None:
+            return
+        self._seen = segments
+        if not self._fits():
+            self._close_range("journal full")
+            self._publish()
+            self._drop()
+        if not self._fits():
+            self._detach_holders()
+        if self._fits():
+            self._go_on("the journal has room again")
+        elif self._awaits_capture():
+            self._go_on("a sink waits for what it has already to be captured again")
+        elif self.paused is None:
+            self._pause()
+
+    @property
+    def _room(self) -> int:
+        return int(self._limit * _GO_ON)
+
+    def _fits(self) -> bool:
+        size = self._store.journal_bytes(self._pipeline)
+        return size < (self._limit if self.paused is None else self._room)
+
+    def _drop(self) -> None:
+        drop_delivered(self._store, self._journal, self._pipeline, down_to=self._room)
+
+    def _detach_holders(self) -> None:
+        """Detach what can be done without, if that makes room, one sink at a time."""
+        while True:
+            checkpoints = self._store.checkpoints(self._pipeline)
+            free = detachable_sinks(self._spec, checkpoints)
+            needed = [one for one in checkpoints.values() if one.attached and one.sink not in free]
+            attached = [one for one in checkpoints.values() if one.attached]
+            if not free or self._held(attached) < self._room or self._held(needed) >= self._room:
+                return
+            sink = free[0]
+            lacking = self._held([checkpoints[sink]])
+            self._detach(
+                sink,
+                f"detached: the journal is full ({_size(self._limit)}, engine.journal.max_bytes), "
+                f"and {_size(lacking)} of it was kept for this sink, which is not required",
+            )
+            self._drop()
+
+    def _held(self, checkpoints: list[CheckpointRow]) -> int:
+        """Return the bytes of the journal that one of these sinks has yet to get."""
+        if not checkpoints:
+            return 0
+        has = min(one.whole_segment for one in checkpoints)
+        return self._store.journal_bytes(self._pipeline, after=has)
+
+    def _pause(self) -> None:
+        checkpoints = self._store.checkpoints(self._pipeline).values()
+        behind = sorted(
+            (one for one in checkpoints if one.attached), key=lambda one: one.whole_segment
+        )
+        holder = f"; sink {behind[0].sink} is the hindmost" if behind else ""
+        if behind and behind[0].paused:
+            command = go_on_command(self._pipeline, behind[0].sink, behind[0].state)
+            holder += f", and paused ({command})"
+        why = f"the journal is full ({_size(self._limit)}, engine.journal.max_bytes){holder}"
+        self._lease.write(lambda writer: writer.set_capture_pause(why))
+        self.paused = why
+        self.pauses += 1
+        self._warn(f"capture is paused: {why}")
+
+    def _go_on(self, why: str) -> None:
+        if self.paused is None:
+            return
+        self._lease.write(lambda writer: writer.set_capture_pause(None))
+        self.paused = None
+        self._warn(f"capture goes on: {why}")
+
+
+def _size(count: int) -> str:
+    """Return bytes for people, in KiB below a MiB."""
+    return f"{count / (1 << 20):,.0f} MiB" if count >= 1 << 20 else f"{count / 1024:,.0f} KiB"

@@ -1,0 +1,172 @@
+"""Which pipelines an installation has: those of its files, and those that its state store keeps.
+
+A file and a document of the store that claim one name are both broken until one of them is gone: nobody
+could say which of them is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+
+from deltaforge_dagster.config.file.load import (
+    BrokenPipeline,
+    LoadedPipeline,
+    load_document,
+    load_files,
+    load_pipelines,
+    pipeline_files,
+)
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import SettingsError, SpecError
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.stored_specs import StoredSpec
+
+AnyPipeline = LoadedPipeline | BrokenPipeline
+
+_Stamp = tuple[tuple[Path, int, int, int], ...]
+
+
+def installed(settings: Settings, store: StateStore | None) -> list[AnyPipeline]:
+    """Return every pipeline: of the files below `settings.pipelines`, then those that the store keeps.
+
+    Args:
+        settings: Name the files, and say whether unknown fields are problems.
+        store: The state store; None where nothing has run yet, so that it keeps none.
+
+    Raises:
+        SpecError: There is nothing at `settings.pipelines`; an empty directory is enough.
+    """
+    files = load_pipelines(settings.pipelines, strict=settings.strict)
+    if store is None:
+        return united(files, [])
+    return united(known_names(files, store.pipelines()), kept(store, strict=settings.strict))
+
+
+class PipelineFiles:
+    """The pipelines of an installation, again and again: a file that has not changed is not read again.
+
+    For one thread at a time.
+
+    Args:
+        settings: Name the files, and say whether unknown fields are problems.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stamp: _Stamp | None = None
+        self._files: list[AnyPipeline] = []
+        self._stored: dict[StoredSpec, AnyPipeline] = {}
+
+    def installed(self, store: StateStore) -> list[AnyPipeline]:
+        """Return every pipeline as its file or document is now, by name.
+
+        Raises:
+            SettingsError: There is nothing at `settings.pipelines`.
+            StoreUnavailable: The store cannot be asked.
+        """
+        files = known_names(self._of_files(), store.pipelines())
+        strict = self._settings.strict
+        self._stored = {
+            one: self._stored.get(one) or of_document(one, strict=strict)
+            for one in store.stored_specs()
+        }
+        return sorted(united(files, self._stored.values()), key=lambda one: one.name)
+
+    def _of_files(self) -> list[AnyPipeline]:
+        try:
+            paths = pipeline_files(self._settings.pipelines)
+        except SpecError as error:
+            raise SettingsError(f"DELTAFORGE_PIPELINES: {error}") from None
+        stamp = tuple(_stamp(path) for path in paths)
+        if stamp != self._stamp:
+            self._files = load_files(paths, strict=self._settings.strict)
+            self._stamp = stamp
+        return self._files
+
+
+def _stamp(path: Path) -> tuple[Path, int, int, int]:
+    """Return what changes with a file's content; zeros for one that is gone by now."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path, 0, 0, 0
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def known_names(files: Iterable[AnyPipeline], rows: Iterable[PipelineRow]) -> list[AnyPipeline]:
+    """Return pipelines of files; one that cannot be read has the name that it had when it was at work last."""
+    files = list(files)
+    taken = {one.name for one in files}
+    by_file = {row.file: row.name for row in rows if row.file is not None}
+    named: list[AnyPipeline] = []
+    for one in files:
+        known = None if one.path is None else by_file.get(str(one.path.absolute()))
+        if isinstance(one, BrokenPipeline) and known is not None and known not in taken:
+            one = replace(one, name=known)  # noqa: PLW2901 - the same file
+        named.append(one)
+    return named
+
+
+def of_row(row: PipelineRow, pipelines: Iterable[AnyPipeline]) -> AnyPipeline | None:
+    """Return the file or document of a pipeline at work; None when it is gone.
+
+    Args:
+        row: The pipeline.
+        pipelines: Those that are installed: it may also have been started with the path of its file.
+    """
+    for one in pipelines:
+        if one.name == row.name:
+            return one
+    if row.file is None or not Path(row.file).is_file():
+        return None
+    found = load_files([Path(row.file)])[0]
+    if isinstance(found, BrokenPipeline):
+        return replace(found, name=row.name)
+    return found if found.name == row.name else None
+
+
+def kept(store: StateStore, *, strict: bool = False) -> list[AnyPipeline]:
+    """Return the pipelines that the store keeps."""
+    return [of_document(one, strict=strict) for one in store.stored_specs()]
+
+
+def of_document(stored: StoredSpec, *, strict: bool = False) -> AnyPipeline:
+    """Return the pipeline of a document that the store keeps."""
+    found = load_document(stored.name, orjson.loads(stored.document), strict=strict)
+    return replace(found, name=stored.name) if isinstance(found, BrokenPipeline) else found
+
+
+def united(files: Iterable[AnyPipeline], stored: Iterable[AnyPipeline]) -> list[AnyPipeline]:
+    """Return pipelines of files and of the store together, each name once."""
+    by_name = {one.name: one for one in files}
+    for one in stored:
+        rival = by_name.get(one.name)
+        by_name[one.name] = one if rival is None else _both(rival)
+    return list(by_name.values())
+
+
+def reread(store: StateStore, loaded: LoadedPipeline) -> AnyPipeline | None:
+    """Return a pipeline as its file or document is now; None when that is gone."""
+    if loaded.path is None:
+        stored = store.stored_spec(loaded.name)
+        return None if stored is None else of_document(stored)
+    if not loaded.path.exists():
+        return None
+    found = load_files([loaded.path])[0]
+    if isinstance(found, BrokenPipeline):
+        return replace(found, name=loaded.name)
+    return found if found.name == loaded.name else None
+
+
+def _both(file: AnyPipeline) -> BrokenPipeline:
+    problem = (
+        f"{file.path}: metadata.name: the name {file.name} is also used by a pipeline that the state "
+        f"store keeps (rename this one, or remove the other: DELETE /pipelines/{file.name})"
+    )
+    before = file.error.problems if isinstance(file, BrokenPipeline) else ()
+    return BrokenPipeline(file.path, file.name, SpecError(*before, problem), file.warnings)

@@ -1,0 +1,157 @@
+"""Where a new pipeline begins, once: the first of these that says anything.
+
+1. Checkpoints of DeltaForge that were imported (`state.legacy`). Reading begins at the minimum over
+   the sinks' own keys, as it does there; a sink that is further gets only what ends after its own.
+   Without any such key the pipeline's plain key counts, for every sink.
+2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file, the 8 bytes that event
+   stores keep their log position in: little-endian, signed. For PostgreSQL that number is an LSN.
+3. The source's own rule: `start_position`, or now.
+
+A checkpoint of DeltaForge may stand inside a transaction, and its GTID set then has the whole of it,
+so the set is left out: file and offset say where the transaction begins. What the sinks had of
+that transaction arrives again. A checkpoint or position that is none, or of another kind of
+source, stops the pipeline: beginning at the log's end instead would lose changes in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.sources.sources import position_type
+from deltaforge_dagster.errors import CorruptLog, PositionLost, SettingsError
+from deltaforge_dagster.positions import (
+    BinlogPosition,
+    KnownPosition,
+    LsnPosition,
+    Position,
+    format_lsn,
+    parse_position,
+)
+from deltaforge_dagster.state import legacy
+from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+_CHASER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """Where a new pipeline begins.
+
+    Attributes:
+        at: There; None where the source's own rule says.
+        has: What sinks have beyond that, by id: everything up to a position.
+    """
+
+    at: KnownPosition | None = None
+    has: Mapping[str, str] = field(default_factory=dict)
+
+
+def first_start(store: StateStore | None, loaded: LoadedPipeline) -> FirstStart:
+    """Return where a pipeline begins that has no position yet; without a store nothing was imported.
+
+    Raises:
+        PositionLost: What was imported is no position of such a source.
+        SettingsError: The file that the seed names holds none, or cannot be read.
+    """
+    imported = None if store is None else _imported(store, loaded)
+    return imported if imported is not None else FirstStart(_seed(loaded))
+
+
+def sink_positions(loaded: LoadedPipeline, found: Mapping[str, bytes]) -> dict[str, Position]:
+    """Return how far each sink of a pipeline has come, by checkpoints of DeltaForge.
+
+    The plain key counts for all of them when none has its own; a sink without one is left out.
+
+    Raises:
+        PositionLost: One of them is no position of such a source.
+    """
+    source_id = loaded.spec.spec.source.config.id
+    ids = [sink.config.id for sink in loaded.spec.spec.sinks]
+    keys = {one: legacy.sink_key(source_id, one) for one in ids}
+    own = {one: key for one, key in keys.items() if key in found}
+    if not own and source_id in found:
+        own = dict.fromkeys(ids, source_id)
+    return {one: _position(loaded, key, found[key]) for one, key in own.items()}
+
+
+def _imported(store: StateStore, loaded: LoadedPipeline) -> FirstStart | None:
+    source_id = loaded.spec.spec.source.config.id
+    positions = sink_positions(
+        loaded, legacy.stored(Kv(store.database, legacy.NAMESPACE), source_id)
+    )
+    if not positions:
+        return None
+    at = min(positions.values())
+    logger.warning(
+        "%s: begins at DeltaForge's checkpoint, %s; nothing that its sinks lack is left out",
+        loaded.name,
+        at.to_json(),
+    )
+    has = {sink: one.to_json() for sink, one in positions.items() if at < one}
+    return FirstStart(at, has)  # type: ignore[arg-type]
+
+
+def _position(loaded: LoadedPipeline, key: str, value: bytes) -> Position:
+    try:
+        position = parse_position(value.decode())
+    except (CorruptLog, UnicodeDecodeError):
+        position = None
+    if position is None or not _fits(loaded, position):
+        raise PositionLost(
+            f"{loaded.name}: the checkpoint {key} of DeltaForge is no position of such a source; "
+            f"import a sound one, or begin without: deltaforge checkpoint import {loaded.name} --forget"
+        )
+    return replace(position, gtid_set=None) if isinstance(position, BinlogPosition) else position
+
+
+def _fits(loaded: LoadedPipeline, position: Position) -> bool:
+    return isinstance(position, position_type(loaded.spec.spec.source))
+
+
+def _seed(loaded: LoadedPipeline) -> KnownPosition | None:
+    seed = loaded.spec.spec.engine.checkpoint.seed
+    if seed.type == "chaser":
+        return _chaser(loaded.name, Path(str(seed.path)))
+    if seed.position is not None:
+        return parse_position(json.dumps(dict(seed.position)))
+    if seed.path is None:
+        return None
+    where = f"{loaded.name}: engine.checkpoint.seed.path, {seed.path},"
+    try:
+        position = parse_position(Path(seed.path).read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{where} cannot be read: {error.strerror}") from error
+    except (CorruptLog, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where} holds no position, as JSON text") from error
+    if not _fits(loaded, position):
+        raise SettingsError(f"{where} holds the position of another kind of source")
+    return position
+
+
+def _chaser(name: str, path: Path) -> LsnPosition | None:
+    """Return the LSN of a chaser file; without a sound one the pipeline begins as without a seed."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        logger.warning("%s: chaser file %s: %s; begins without it", name, path, error.strerror)
+        return None
+    number = int.from_bytes(content, "little", signed=True)
+    if len(content) != _CHASER_BYTES or number < 0:
+        logger.warning(
+            "%s: chaser file %s holds no log position (%d bytes, not 8; or a negative number); "
+            "begins without it",
+            name,
+            path,
+            len(content),
+        )
+        return None
+    logger.warning("%s: begins at %s, from chaser file %s", name, format_lsn(number), path)
+    return LsnPosition(number)

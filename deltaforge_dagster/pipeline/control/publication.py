@@ -1,0 +1,228 @@
+"""Publication: what Dagster should be told about closed ranges, and has not been told yet.
+
+Publishing is a state of its own, after closing: a range may be closed by a run that is killed
+before it publishes. The store says what is pending; whoever publishes (a run, or the next sensor
+tick) then marks it. `changes` of a range is due when the range is closed, a sink's asset when
+that sink's checkpoint has passed the range's end. What processors counted over the range is with every
+asset that is due after they were done: with each sink's, and with `changes` if that comes late. What sensing
+knows when `changes` of a range is published is with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import NotAllowed
+from deltaforge_dagster.pipeline.control.specs import RangeVersions
+from deltaforge_dagster.state.records import CheckpointRow, Counts, LeaseRow, RangeRow
+from deltaforge_dagster.state.schemas import TableHistory
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import fingerprints
+
+CHANGES = "changes"
+"""The asset of what was captured; every other asset of a range is named by its sink."""
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One materialization to publish: numbers plot in the UI, the rest is text."""
+
+    range: int
+    asset: str
+    metadata: Mapping[str, Value]
+    code_version: str | None
+    """Of the spec that the range was captured and delivered with; None where nobody knows."""
+    run_id: str | None = None
+    """Of the run that captured the range, or moved the sink past its end; None where nobody knows."""
+    file: str | None = None
+    """Path below the journal's root of the range's first segment; None when it is gone."""
+
+
+def pending(store: StateStore, pipeline: str) -> list[Publication]:
+    """Return what is due and not yet published, ranges in order, `changes` before the sinks."""
+    due = store.unpublished(pipeline)
+    if not due:
+        return []
+    numbers = [number for number, _ in due]
+    ranges = {
+        row.range: row for row in store.ranges(pipeline, first=min(numbers), last=max(numbers))
+    }
+    checkpoints = store.checkpoints(pipeline)
+    histories = store.table_histories(pipeline)
+    pluralize = {
+        number: _counted(store, pipeline, ranges[number]) | _numbers(histories, ranges[number])
+        for number in set(numbers)
+    }
+    versions = RangeVersions(store, pipeline)
+    now, lease = store.now(), store.lease(pipeline)
+    files = {number: _file(store, pipeline, row) for number, row in ranges.items()}
+    captured = {number: _captured_at(store, pipeline, row) for number, row in ranges.items()}
+    sensed = {CHANGES: store.sensing_facts(pipeline)}
+    return [
+        Publication(
+            number,
+            asset,
+            _metadata(ranges[number], asset, checkpoints, now, captured[number])
+            | pluralize[number]
+            | sensed.get(asset, {}),
+            versions.of(ranges[number], None if asset == CHANGES else asset),
+            _run_id(lease, ranges[number], asset),
+            files[number],
+        )
+        for number, asset in sorted(due, key=lambda one: (one[0], one[1] != CHANGES, one[1]))
+    ]
+
+
+def publication_of(
+    store: StateStore, pipeline: str, number: int, asset: str, *, reprocessed: bool = False
+) -> Publication:
+    """Return the publication of this range and asset as it is now.
+
+    With `reprocessed` the sink has what today's processors made of the range.
+
+    Raises:
+        NotAllowed: There is no such range.
+    """
+    row = store.range(pipeline, number)
+    if row is None:
+        raise NotAllowed(f"{pipeline}: there is no range {number}")
+    captured_at = _captured_at(store, pipeline, row)
+    known = _metadata(row, asset, store.checkpoints(pipeline), store.now(), captured_at)
+    sink = None if asset == CHANGES else asset
+    version = RangeVersions(store, pipeline).of(row, sink, reprocessed=reprocessed)
+    file = _file(store, pipeline, row)
+    known |= _counted(store, pipeline, row) | _numbers(store.table_histories(pipeline), row)
+    if asset == CHANGES:
+        known |= store.sensing_facts(pipeline)
+    return Publication(number, asset, known, version, file=file)
+
+
+def processor_metrics(processors: Mapping[str, Mapping[str, int]]) -> dict[str, Value]:
+    """Return what processors counted under names that plot, such as `processor/mask/events_out`.
+
+    What a processor counts itself has its metric's name, and what that is labelled behind it:
+    `processor/outbox/outbox_dropped/non_insert`. The latency is that of a call, on average.
+    """
+    metrics: dict[str, Value] = {}
+    for name, counts in processors.items():
+        for pluralize, count in sorted(counts.items()):
+            if pluralize not in {"calls", "busy_us"}:
+                metrics[f"processor/{name}/{pluralize.replace(':', '/')}"] = count
+        if counts.get("calls"):
+            seconds = counts.get("busy_us", 0) / counts["calls"] / 1e6
+            metrics[f"processor/{name}/latency_seconds"] = round(seconds, 6)
+    return metrics
+
+
+def facts(row: RangeRow) -> dict[str, Value]:
+    """Return what never changes about a closed range; the same for each of its assets.
+
+    Only what is worth a plot is a number: Dagster plots every number, and sorts the plots by name.
+    """
+    known: dict[str, Value] = {
+        "events": row.rows,
+        "bytes": row.bytes,
+        "segments": row.last_segment - row.first_segment + 1,
+        "dagster/row_count": row.rows,
+    }
+    for op, count in sorted(_per_op(row.counts).items()):
+        known[f"events/{op}"] = count
+    for table, ops in sorted(row.counts.items()):
+        known[f"events/{table}"] = sum(ops.values())
+    known |= {
+        "first_segment": str(row.first_segment),
+        "last_segment": str(row.last_segment),
+        "epoch": str(row.epoch),
+        "start_position": row.start_position,
+        "end_position": row.end_position,
+        "content_hash": row.content_hash or "",
+        "close_reason": row.close_reason or "",
+        "spec_hash": row.spec_hash,
+    }
+    for table, versions in sorted(row.schema_versions.items()):
+        known[f"schema/{table}"] = ", ".join(fingerprints(versions))
+    return known
+
+
+def _numbers(histories: Iterable[TableHistory], row: RangeRow) -> dict[str, Value]:
+    """Return which versions of each table a range has, by number."""
+    known: dict[str, Value] = {}
+    for history in histories:
+        number = {one.stamp.fingerprint: one.stamp.version for one in history.versions}
+        found = fingerprints(row.schema_versions.get(history.name, ()))
+        if found:
+            numbers = (str(number.get(one, "unknown")) for one in found)
+            known[f"schema_version/{history.name}"] = ", ".join(numbers)
+    return known
+
+
+def _metadata(
+    row: RangeRow,
+    asset: str,
+    checkpoints: Mapping[str, CheckpointRow],
+    now: float,
+    captured_at: float,
+) -> dict[str, Value]:
+    """Return what is told of a range: first how it went, which differs by asset, then its facts.
+
+    Lag, rates and counts come first: Dagster plots the first hundred numbers alone. The lag counts from the range's last change to when that was captured, or when the sink had it.
+    """
+    ended_at = arrived_at = row.closed_at or row.opened_at
+    if asset == CHANGES:
+        arrived_at = captured_at
+    ages = {sink: round(max(0.0, now - one.updated_at), 1) for sink, one in checkpoints.items()}
+    own: dict[str, Value] = {f"checkpoint_age_seconds/{sink}": age for sink, age in ages.items()}
+    if asset != CHANGES:
+        checkpoint = checkpoints[asset]
+        ended_at = arrived_at = checkpoint.updated_at
+        own = {
+            "checkpoint_age_seconds": ages[asset],
+            "checkpoint_segment": str(checkpoint.segment),
+            "checkpoint_ordinal": str(checkpoint.ordinal),
+            "checkpoint_position": checkpoint.source_position or "",
+        }
+    seconds = max(ended_at - row.opened_at, 0.001)
+    return {
+        "lag_seconds": round(max(0.0, arrived_at - row.last_ts_us / 1e6), 3),
+        "events_per_second": round(row.rows / seconds, 1),
+        "bytes_per_second": round(row.bytes / seconds),
+        "events": row.rows,
+        "bytes": row.bytes,
+        **own,
+        **facts(row),
+    }
+
+
+def _run_id(lease: LeaseRow | None, row: RangeRow, asset: str) -> str | None:
+    """Return the run that a range's asset is the work of, as long as the lease still names it."""
+    if lease is None or (asset == CHANGES and row.epoch != lease.epoch):
+        return None
+    return lease.run_id
+
+
+def _captured_at(store: StateStore, pipeline: str, row: RangeRow) -> float:
+    """Return when a range's last segment was captured; when the range was closed, if that is gone."""
+    segment = store.segment(pipeline, row.last_segment)
+    return row.closed_at or row.opened_at if segment is None else segment.created_at
+
+
+def _file(store: StateStore, pipeline: str, row: RangeRow) -> str | None:
+    segment = store.segment(pipeline, row.first_segment)
+    return None if segment is None else segment.path
+
+
+def _counted(store: StateStore, pipeline: str, row: RangeRow) -> dict[str, Value]:
+    """Return what processors counted over a range; nothing before the last segment is processed."""
+    counts = store.processed_counts(pipeline, first=row.first_segment, last=row.last_segment)
+    return processor_metrics(counts)
+
+
+def _per_op(counts: Counts) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for ops in counts.values():
+        for op, count in ops.items():
+            total[op] = total.get(op, 0) + count
+    return total

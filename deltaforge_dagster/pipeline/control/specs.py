@@ -1,0 +1,106 @@
+"""The pipeline's file as it was whenever it was at work: what ranges were captured with.
+
+Namespace `spec/{pipeline}` of the state store: under the hash of each spec its effective content, secrets
+masked, and the parts of its code versions. A range has the hash of its spec, so that it can be said
+what of it today's file would make otherwise; `deltaforge plan` compares files with the newest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.pipeline.control.code_versions import CodeParts, chain_part, code_parts
+from deltaforge_dagster.state.primitives import Kv
+from deltaforge_dagster.state.records import RangeRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class NotedSpec:
+    """A spec that was at work.
+
+    Attributes:
+        content: The effective file as plain values, secrets masked, scripts as their hashes.
+        parts: Of its code versions.
+    """
+
+    content: Mapping[str, Any]
+    parts: CodeParts
+
+
+def note_spec(store: StateStore, loaded: LoadedPipeline) -> None:
+    """Keep a spec that is about to be at work; it is written once, and when a function's source changed."""
+    specs = _specs(store, loaded.name)
+    noted = {"content": kept_form(loaded.spec), "parts": asdict(code_parts(loaded.spec))}
+    text = json.dumps(noted).encode()
+    if specs.get(loaded.hash) != text:
+        specs.put(loaded.hash, text)
+
+
+def kept_form(spec: PipelineSpec) -> dict[str, Any]:
+    """Return a spec as it is kept: a script may hold what an environment variable gave it."""
+    content = spec.masked()
+    for processor in content["spec"]["processors"]:
+        if "inline" in processor:
+            digest = hashlib.sha256(processor["inline"].encode()).hexdigest()
+            processor["inline"] = f"sha256:{digest}"
+    return content
+
+
+def noted_spec(store: StateStore, pipeline: str, spec_hash: str) -> NotedSpec | None:
+    """Return a spec that was at work; None for one of a version that kept none."""
+    text = _specs(store, pipeline).get(spec_hash)
+    if text is None:
+        return None
+    noted = json.loads(text)
+    return NotedSpec(noted["content"], CodeParts(**noted["parts"]))
+
+
+class RangeVersions:
+    """The code versions that ranges of a pipeline have in its assets."""
+
+    def __init__(self, store: StateStore, pipeline: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._known: dict[str, CodeParts | None] = {}
+        row = store.pipeline(pipeline)
+        self._today = None if row is None else self._parts(row.spec_hash)
+
+    def of(self, row: RangeRow, sink: str | None, *, reprocessed: bool = False) -> str | None:
+        """Return the version of a range; None where nobody knows.
+
+        Args:
+            row: The range.
+            sink: The sink that has it now, with the spec that is at work; None for `changes`.
+            reprocessed: Whether the sink has what today's processors made of it, and not what those
+                made that its segments were processed with.
+        """
+        then, today = self._parts(row.spec_hash), self._today
+        if then is None:
+            return None
+        if sink is None:
+            return then.version()
+        if today is None or sink not in today.sinks:
+            return None
+        chain = today.chain if reprocessed else self._chain(row) or then.chain
+        return replace(then, chain=chain, sinks=today.sinks).version(sink)
+
+    def _chain(self, row: RangeRow) -> str:
+        hashes = self._store.chains(self._pipeline, first=row.first_segment, last=row.last_segment)
+        return chain_part(hashes)
+
+    def _parts(self, spec_hash: str) -> CodeParts | None:
+        if spec_hash not in self._known:
+            noted = noted_spec(self._store, self._pipeline, spec_hash)
+            self._known[spec_hash] = None if noted is None else noted.parts
+        return self._known[spec_hash]
+
+
+def _specs(store: StateStore, pipeline: str) -> Kv:
+    return Kv(store.database, f"spec/{pipeline}")

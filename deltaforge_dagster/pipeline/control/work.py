@@ -1,0 +1,262 @@
+"""Find out whether a pipeline needs a run; the sensor asks this, with short timeouts and without reading data.
+
+A run is started if and only if nobody holds the lease and one of these is true:
+
+- a range is open, because a run was killed;
+- a sink is behind, is not paused, and its back-off has passed;
+- dead letters must be delivered again, or no longer wait for anything;
+- a hold was released, so that its events can be written to the journal;
+- chunks of a snapshot were read and wait to be merged;
+- the source has changes after the captured position, and capture is paused neither by a person nor
+  because the journal is full.
+
+After a run that captured nothing, the source is not asked for a while, which doubles up to a minute
+(`next_probe`), so that an idle pipeline on a busy database costs almost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.control.first_start import first_start
+from deltaforge_dagster.pipeline.control.specs import note_spec
+from deltaforge_dagster.pipeline.held_keys import due_entries
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.holds import SCHEMA
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBE_WAIT = 60.0
+
+Reason = Literal[
+    "range open", "sink behind", "dead letters", "hold released", "chunks read", "changes"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Why a run should start, in one word for tags and one sentence for people."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoWork:
+    """Why no run is needed now."""
+
+    detail: str
+
+
+def register(store: StateStore, loaded: LoadedPipeline) -> PipelineRow:
+    """Make the pipeline, and the checkpoints of its sinks, known to the store.
+
+    Where a sink begins that was added, and which one is gone, is said in the log.
+    """
+    configs = [sink.config for sink in loaded.spec.spec.sinks]
+    before = store.checkpoints(loaded.name)
+    starts = {one.id: one.start for one in configs if one.start is not None}
+    row = store.register_pipeline(
+        loaded.name, loaded.hash, [one.id for one in configs], starts, stored=loaded.path is None
+    )
+    note_spec(store, loaded)
+    file = None if loaded.path is None else str(loaded.path.absolute())
+    if row.file != file:
+        store.note_file(loaded.name, file)
+        row = replace(row, file=file)
+    after = store.checkpoints(loaded.name)
+    for sink in after.keys() - before.keys():
+        if after[sink].began is not None:
+            logger.warning("%s: sink %s: %s", loaded.name, sink, after[sink].began)
+    for sink in before.keys() - after.keys():
+        logger.warning("%s: sink %s is gone, and its checkpoint with it", loaded.name, sink)
+    return row
+
+
+def ensure_start(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
+) -> PipelineRow:
+    """Fix where the pipeline starts, once: everything committed afterwards is captured.
+
+    The first of several callers wins; the others get its position.
+    """
+    if pipeline.start_position is not None:
+        return pipeline
+    first = first_start(store, loaded)
+    start = source.ensure_start(first.at)
+    return store.set_start(
+        pipeline.name,
+        start.to_json(),
+        source.definitions(start),
+        has=first.has,
+        source_id=loaded.spec.spec.source.config.id,
+    )
+
+
+def begin(
+    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+) -> PipelineRow:
+    """Make a pipeline known and, if it is to capture, fix where it starts; return it as it then is.
+
+    Raises:
+        DeltaforgeError: The source cannot be asked, or is not as needed.
+    """
+    row = register(store, loaded)
+    if row.start_position is not None or row.want != "running":
+        return row
+    source = build_source()
+    try:
+        return ensure_start(store, loaded, row, source)
+    finally:
+        source.close()
+
+
+def find_work(
+    store: StateStore,
+    loaded: LoadedPipeline,
+    build_source: Callable[[], Source],
+    problem: DeltaforgeError | None = None,
+) -> Work | NoWork:
+    """Say whether a run should start now; fixes the start position when it is not yet fixed.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Makes its source, where that has to be asked.
+        problem: Why the source cannot be used now, if a look at it has shown that.
+
+    Raises:
+        DeltaforgeError: The source or the store cannot be asked, and nothing else is to be done.
+    """
+    pipeline = register(store, loaded)
+    now = store.now()
+    lease = store.lease(loaded.name)
+    if lease is not None and lease.run_id is not None and lease.held_at(now):
+        return NoWork(f"run {lease.run_id[:8]} is working on it")
+    if pipeline.want == "stopped":
+        return NoWork("stopped")
+    work = (
+        _left_open(store, loaded.name)
+        or _behind(store, pipeline, now)
+        or _redriven(store, pipeline, now)
+    )
+    if work is not None:
+        return work
+    paused = _paused(store, pipeline)
+    if paused is not None:
+        return NoWork(f"capture is paused{paused}")
+    work = _released(store, loaded) or chunks_read(store, loaded.name)
+    if work is None and problem is not None:
+        raise problem
+    return work or _probe(store, loaded, pipeline, now, build_source)
+
+
+def _probe(
+    store: StateStore,
+    loaded: LoadedPipeline,
+    pipeline: PipelineRow,
+    now: float,
+    build_source: Callable[[], Source],
+) -> Work | NoWork:
+    if pipeline.start_position is not None and now < pipeline.probe_after:
+        return NoWork(f"nothing new lately, asking again in {pipeline.probe_after - now:.0f} s")
+    source = build_source()
+    try:
+        return _ask(store, loaded, pipeline, source)
+    finally:
+        source.close()
+
+
+def _ask(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow, source: Source
+) -> Work | NoWork:
+    if pipeline.start_position is None:
+        ensure_start(store, loaded, pipeline, source)
+        return NoWork("start position fixed")
+    after = parse_position(pipeline.captured_position or pipeline.start_position)
+    if source.has_changes(after):
+        return Work("changes", "the source has changes beyond the captured position")
+    return NoWork("no changes in the source, every sink has what was captured")
+
+
+def next_probe(store: StateStore, pipeline: str, *, captured: bool) -> None:
+    """After a run, decide when the source is asked next: at once, or later after an empty run."""
+    if captured:
+        store.set_probe(pipeline, after=0.0, wait=0.0)
+        return
+    row = store.pipeline(pipeline)
+    assert row is not None
+    wait = min(max(5.0, row.probe_wait * 2), MAX_PROBE_WAIT)
+    store.set_probe(pipeline, after=store.now() + wait, wait=wait)
+
+
+def _left_open(store: StateStore, pipeline: str) -> Work | None:
+    for row in store.ranges(pipeline, state="open", limit=1):
+        return Work("range open", f"range {row.range} was left open by a run that died")
+    return None
+
+
+def _released(store: StateStore, loaded: LoadedPipeline) -> Work | None:
+    asks = loaded.spec.spec.engine.schemas.pauses
+    for hold in store.holds(loaded.name):
+        # A run approves what waits when nobody is to be asked any more.
+        if hold.state == "released" or (hold.state == "held" and hold.kind == SCHEMA and not asks):
+            return Work("hold released", f"what is held of {hold.kind} {hold.subject} was released")
+    return None
+
+
+def chunks_read(store: StateStore, pipeline: str) -> Work | None:
+    """Return why chunks of a snapshot are to be taken over; None where none are, or all of held tables."""
+    snapshot = store.unfinished_snapshot(pipeline)
+    if snapshot is None:
+        return None
+    # Those of a held table wait until nothing is held of it.
+    held = {hold.subject for hold in store.holds(pipeline) if hold.state != "journaled"}
+    read = store.chunks(pipeline, snapshot.snapshot, state="read")
+    if all(chunk.table_name in held for chunk in read):
+        return None
+    return Work("chunks read", f"chunks of snapshot {snapshot.snapshot} are to be taken over")
+
+
+def _behind(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    for checkpoint, behind in _lacking(store, pipeline):
+        if checkpoint.next_attempt_at <= now and not checkpoint.paused:
+            lacks = f"sink {checkpoint.sink} lacks {behind} of the journal's segments"
+            return Work("sink behind", lacks)
+    return None
+
+
+def _redriven(store: StateStore, pipeline: PipelineRow, now: float) -> Work | None:
+    for checkpoint in store.checkpoints(pipeline.name).values():
+        entries, dead, _ = store.dead_letter_state(pipeline.name, checkpoint.sink)
+        if entries == dead or checkpoint.state != "attached" or checkpoint.next_attempt_at > now:
+            continue
+        letters = store.dead_letter_places(pipeline.name, checkpoint.sink)
+        if due := len(due_entries(letters, (checkpoint.segment, checkpoint.ordinal))):
+            detail = f"{due} dead letters of sink {checkpoint.sink} are to be delivered again"
+            return Work("dead letters", detail)
+    return None
+
+
+def _paused(store: StateStore, pipeline: PipelineRow) -> str | None:
+    """Return why nothing is captured now, None when it is."""
+    if pipeline.want == "paused":
+        return ", every sink has what was captured"
+    if pipeline.capture_pause is not None and _lacking(store, pipeline):
+        return f": {pipeline.capture_pause}"
+    return None
+
+
+def _lacking(store: StateStore, pipeline: PipelineRow) -> list[tuple[CheckpointRow, int]]:
+    """Return the checkpoints of sinks that are behind, and by how many segments."""
+    rows = store.checkpoints(pipeline.name).values()
+    return [(one, behind) for one in rows if (behind := segments_behind(pipeline, one))]

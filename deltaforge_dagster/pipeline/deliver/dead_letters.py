@@ -1,0 +1,368 @@
+"""Dead letters of one sink: changes that it can never be given as they are, put aside in order.
+
+A change that cannot be delivered goes to the queue (`state.dead_letters`) and lets the others pass;
+never because of a connection or of credentials. The order of writes:
+
+1. the whole change, a row of the frame, goes into a file of the journal that is its own (`dead/`), so
+   that a segment need not outlive its time, and any size is kept;
+2. its entry, fenced, before anything after it is sent. There is one entry for a sink and an event: a
+   run that died here finds the same change again, and the entry with it;
+3. the checkpoint, which then passes it.
+
+With `engine.dlq.hold_key` later changes of the same key follow it into the queue (`held_keys`), and
+nothing of that key reaches the sink before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import JournalDamaged, Retryable, Undeliverable
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
+from deltaforge_dagster.pipeline.encode.messages import source_origin
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.waiting import COLUMNS, keys_of, waiting
+from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+LOOK_SECONDS = 1.0
+"""How often a queue with entries is looked at."""
+
+_AT_ONCE = 1_000
+"""Entries of one file and one transaction."""
+
+WAITING = "waiting"
+"""The kind of an entry that nothing is wrong with."""
+
+
+class QueueFull(Retryable):
+    """The queue has no room for a change that must go there; the sink waits until it has.
+
+    Attributes:
+        ordinal: Of the change in its segment.
+    """
+
+    kind = "backpressure"
+
+    def __init__(self, message: str, ordinal: int) -> None:
+        super().__init__(message)
+        self.ordinal = ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Consecutive rows of a segment, with the columns that tell keys."""
+
+    segment: int
+    rows: pa.RecordBatch
+
+    @property
+    def first(self) -> int:
+        """The first ordinal."""
+        return cast("int", self.rows.column("ordinal")[0].as_py())
+
+    def covers(self, segment: int, first: int, last: int) -> bool:
+        """Say whether the rows from `first` to `last` are here."""
+        begin = self.first
+        return segment == self.segment and begin <= first and last < begin + self.rows.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A change that goes to the queue, and why."""
+
+    ordinal: int
+    kind: str
+    message: str
+
+
+class DeadLetters:
+    """What one deliverer puts aside.
+
+    Args:
+        spec: The pipeline.
+        sink_id: The sink.
+        store: Where the entries are.
+        journal: Where the changes are, and where those of entries go.
+        lease: What entries are written under.
+        warn: Told what people should hear of.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        sink_id: str,
+        *,
+        store: StateStore,
+        journal: Journal,
+        lease: HeldLease,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._origin = source_origin(spec)
+        self._options = spec.spec.journal
+        self._hold_key = spec.spec.engine.dlq.hold_key
+        self._sink_id = sink_id
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+        self._warn = warn
+        self._held = HeldKeys()
+        self._ahead: dict[int, set[int]] = {}
+        self._known: tuple[int, int, int] | None = None
+        self._changed = True
+        self._entries = 0
+        self._looked_at = 0.0
+        self._read: _Read | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether changes are put aside at all."""
+        return self._options.enabled
+
+    def look(self, checkpoint: CheckpointRow) -> None:
+        """Read the queue again if it is not what it was: what is held, and what lies ahead.
+
+        A sink that was set back meets changes again that are in the queue; they stay there. Only
+        this deliverer adds entries; those that others remove hold a little longer.
+        """
+        now = time.monotonic()
+        if not self._changed and (not self._entries or now - self._looked_at < LOOK_SECONDS):
+            return
+        known = self._store.dead_letter_state(self._pipeline, self._sink_id)
+        self._looked_at, self._entries, self._changed = now, known[0], False
+        if known == self._known:
+            return
+        entries = self._store.dead_letter_places(self._pipeline, self._sink_id) if known[0] else []
+        self._held = HeldKeys(entries)
+        self._ahead = {}
+        reached = (checkpoint.segment, checkpoint.ordinal)
+        for entry in entries:
+            if (entry.segment, entry.ordinal) > reached:
+                self._ahead.setdefault(entry.segment, set()).add(entry.ordinal)
+        at = checkpoint
+        self._lease.write(
+            lambda writer: writer.meets_anew(
+                self._sink_id, at.segment, at.ordinal, complete=at.complete
+            )
+        )
+        self._known = known
+
+    def passing(self, row: SegmentRow, batches: Iterable[SinkBatch]) -> Iterator[SinkBatch]:
+        """Yield what is left of a segment's batches; the rest is in the queue before that.
+
+        Raises:
+            QueueFull: There is no room for a change; everything before it was yielded.
+        """
+        for whole in batches:
+            batch = self._left_in_queue(whole)
+            ahead = self._ahead.get(row.segment, set())
+            refused = [
+                _Refusal(one.ordinal, one.cause, str(one))
+                for one in whole.refused
+                if one.ordinal not in ahead
+            ]
+            aside = self._aside(row, batch, refused)
+            stop = None
+            if aside:
+                done = self._put(row, aside)
+                stop = aside[done].ordinal if done < len(aside) else None
+                batch = _without(batch, [one.ordinal for one in aside], stop)
+            if batch.messages.num_rows:
+                yield replace(batch, refused=()) if batch.refused else batch
+            if stop is not None:
+                raise self._full(row, stop)
+
+    def refuse(self, row: SegmentRow, error: Undeliverable | QueueFull) -> None:
+        """Put a change aside that the sink was found unable to take.
+
+        Raises:
+            Undeliverable: Nothing is put aside in this pipeline; says how to.
+            QueueFull: There is no room for it.
+        """
+        if isinstance(error, QueueFull):
+            raise error
+        if not self.enabled:
+            place = f"segment {row.segment}, ordinal {error.ordinal}"
+            where = "" if place in str(error) else f" (the event at {place})"
+            raise Undeliverable(
+                f"{error}{where}; it stops the sink: to put such changes aside and let the others "
+                "pass, set spec.journal.enabled: true",
+                error.ordinal,
+                error.cause,
+            ) from error
+        if not self._put(row, [_Refusal(error.ordinal, error.cause, str(error))]):
+            raise self._full(row, error.ordinal)
+
+    def _left_in_queue(self, batch: SinkBatch) -> SinkBatch:
+        """Return a batch without what is in the queue already."""
+        ahead = self._ahead.get(batch.segment)
+        return batch if ahead is None else _without(batch, sorted(ahead), None)
+
+    def _aside(
+        self, row: SegmentRow, batch: SinkBatch, refused: Sequence[_Refusal]
+    ) -> list[_Refusal]:
+        """Return the changes that go to the queue now, in order: refused ones, and who follows."""
+        numbers = np.array([one.ordinal for one in refused], np.int64)
+        if self._hold_key and refused:
+            for keys, one in zip(self._keys(row, numbers), refused, strict=True):
+                if keys.some:
+                    self._held.hold((row.segment, one.ordinal), keys)
+        if not self._held or not batch.messages.num_rows:
+            return list(refused)
+        ordinals = np.unique(np.concatenate([_ordinals(batch), numbers]))
+        behind = waiting(self._held, row.segment, self._columns(row, ordinals))
+        text = "an earlier change of its key is a dead letter"
+        aside = {one.ordinal: one for one in refused}
+        for ordinal in ordinals[behind].tolist():
+            aside.setdefault(ordinal, _Refusal(ordinal, WAITING, text))
+        return [aside[ordinal] for ordinal in sorted(aside)]
+
+    def _keys(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> list[Keys]:
+        return keys_of(self._columns(row, ordinals), range(len(ordinals)))
+
+    def _columns(self, row: SegmentRow, ordinals: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Return what tells the keys of some changes of a segment; it is read once."""
+        first, last = int(ordinals[0]), int(ordinals[-1])
+        if self._read is None or not self._read.covers(row.segment, first, last):
+            found = self._journal.share(
+                row.path, COLUMNS, ordinals=range(first, last + 1), part=0, of=1
+            )
+            self._read = _Read(row.segment, _one(found))
+        return self._read.rows.take(pa.array(ordinals - self._read.first, pa.int64()))
+
+    def _put(self, row: SegmentRow, refused: Sequence[_Refusal]) -> int:
+        """Put changes into the queue; return how many are done with, from the first on."""
+        done = 0
+        while done < len(refused):
+            some = refused[done : done + _AT_ONCE]
+            letters = self._letters(row, some)
+            stored = self._lease.write(
+                lambda writer, letters=letters: writer.add_dead_letters(  # type: ignore[misc]
+                    self._sink_id,
+                    letters,
+                    max_entries=self._options.dlq.max_entries,
+                    overflow=self._options.dlq.overflow_policy,
+                )
+            )
+            for letter in letters[:stored]:
+                if letter.holds:
+                    self._held.hold((letter.segment, letter.ordinal), _keys_of_letter(letter))
+            failpoint("dead-letter-written")
+            self._known, self._changed = None, True
+            done += stored
+            if stored < len(some):
+                break
+        self._say(row, refused[:done])
+        return done
+
+    def _letters(self, row: SegmentRow, refused: Sequence[_Refusal]) -> list[NewDeadLetter]:
+        """Return the entries of changes, whose file is durable."""
+        changes = self._changes(row, [one.ordinal for one in refused], FRAME.names)
+        writer = self._journal.dead_writer(self._pipeline, self._lease.epoch)
+        try:
+            for change in changes.to_pylist():
+                writer.write(orjson.dumps(change))
+            checksum, _ = writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        failpoint("dead-letter-file-written")
+        keys = keys_of(changes, range(changes.num_rows))
+        shown = views(self._origin, changes, self._options.max_event_bytes)
+        ids = changes.column("event_id").to_pylist()
+        return [
+            NewDeadLetter(
+                event_id=cast("str", ids[place]),
+                segment=row.segment,
+                ordinal=one.ordinal,
+                state="waiting" if one.kind == WAITING else "dead",
+                error_kind=one.kind,
+                error_message=one.message,
+                table_name=keys[place].table,
+                row_key=keys[place].row,
+                old_key=keys[place].old,
+                holds=keys[place].some and (self._hold_key or one.kind == WAITING),
+                source_cursor=shown[place].cursor,
+                event=shown[place].event,
+                payload_truncated=shown[place].truncated,
+                path=writer.path,
+                checksum=checksum,
+                place=place,
+            )
+            for place, one in enumerate(refused)
+        ]
+
+    def _changes(
+        self, row: SegmentRow, ordinals: Sequence[int], columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        """Return some changes of a segment, in order."""
+        wanted = pa.array(ordinals, pa.int64())
+        span = range(ordinals[0], ordinals[-1] + 1)
+        found = [
+            batch.filter(pc.is_in(batch.column("ordinal"), value_set=wanted))
+            for batch in self._journal.share(row.path, columns, ordinals=span, part=0, of=1)
+        ]
+        changes = _one(found)
+        if changes.num_rows != len(ordinals):
+            raise JournalDamaged(f"segment {row.segment}: its journal file lacks rows")
+        return changes
+
+    def _full(self, row: SegmentRow, ordinal: int) -> QueueFull:
+        return QueueFull(
+            f"sink {self._sink_id}: the dead letters of {self._pipeline} are full "
+            f"({self._options.dlq.max_entries} entries), so the change at segment {row.segment}, "
+            f"ordinal {ordinal} has to wait; deltaforge dlq redrive or ack {self._pipeline} makes "
+            "room, or raise spec.journal.dlq.max_entries",
+            ordinal,
+        )
+
+    def _say(self, row: SegmentRow, done: Sequence[_Refusal]) -> None:
+        dead = [one for one in done if one.kind != WAITING]
+        if dead:
+            more = f" ({len(dead)} changes like it)" if len(dead) > 1 else ""
+            self._warn(
+                f"sink {self._sink_id}: the change at segment {row.segment}, ordinal "
+                f"{dead[0].ordinal} is a dead letter now{more}: {dead[0].message}"
+            )
+
+
+def _one(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return consecutive batches of a segment as one."""
+    (rows,) = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()
+    return rows
+
+
+def _keys_of_letter(letter: NewDeadLetter) -> Keys:
+    return Keys(letter.table_name, letter.row_key, letter.old_key, letter.row_key is None)
+
+
+def _ordinals(batch: SinkBatch) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = batch.messages.column("ordinal").to_numpy()
+    return numbers
+
+
+def _without(batch: SinkBatch, ordinals: Sequence[int], stop: int | None) -> SinkBatch:
+    """Return a batch without some changes, and without what comes from `stop` on."""
+    numbers = _ordinals(batch)
+    left = ~np.isin(numbers, ordinals)
+    if stop is not None:
+        left &= numbers < stop
+    return replace(
+        batch, refused=(), messages=batch.messages.take(pa.array(np.flatnonzero(left), pa.int64()))
+    )

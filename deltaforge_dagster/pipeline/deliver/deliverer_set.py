@@ -1,0 +1,298 @@
+"""The deliverers of one run, one for each attached sink: started, watched and stopped together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.deliver.batches import BatchSettings
+from deltaforge_dagster.pipeline.deliver.dead_letters import DeadLetters
+from deltaforge_dagster.pipeline.deliver.deadline import Deadline
+from deltaforge_dagster.pipeline.deliver.deliverer import Deliverer
+from deltaforge_dagster.pipeline.deliver.redrive import Redrive
+from deltaforge_dagster.pipeline.deliver.resumption import Resumption
+from deltaforge_dagster.pipeline.encode.cache import EncodeCache
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import SinkMeter
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
+from deltaforge_dagster.pipeline.process.processing import Processing
+from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.sensing.sensing import END_SECONDS, Sensing
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
+
+_GRACE_SECONDS = 10.0
+"""Seconds that a sink has to finish its current batch when the run ends."""
+
+
+class DelivererSet:
+    """The deliverers of one run and what they share.
+
+    Args:
+        spec: The pipeline.
+        context: What the run works with.
+        lease: The run's lease.
+        warn: Told what people should hear of a sink that goes on all the same.
+        only: Deliver to this sink alone.
+        until: Deliver nothing after this segment, for which the wait after a failure is skipped:
+            somebody asked for it now.
+
+    Attributes:
+        sessions: The run's Spark session.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        context: RunContext,
+        lease: HeldLease,
+        *,
+        warn: Callable[[str], None],
+        only: str | None = None,
+        until: int | None = None,
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._source = spec.spec.source.config.id
+        self._sinks = {sink.config.id for sink in spec.spec.sinks if only in {None, sink.config.id}}
+        self._limits = spec.spec.engine.deliver
+        self._context = context
+        self._store = context.store
+        self._lease = lease
+        self._warn = warn
+        self._until = until
+        row = self._store.lease(self._pipeline)
+        session_id = None if row is None else row.session_id
+        self.sessions = context.sessions(session_id, self._remember_session)
+        self._spec = spec
+        self._journal = PendingSegments(
+            context.store, self._pipeline, chained=bool(spec.spec.processors)
+        )
+        self._batch_settings = BatchSettings(spec.spec, context.journal)
+        self._encoder = Encoder(spec, context.journal, self.sessions, lease.run_id, warn)
+        self._encode_cache = EncodeCache(
+            self._encoder,
+            self._journal,
+            self._pipeline,
+            self._limits.max_bytes,
+            len(self._sinks),
+            last=until,
+        )
+        self._processing: Processing | None = None
+        self._sensing: Sensing | None = None
+        self._working: dict[str, Deliverer] = {}
+        self._retired: list[Deliverer] = []
+
+    def look(self) -> None:
+        """Start a deliverer for each attached sink without one; stop those of paused sinks.
+
+        The previous deliverer of a sink must have ended, because two would mix their order.
+        """
+        if self._processing is None and self._spec.spec.processors:
+            self._processing = Processing(
+                self._spec,
+                self._store,
+                self._context.journal,
+                self.sessions,
+                self._lease,
+                processed=self._wake,
+            )
+        options = self._spec.spec.schema_sensing
+        if (
+            self._sensing is None
+            and self._until is None
+            and options is not None
+            and options.enabled
+        ):
+            self._sensing = Sensing(
+                self._spec,
+                self._store,
+                self._context.journal,
+                self.sessions,
+                self._lease,
+                segments=self._journal,
+                warn=self._warn,
+            )
+        checkpoints = self._store.checkpoints(self._pipeline)
+        for sink_id, checkpoint in checkpoints.items():
+            if checkpoint.paused and sink_id in self._working:
+                self._retire(sink_id)
+        busy = {one.sink_id for one in self._retired if one.alive} | self._working.keys()
+        for sink_id, checkpoint in checkpoints.items():
+            if sink_id not in self._sinks - busy or checkpoint.state != "attached":
+                continue
+            if self._until is not None:
+                checkpoint = replace(checkpoint, failures=0, next_attempt_at=0.0)  # noqa: PLW2901
+            self._working[sink_id] = self._deliverer(sink_id, checkpoint)
+
+    def _deliverer(self, sink_id: str, checkpoint: CheckpointRow) -> Deliverer:
+        resumption = Resumption(
+            sink_id=sink_id,
+            pipeline=self._pipeline,
+            source=self._source,
+            store=self._store,
+            segments=self._journal,
+            journal=self._context.journal,
+            lease=self._lease,
+            warn=self._warn,
+        )
+        return Deliverer(
+            sink_id=sink_id,
+            build_sink=lambda: self._context.build_sink(sink_id),
+            store=self._store,
+            pipeline=self._pipeline,
+            journal=self._journal,
+            lease=self._lease,
+            encode_cache=self._encode_cache,
+            resumption=resumption,
+            dead_letters=DeadLetters(
+                self._spec,
+                sink_id,
+                store=self._store,
+                journal=self._context.journal,
+                lease=self._lease,
+                warn=self._warn,
+            ),
+            redrive=Redrive(
+                sink_id,
+                self._pipeline,
+                store=self._store,
+                journal=self._context.journal,
+                lease=self._lease,
+                encoder=self._encoder,
+                resumption=resumption,
+                enabled=self._spec.spec.journal.enabled,
+            ),
+            batch_settings=self._batch_settings,
+            deadline=Deadline(sink_id, self._spec.spec.sink_batch_deadline_secs),
+            meter=SinkMeter(sink_id),
+            checkpoint=checkpoint,
+            limits=self._limits,
+            until=self._until,
+        )
+
+    def detach(self, sink_id: str, why: str) -> None:
+        """Detach a sink at once, even in the middle of a send.
+
+        Raises:
+            LeaseLost: The lease is lost; the sink is still attached.
+        """
+        self._lease.write(lambda writer: writer.detach_sink(sink_id, why))
+        if sink_id in self._working:  # a paused sink has none
+            self._retire(sink_id).join(0)
+
+    def _retire(self, sink_id: str) -> Deliverer:
+        """Ask a deliverer to stop after its current batch."""
+        deliverer = self._working.pop(sink_id)
+        self._retired.append(deliverer)
+        deliverer.request_stop()
+        return deliverer
+
+    def segment_added(self) -> None:
+        """Wake the deliverers or the processing: the journal has a new segment."""
+        if self._processing is None:
+            self._wake()
+        else:
+            self._processing.segment_added()
+
+    def _wake(self) -> None:
+        for one in list(self._working.values()):
+            one.segment_added()
+        self._encode_cache.segment_added()
+        if self._sensing is not None:
+            self._sensing.segment_added()
+
+    def end(self) -> None:
+        """Let the sinks finish their current batches, and stop their threads."""
+        if self._processing is not None:
+            self._processing.end()
+        if self._sensing is not None:
+            self._sensing.end()
+        for one in self._working.values():
+            one.request_stop()
+        for one in (*self._retired, *self._working.values()):
+            one.join(_GRACE_SECONDS)
+        if self._sensing is not None:
+            self._sensing.join(END_SECONDS)
+        self._encode_cache.close()
+
+    @property
+    def someone_waits(self) -> bool:
+        """Whether a sink has everything and waits for the next segment."""
+        return any(one.waiting for one in list(self._working.values()))
+
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether a sink can continue only after more was captured."""
+        return any(one.awaits_capture for one in list(self._working.values()))
+
+    @property
+    def redriving(self) -> set[str]:
+        """The sinks with dead letters that are, or may be, due for redelivery."""
+        return {name for name, one in self._working.items() if one.redriving}
+
+    @property
+    def moved_at(self) -> float:
+        """Monotonic time of the last acknowledgement of any sink, 0 without sinks."""
+        return max((one.moved_at for one in self._working.values()), default=0.0)
+
+    @property
+    def failures(self) -> dict[str, DeltaforgeError]:
+        """The last error of each failing sink, and of each sink that waits for failing processors."""
+        broken = None if self._processing is None else self._processing.error
+        errors = {
+            name: one.error or (broken if one.waiting else None)
+            for name, one in self._working.items()
+        }
+        return {name: error for name, error in errors.items() if error is not None}
+
+    def stuck(self, pipeline: PipelineRow) -> set[str]:
+        """Return the failing sinks that a run need not wait for."""
+        captured = pipeline.captured_position or pipeline.start_position
+        broken = self._processing is not None and self._processing.error is not None
+        return {name for name in self.failures if broken or self._working[name].stuck(captured)}
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """`failures` as text."""
+        return {name: str(error) for name, error in self.failures.items()}
+
+    @property
+    def done(self) -> bool:
+        """Whether every sink has all segments up to `until`."""
+        reached = (one.checkpoint.whole_segment for one in self._working.values())
+        return self._until is not None and all(self._until <= segment for segment in reached)
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Number of messages sent, by sink."""
+        total: Counter[str] = Counter()
+        for one in (*self._retired, *self._working.values()):
+            total[one.sink_id] += one.rows
+        return dict(total)
+
+    @property
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """Recent delivery latencies of each sink (`meters`)."""
+        return {name: one.latencies for name, one in list(self._working.items())}
+
+    @property
+    def timeouts(self) -> dict[str, int]:
+        """How often each sink missed its deadline; without the sinks that never did."""
+        total: Counter[str] = Counter()
+        for one in (*self._retired, *self._working.values()):
+            total[one.sink_id] += one.deadline.missed
+        return dict(+total)
+
+    def behind(self, pipeline: PipelineRow) -> dict[str, int]:
+        """Return the number of missing segments for each sink that is behind."""
+        lacking = {
+            name: segments_behind(pipeline, one.checkpoint) for name, one in self._working.items()
+        }
+        return {name: count for name, count in lacking.items() if count}
+
+    def _remember_session(self, session_id: str) -> None:
+        self._lease.write(lambda writer: writer.set_session(session_id))

@@ -1,0 +1,294 @@
+"""Resume a sink after it was opened: `resume` decides, this module reads what that needs and carries it out.
+
+Each deliverer has one. `begin` reads the sink's own position after the sink was opened; `settle` then moves
+the checkpoint to where the sink really is, at once or when capture has reached that place.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import NotAllowed, PositionLost, SinkRejected
+from deltaforge_dagster.journal import files
+from deltaforge_dagster.pipeline.deliver import resume
+from deltaforge_dagster.pipeline.deliver.resume import Place, Skip, SkipSegments, SkipToEvent
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
+from deltaforge_dagster.state.checkpoint_writes import NOTHING
+from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+
+class Resumption:
+    """Determines where a sink resumes, each time it was opened.
+
+    Args:
+        sink_id: The sink.
+        pipeline: The pipeline.
+        source: Id of the pipeline's source.
+        store: Holds the checkpoints.
+        segments: The segments that are ready to be delivered.
+        journal: Where events are looked up.
+        lease: The run's lease, for writing the checkpoint.
+        warn: Called with each warning.
+
+    Attributes:
+        looked_up_to: Position up to which the event to resume after was searched and not found, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        sink_id: str,
+        pipeline: str,
+        source: str,
+        store: StateStore,
+        segments: PendingSegments,
+        journal: files.Journal,
+        lease: HeldLease,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.looked_up_to: str | None = None
+        self._sink_id = sink_id
+        self._pipeline = pipeline
+        self._source = source
+        self._store = store
+        self._segments = segments
+        self._journal = journal
+        self._lease = lease
+        self._warn = warn
+        self._uid = ""
+        self._goal: Place | Skip | None = None
+        self._vanished = False
+        self._searched: set[str] = set()
+        self._warned = False
+
+    def begin(self, sink: Sink, checkpoint: CheckpointRow) -> None:
+        """Look at the position of a sink that was just opened.
+
+        Raises:
+            PositionLost: The sink cannot go on; the message says why, and what to do.
+            SinkRejected: What the sink holds is no position.
+        """
+        row = self._row()
+        self._uid = row.uid
+        self._searched.clear()
+        self._goal = None
+        position = _position(sink, checkpoint) if sink.exactly_once else None
+        if position is not None and (token := position.redriven):
+            self._lease.write(lambda writer: writer.redriven_up_to(token))
+        kept = checkpoint.lineage is not None and not checkpoint.overrules
+        self._vanished = sink.exactly_once and position is None and kept
+        if position is not None:
+            segment = self._segments.segment(position.segment)
+            try:
+                goal = resume.decide(checkpoint, position, segment, self._facts(row))
+            except PositionLost as error:
+                raise self._with_remedy(error) from error
+            if goal != Place.of(checkpoint):
+                self._goal = goal
+        if self._goal is None and checkpoint.skip is not None:
+            self._goal = SkipSegments(parse_position(checkpoint.skip))
+
+    def settle(self, sink: Sink, checkpoint: CheckpointRow) -> CheckpointRow | None:
+        """Return the checkpoint to go on after, written; None while capture must go on first.
+
+        Raises:
+            PositionLost: The sink cannot go on; the message says why, and what to do.
+        """
+        goal = self._goal
+        if isinstance(goal, SkipToEvent | SkipSegments):
+            try:
+                goal = self._find(goal, checkpoint)
+            except PositionLost as error:
+                raise self._with_remedy(error) from error
+            if goal is None:
+                return None
+        if goal is not None:
+            checkpoint = self._resume_at(goal, checkpoint)
+            self._goal = None
+        elif self._vanished:
+            notice = (
+                "the position that the sink kept is gone, so it goes on after the checkpoint; if "
+                "the sink was emptied, deltaforge checkpoint reset delivers again"
+            )
+            self._lease.write(lambda writer: writer.set_notice(self._sink_id, notice))
+            self._say(notice)
+            self._vanished = False
+            checkpoint = replace(checkpoint, notice=notice)
+        elif checkpoint.notice is not None and not self._warned:
+            delivered = not (sink.exactly_once and checkpoint.overrules)
+            if delivered:  # since a run before this one said it
+                self._lease.write(lambda writer: writer.set_notice(self._sink_id, None))
+                checkpoint = replace(checkpoint, notice=None)
+        if sink.exactly_once and checkpoint.lineage is None:
+            lineage = uuid.uuid4().hex
+            self._lease.write(lambda writer: writer.set_lineage(self._sink_id, lineage))
+            segment, ordinal = NOTHING
+            checkpoint = replace(
+                checkpoint,
+                lineage=lineage,
+                overrules=True,
+                sent_segment=segment,
+                sent_ordinal=ordinal,
+            )
+        return checkpoint
+
+    def origin(self, row: SegmentRow, checkpoint: CheckpointRow) -> Origin:
+        """Return the origin of the messages of a segment, for a sink that keeps its position."""
+        assert checkpoint.lineage is not None
+        return Origin(
+            pipeline=self._pipeline,
+            uid=self._uid,
+            lineage=checkpoint.lineage,
+            source=self._source,
+            start=row.start_position,
+            end=row.end_position,
+            rows=row.rows,
+        )
+
+    def redrive_origin(self, sink: Sink, checkpoint: CheckpointRow, attempt: str) -> Origin:
+        """Return the origin of dead letters: what such a sink stores with them moves nothing.
+
+        Args:
+            sink: It is settled.
+            checkpoint: Its checkpoint.
+            attempt: How the tokens of these entries begin.
+        """
+        position = sink.position()
+        lineage = (self._uid, checkpoint.lineage)
+        if position is None or (position.uid, position.lineage) != lineage:
+            position = self._position_at(checkpoint)
+        return Origin(
+            pipeline=self._pipeline,
+            uid=self._uid,
+            lineage=position.lineage,
+            source=self._source,
+            start=position.start,
+            end=position.end,
+            rows=0,
+            redrive=replace(position, redriven=f"{attempt}:"),
+        )
+
+    def _position_at(self, checkpoint: CheckpointRow) -> SinkPosition:
+        """Return the position of a sink that has everything up to its checkpoint."""
+        assert checkpoint.lineage is not None
+        row = self._segments.segment(checkpoint.segment)
+        reached = checkpoint.source_position or _reached(self._row())
+        inside = row is not None and not checkpoint.complete
+        return SinkPosition(
+            uid=self._uid,
+            lineage=checkpoint.lineage,
+            segment=checkpoint.segment,
+            segment_id="" if row is None else row.segment_id,
+            ordinal=checkpoint.ordinal,
+            event_id=self._event_id(row, checkpoint.ordinal),
+            start=row.start_position if row is not None and inside else reached,
+            end=row.end_position if row is not None and inside else reached,
+            source=self._source,
+        )
+
+    def _event_id(self, row: SegmentRow | None, ordinal: int) -> str:
+        """Return the event at a place; nothing where the journal does not have it any more."""
+        if row is None or ordinal < 0:
+            return ""
+        for batch in self._journal.batches(row, ["ordinal", "event_id"]):
+            found = pc.index(batch.column("ordinal"), ordinal).as_py()
+            if found >= 0:
+                return cast("str", batch.column("event_id")[found].as_py())
+        return ""
+
+    def _find(self, skip: Skip, checkpoint: CheckpointRow) -> Place | None:
+        row = self._row()
+        reached = self._segments.reached(_reached(row))
+        captured = parse_position(reached)
+        if isinstance(skip, SkipSegments):
+            after = self._segments.segments(first=checkpoint.whole_segment + 1)
+            place = resume.find_segment(skip, Place.of(checkpoint), after, captured)
+        else:
+            segments = self._segments.segments()
+            begin = segments[0].segment if segments else row.next_segment
+            stays = Place(begin - 1, -1, complete=True)
+            place = resume.find_event(skip, stays, segments, captured, self._ordinal)
+        if place is None:
+            self.looked_up_to = reached
+        return place
+
+    def _ordinal(self, segment: resume.Segment, event_id: str) -> int | None:
+        """Return where an event is in a segment; what was searched in vain is not read again."""
+        assert isinstance(segment, SegmentRow)
+        if segment.segment_id in self._searched:
+            return None
+        first = 0
+        for batch in self._journal.batches(segment, ["event_id"]):
+            found = pc.index(batch.column("event_id"), event_id).as_py()
+            if found >= 0:
+                return first + int(found)
+            first += batch.num_rows
+        self._searched.add(segment.segment_id)
+        return None
+
+    def _resume_at(self, place: Place, checkpoint: CheckpointRow) -> CheckpointRow:
+        notice = None
+        if place.next_row < Place.of(checkpoint).next_row:
+            holds, had = place.next_row, Place.of(checkpoint).next_row
+            notice = (
+                f"the sink had lost data: it has acknowledged everything before row {had[1]} of "
+                f"segment {had[0]}, but holds only what is before row {holds[1]} of segment "
+                f"{holds[0]}; the rest is sent again from the journal"
+            )
+        try:
+            self._lease.write(
+                lambda writer: writer.resume_at(
+                    self._sink_id, place.segment, place.ordinal, place.complete, notice=notice
+                )
+            )
+        except NotAllowed as error:  # retention was faster
+            raise self._with_remedy(PositionLost(str(error))) from error
+        if notice is not None:
+            self._say(notice)
+        return self._store.checkpoints(self._pipeline)[self._sink_id]
+
+    def _say(self, notice: str) -> None:
+        self._warned = True
+        self._warn(f"sink {self._sink_id}: {notice}")
+
+    def _facts(self, row: PipelineRow) -> resume.Journal:
+        first = self._store.segments(self._pipeline, limit=1)
+        start = first[0].start_position if first else _reached(row)
+        return resume.Journal(row.uid, self._source, row.next_segment, start)
+
+    def _row(self) -> PipelineRow:
+        row = self._store.pipeline(self._pipeline)
+        assert row is not None
+        return row
+
+    def _with_remedy(self, error: PositionLost) -> PositionLost:
+        return PositionLost(
+            f"sink {self._sink_id}: {error}; decide where it goes on: deltaforge checkpoint reset "
+            f"{self._pipeline} --sink {self._sink_id} --to oldest|tail|range:N"
+        )
+
+
+def _reached(row: PipelineRow) -> str:
+    """Return where capture stands; capture begins, and fixes it, before anything is delivered."""
+    position = row.captured_position or row.start_position
+    assert position is not None
+    return position
+
+
+def _position(sink: Sink, checkpoint: CheckpointRow) -> SinkPosition | None:
+    """Return the sink's own position; what is none does not matter to a checkpoint that overrules."""
+    try:
+        return sink.position()
+    except SinkRejected:
+        if checkpoint.overrules:
+            return None
+        raise

@@ -1,0 +1,232 @@
+"""Encode cache: share encoded segments, so that one Spark job serves all sinks that need the same segments.
+
+A deliverer asks for the row that it needs next and gets an entry that covers it: the segment of the row and
+as many following ones as `deliver.max_bytes` allows, or one part of an unusually large segment
+(`Encoder.parts`). While the deliverer sends, the next entry is being encoded, at the latest when its first
+segment is captured. Sinks at the end of the journal share their entries. An entry is kept until every
+deliverer has passed it. A sink that is far behind gets entries of its own, and keeps the files of others only
+for a short time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import DeltaforgeError, JournalDamaged, SparkUnavailable
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.pending_segments import Segments
+from deltaforge_dagster.state.records import SegmentRow
+
+_SEGMENTS_PER_JOB = 64
+
+
+_Place = tuple[int, int]
+"""Address of a row in the journal: segment and ordinal."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Encoded rows from `begin` (included) to `end` (excluded)."""
+
+    begin: _Place
+    end: _Place
+    future: Future[EncodedSegments]
+    users: int = 0
+    used: int = 0
+
+
+class EncodeCache:
+    """The encoded segments of one run.
+
+    Args:
+        encoder: Encodes them; called from a thread pool.
+        journal: Lists the segments.
+        pipeline: Name of the pipeline.
+        max_bytes: Bytes of segment files that one Spark job may cover; a single segment may be larger.
+        sinks: Number of deliverers. At most this many unused entries, and one more, are kept for
+            deliverers that have not passed them.
+        last: Nothing after this segment is encoded.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        journal: Segments,
+        pipeline: str,
+        max_bytes: int,
+        sinks: int,
+        *,
+        last: int | None = None,
+    ) -> None:
+        self._encoder = encoder
+        self._journal = journal
+        self._pipeline = pipeline
+        self._max_bytes = max_bytes
+        self._last = last
+        self._lock = threading.Lock()
+        self._entries: list[_Entry] = []
+        self._reached: dict[str, _Place] = {}
+        self._next: dict[str, _Place] = {}
+        self._parts: dict[int, list[range]] = {}
+        self._clock = 0
+        self._closed = False
+        self._keep = sinks + 1
+        self._pool = ThreadPoolExecutor(max(2, sinks), thread_name_prefix=f"prepare {pipeline}")
+
+    @contextmanager
+    def covering(self, sink: str, segment: int, ordinal: int) -> Iterator[EncodedSegments]:
+        """Lend the entry that covers a row, and start encoding the one after it.
+
+        Args:
+            sink: The sink that asks; it has passed everything before this row.
+            segment: Segment of the row.
+            ordinal: Ordinal of the row.
+
+        Raises:
+            Retryable: Spark failed; the next call encodes again.
+            JournalDamaged: The segment is not in the journal, or its file cannot be read.
+        """
+        with self._lock:
+            self._reached[sink] = (segment, ordinal)
+            self._let_go()  # first, so that the job started below can overwrite its files
+        entry = self._entry((segment, ordinal))
+        if entry is None:
+            raise JournalDamaged(f"{self._pipeline}: segment {segment} is not in the journal")
+        try:
+            encoded = self._result(entry)
+            with self._lock:
+                self._next[sink] = entry.end
+            self._begin(entry.end)
+            yield encoded
+        finally:
+            with self._lock:
+                self._next.pop(sink, None)
+            self._release(entry)
+
+    def segment_added(self) -> None:
+        """Start encoding what a sending deliverer needs next, if it was not in the journal until now."""
+        with self._lock:
+            places = set(self._next.values())
+        for place in places:
+            self._begin(place)
+
+    def close(self) -> None:
+        """Delete all files; those of running jobs are deleted when the jobs end, without waiting for them."""
+        with self._lock:
+            self._closed = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            entries, self._entries = self._entries, []
+        for entry in entries:
+            entry.future.add_done_callback(_discard)
+        self._encoder.close()
+
+    def _begin(self, place: _Place) -> None:
+        """Start encoding the entry that covers a row, if the row is in the journal."""
+        with contextlib.suppress(DeltaforgeError):  # the deliverer that needs it gets the error
+            self._release(self._entry(place))
+
+    def _result(self, entry: _Entry) -> EncodedSegments:
+        try:
+            return entry.future.result()
+        except CancelledError:
+            raise SparkUnavailable(f"{self._pipeline}: the run is ending") from None
+
+    def _entry(self, place: _Place) -> _Entry | None:
+        """Return the entry that covers a row, marked as used; None if there is no such segment."""
+        with self._lock:
+            if self._closed:
+                raise SparkUnavailable(f"{self._pipeline}: the run is ending")
+            for entry in self._entries:
+                if entry.begin <= place < entry.end and not _failed(entry):
+                    entry.users += 1
+                    return entry
+            segments = self._batch_from(place[0])
+            if not segments:
+                return None
+            begin, end, ordinals = self._extent(segments, place)
+            future = self._pool.submit(self._encode, segments, ordinals)
+            entry = _Entry(begin, end, future, users=1)
+            self._entries.append(entry)
+            return entry
+
+    def _batch_from(self, segment: int) -> list[SegmentRow]:
+        """Return the segments of one job: as many as fit its bytes, or one that is encoded in parts."""
+        rows = self._journal.segments(first=segment, last=self._last, limit=_SEGMENTS_PER_JOB)
+        if not rows or rows[0].segment != segment:
+            return []
+        total = 0
+        for count, row in enumerate(rows):
+            total += row.bytes
+            if count and (total > self._max_bytes or len(self._parts_of(row)) > 1):
+                return rows[:count]
+            if len(self._parts_of(row)) > 1:
+                return [row]
+        return rows
+
+    def _extent(
+        self, segments: list[SegmentRow], place: _Place
+    ) -> tuple[_Place, _Place, range | None]:
+        first, last = segments[0], segments[-1]
+        for part in self._parts_of(first):
+            if place[1] in part and len(part) < first.rows:
+                begin, stop = (first.segment, part.start), part.stop
+                end = (first.segment, stop) if stop < first.rows else (first.segment + 1, 0)
+                return begin, end, part
+        return (first.segment, 0), (last.segment + 1, 0), None
+
+    def _parts_of(self, row: SegmentRow) -> list[range]:
+        if row.segment not in self._parts:
+            if len(self._parts) > 4 * _SEGMENTS_PER_JOB:
+                self._parts.clear()
+            self._parts[row.segment] = self._encoder.parts(row)
+        return self._parts[row.segment]
+
+    def _encode(self, segments: list[SegmentRow], ordinals: range | None) -> EncodedSegments:
+        encoded = self._encoder.encode(segments, ordinals)
+        failpoint("segment-prepared")
+        return encoded
+
+    def _release(self, entry: _Entry | None) -> None:
+        if entry is None:
+            return
+        with self._lock:
+            entry.users -= 1
+            self._clock += 1
+            entry.used = self._clock
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop entries that nobody uses or needs any more; call with the lock held."""
+        passed = min(self._reached.values(), default=(0, 0))
+        idle = sorted(
+            (one for one in self._entries if not one.users and one.future.done()),
+            key=lambda one: one.used,
+        )
+        needed = [one for one in idle if not _failed(one) and passed < one.end]
+        kept = needed[-self._keep :]
+        spare = [one for one in idle if one not in kept]
+        self._entries = [one for one in self._entries if one not in spare]
+        for one in spare:
+            if not _failed(one):
+                self._encoder.recycle(one.future.result())
+
+
+def _failed(entry: _Entry) -> bool:
+    return entry.future.done() and not _succeeded(entry.future)
+
+
+def _succeeded(future: Future[EncodedSegments]) -> bool:
+    return not future.cancelled() and future.exception() is None
+
+
+def _discard(future: Future[EncodedSegments]) -> None:
+    """Delete the files of a finished job, if it succeeded."""
+    if _succeeded(future):
+        future.result().discard()

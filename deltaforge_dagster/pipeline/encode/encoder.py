@@ -1,0 +1,338 @@
+"""Encode journal segments into messages with Spark; deliverers map the result and send it.
+
+One Spark job encodes consecutive segments for all sinks of the pipeline. Its tasks read the segment files,
+make each distinct envelope, destination and key once (`messages`), and write the result as Arrow files into
+the journal's `prepared` folder. The run maps these files into memory, so that neither Spark nor the run holds
+a large result. Small results skip the Python worker and the disk: Spark returns the rows as they are, and the
+run encodes them. From a journal on object storage the run reads such rows itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Protocol
+from urllib.parse import quote
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+from pyspark.sql.connect.session import SparkSession
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import (
+    JournalDamaged,
+    SparkUnavailable,
+    Terminal,
+)
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.pipeline.encode.files import Piece, Spares
+from deltaforge_dagster.pipeline.encode.messages import (
+    FRAME_COLUMNS,
+    Job,
+    MessagePlan,
+    Share,
+    as_frame,
+)
+from deltaforge_dagster.pipeline.encode.probe import check_server
+from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
+from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
+from deltaforge_dagster.state.records import SegmentRow
+
+logger = logging.getLogger(__name__)
+
+SMALL_ROWS = 1_000
+SMALL_BYTES = 64 << 10
+"""Limits of a small result, which is encoded in the run. The bytes are compressed; lz4 compresses by at most
+255 to 1, so the result stays below 20 MB, much less than a server with a small heap can hold."""
+
+PART_ROW_GROUPS = 6
+PART_ROWS = 300_000
+"""Largest part of a segment that is encoded at once, in whole row groups; larger segments are encoded in parts.
+An ordinary segment has four or five row groups and about 200,000 rows, whose messages may need many times the
+bytes."""
+
+_ONE_PART_BYTES = 256 << 10
+"""A file up to this size never has more row groups than that, however well it is compressed."""
+
+TASK_BYTES = 8 << 20
+"""Bytes of segment files per task: two tasks for an ordinary segment of a backlog."""
+
+_SPARE_FILES = 8
+"""Number of encoded files kept to be overwritten, about 70 MB each in a backlog."""
+
+
+AT_HAND = SegmentRow(
+    segment=0, segment_id="", path="", checksum="", content_hash="", rows=0, bytes=0,
+    start_position="", end_position="", counts={}, schema_versions={}, first_ts_us=0, last_ts_us=0,
+    range=0, epoch=0, created_at=0.0,
+)  # fmt: skip
+"""Placeholder for rows that are in no segment; no segment of a journal has the number 0."""
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    kinds: Mapping[pa.DataType, DataType] = {pa.int64(): LongType(), pa.bool_(): BooleanType()}
+    return StructType([StructField(one.name, kinds.get(one.type, StringType())) for one in schema])
+
+
+_FRAME = _spark_schema(FRAME)
+_PIECES = _spark_schema(encoded_files.PIECES)
+_MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
+
+
+class SessionProvider(Protocol):
+    """Provides the Spark session of a run."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the server is not our own, so that it may lack what the run needs."""
+        ...
+
+    def session(self) -> SparkSession:
+        """Return the session, making one if there is none.
+
+        Raises:
+            SparkUnavailable: No server answers.
+        """
+        ...
+
+    def lost(self, error: BaseException) -> bool:
+        """Return whether `error` means that the session is gone; `session` then creates a new one."""
+        ...
+
+
+class Encoder:
+    """Encodes segments of one pipeline for all of its sinks; may be used by several threads at once.
+
+    Args:
+        spec: The pipeline.
+        journal: Holds the segments; encoded files go there as well.
+        sessions: Provides the Spark session.
+        run_id: Part of the names of the files, so that those of a dead run can be deleted.
+        warn: Called with each warning.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        journal: Journal,
+        sessions: SessionProvider,
+        run_id: str,
+        warn: Callable[[str], None] = logger.warning,
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._journal = journal
+        self._sessions = sessions
+        self._prefix = quote(run_id, safe="")
+        self._probed: SparkSession | None = None
+        self._spares = Spares(_SPARE_FILES)
+        self._plan = MessagePlan.of(spec)
+        self._empty_keys = EmptyKeys(warn)
+
+    def parts(self, segment: SegmentRow) -> list[range]:
+        """Return the ranges of ordinals that are encoded at once: one for the whole segment, or several parts.
+
+        A transaction of any size is one segment; in parts it needs no more memory and disk than
+        ordinary segments.
+
+        Raises:
+            JournalDamaged: The file is missing or cannot be decoded.
+            StoreUnavailable: The journal cannot be read now.
+        """
+        if segment.bytes <= _ONE_PART_BYTES:
+            return [range(segment.rows)]
+        groups = self._journal.row_groups(segment.path)
+        if sum(groups) != segment.rows:
+            raise JournalDamaged(
+                f"segment {segment.segment}: its journal file holds {sum(groups)} rows, not the "
+                f"{segment.rows} that the state store says"
+            )
+        starts = [0]
+        ordinal = taken = 0
+        for rows in groups:
+            if taken == PART_ROW_GROUPS or (taken and ordinal + rows - starts[-1] > PART_ROWS):
+                starts.append(ordinal)
+                taken = 0
+            ordinal += rows
+            taken += 1
+        return [range(*one) for one in pairwise([*starts, segment.rows])]
+
+    def encode(
+        self, segments: Sequence[SegmentRow], ordinals: range | None = None
+    ) -> EncodedSegments:
+        """Return the messages of consecutive segments; runs one Spark job.
+
+        Args:
+            segments: The segments.
+            ordinals: Encode only these rows: one of the `parts` of a single segment.
+
+        Raises:
+            SparkUnavailable: Server or session is gone, or the job failed; a retry may help.
+            JournalDamaged: A segment's file is missing, unreadable, or not what its row says.
+            SettingsError: The server lacks our package, or does not share the journal with us.
+        """
+        small = (
+            sum(one.rows for one in segments) <= SMALL_ROWS
+            and sum(one.bytes for one in segments) <= SMALL_BYTES
+        )
+        try:
+            session = self._session()
+            if small:
+                self._spares.clear()  # there is no backlog any more
+                pieces, batches = self._collect(session, segments)
+            else:
+                pieces, batches = self._write(session, segments, ordinals), []
+        except PySparkException as error:
+            self._sessions.lost(error)
+            # Not chained: Spark's text of a failed task may quote a value of a row.
+            raise _translated(error, segments) from None
+        encoded = self._encoded(segments, pieces, batches, ordinals)
+        try:
+            encoded.check()
+        except JournalDamaged:
+            encoded.discard()
+            raise
+        return encoded
+
+    def prepare_rows(self, rows: pa.Table) -> EncodedSegments:
+        """Return the messages of rows in memory, numbered from 0 in `AT_HAND`; runs no Spark job."""
+        pieces, batches = self._messages(as_frame(rows))
+        return self._encoded([replace(AT_HAND, rows=rows.num_rows)], pieces, batches, None)
+
+    def recycle(self, encoded: EncodedSegments) -> None:
+        """Let later jobs overwrite the files of messages that nobody reads any more."""
+        # Another server may run a task twice at the same time, and only local files can be overwritten.
+        if self._sessions.elsewhere or not self._journal.local:
+            encoded.discard()
+        else:
+            self._spares.give(encoded.release())
+
+    def close(self) -> None:
+        """Delete the files that were kept to be overwritten."""
+        self._spares.clear()
+
+    def _encoded(
+        self,
+        segments: Sequence[SegmentRow],
+        pieces: Sequence[Piece],
+        batches: Sequence[pa.RecordBatch],
+        ordinals: range | None,
+    ) -> EncodedSegments:
+        return EncodedSegments(
+            segments,
+            self._plan.routes,
+            pieces,
+            batches,
+            ordinals=ordinals,
+            empty_keys=self._empty_keys,
+        )
+
+    def _session(self) -> SparkSession:
+        session = self._sessions.session()
+        if self._sessions.elsewhere and session is not self._probed:
+            folder = self._journal.prepared_dir(self._pipeline)
+            check_server(session, folder, self._prefix)
+            self._probed = session
+        return session
+
+    def _collect(
+        self, session: SparkSession, segments: Sequence[SegmentRow]
+    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
+        paths = [one.path for one in segments if one.rows]
+        if not paths:
+            return [], []
+        if not self._journal.local:
+            # Spark would need Hadoop's client of the object storage, and its credentials in Java.
+            shares = (
+                rows
+                for path in paths
+                for rows in self._journal.share(path, FRAME_COLUMNS, ordinals=None, part=0, of=1)
+            )
+            return self._messages(shares)
+        located = [self._journal.spark_path(path) for path in paths]
+        frame = session.read.schema(_FRAME).parquet(*located).select(*FRAME_COLUMNS).toArrow()
+        return self._messages(as_frame(frame))
+
+    def _messages(
+        self, frames: Iterable[pa.RecordBatch]
+    ) -> tuple[list[Piece], list[pa.RecordBatch]]:
+        batches = list(self._plan.batches(frames))
+        pieces = [
+            piece
+            for number, batch in enumerate(batches)
+            for piece in encoded_files.pieces_of(batch, number, "")
+        ]
+        return pieces, batches
+
+    def _write(
+        self, session: SparkSession, segments: Sequence[SegmentRow], ordinals: range | None
+    ) -> list[Piece]:
+        folder = self._journal.prepared_dir(self._pipeline)
+        job = f"{self._prefix}.{uuid.uuid4().hex}"
+        tasks = _tasks(segments, ordinals)
+        spares = self._spares.take(len(tasks))
+        work = Job(self._journal.url, self._plan, tasks, folder, job, spares)
+        try:
+            report = (
+                session.range(0, len(tasks), 1, len(tasks)).mapInArrow(work.run, _PIECES).toArrow()
+            )
+            pieces = encoded_files.reported(report)
+        except BaseException:
+            encoded_files.remove_job(folder, job)
+            encoded_files.remove(*spares)
+            raise
+        encoded_files.remove(*(set(spares) - {piece.path for piece in pieces}))
+        return pieces
+
+
+def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[Share]]:
+    """Distribute the row groups of segments among tasks of about the same size."""
+    tasks: list[list[Share]] = []
+    room = 0.0
+    for row in segments:
+        size = row.bytes if ordinals is None else row.bytes * len(ordinals) // row.rows
+        shares = -(-size // TASK_BYTES)
+        for part in range(shares):
+            if room <= 0:
+                tasks.append([])
+                room = TASK_BYTES
+            tasks[-1].append(Share(row.path, ordinals, part, shares))
+            room -= size / shares
+    return tasks
+
+
+def spark_condition(error: PySparkException) -> str:
+    """Return a short name of an error: Spark's error condition, or the gRPC status code.
+
+    The text of an error may quote a value of a row, so it is not used.
+    """
+    if condition := error.getCondition():
+        return condition
+    if isinstance(error, SparkConnectGrpcException):
+        return str(error.getGrpcStatusCode().name)
+    return type(error).__name__
+
+
+def _translated(
+    error: PySparkException, segments: Sequence[SegmentRow]
+) -> SparkUnavailable | Terminal:
+    what = f"segments {segments[0].segment} to {segments[-1].segment}"
+    condition = spark_condition(error)
+    if condition.startswith(_MISSING_FILE):
+        return JournalDamaged(f"{what}: Spark cannot read a journal file ({condition})")
+    if isinstance(error, AnalysisException):
+        return Terminal(f"{what}: Spark does not accept the query ({condition})")
+    return SparkUnavailable(f"{what}: the Spark job failed ({condition}); see the server's log")

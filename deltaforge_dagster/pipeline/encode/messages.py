@@ -1,0 +1,356 @@
+"""From the change frame to messages: what Spark's tasks run, and the run itself for a handful.
+
+A `MessagePlan` says which columns the messages of all sinks of a pipeline need, each distinct one
+once, and makes them from batches of the change frame. It is handed to Spark as it is: a task reads
+its share of the segment files (`Share`), makes the messages with the kernels of `processors`, and
+writes them as a prepared file. So the rows go from the journal to the prepared file inside one
+process, and Java, which would spend more on carrying them to Python than all of this costs, only
+distributes the work.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks.base import (
+    CloudEventsEnvelope,
+    DebeziumEnvelope,
+    Envelope,
+    SinkFilter,
+)
+from deltaforge_dagster.config.sinks.sinks import KafkaSink, NatsSink, Sink
+from deltaforge_dagster.config.sources.sources import MysqlSource
+from deltaforge_dagster.config.sources.turso import TursoSource
+from deltaforge_dagster.config.templates import Template, compile_template
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.frame import FRAME
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+from deltaforge_dagster.processors.messages import envelope as envelopes
+from deltaforge_dagster.processors.messages import expansion, routing
+from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.processors.messages.expansion import Selection
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+
+MAX_BATCH_ROWS = 10_000
+MAX_BATCH_BYTES = 8 << 20
+"""What a message batch is: large enough to be cheap, small enough to be held a few times. The
+bytes are those of the frame, unless a single row has more."""
+
+_UNUSED = {"row"}
+FRAME_COLUMNS = [name for name in FRAME.names if name not in _UNUSED]
+"""Columns of the change frame that messages may need."""
+
+_Make: TypeAlias = "Callable[[pa.RecordBatch], pa.Array[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Names of the columns that hold one sink's messages; see `sinks.base.MESSAGES`.
+
+    Attributes:
+        template: The destination's.
+        key: The key's; None for the default.
+        columns: Which column is which column of `MESSAGES`.
+        unresolved: Column with the variable that leaves a destination null; None if none can.
+        empty: Column with the variables that are empty text in a key; None if none can be.
+        selected: Column that says which rows the sink gets; None for all.
+    """
+
+    template: Template
+    key: Template | None
+    columns: Mapping[str, str]
+    unresolved: str | None
+    empty: str | None
+    selected: str | None
+
+
+@dataclass(slots=True)
+class MessagePlan:
+    """The messages of all sinks of one pipeline.
+
+    Attributes:
+        splits: Some sink gets updates of keys as deletes and inserts.
+        tombstones: Some sink gets tombstones.
+        routes: Where each sink, by its id, finds its messages.
+        columns: How each column is made, beside those taken from the frame as they are.
+    """
+
+    splits: bool
+    tombstones: bool
+    routes: dict[str, Route] = field(default_factory=dict)
+    columns: dict[str, _Make] = field(default_factory=dict)
+    _names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: PipelineSpec) -> MessagePlan:
+        """Return the plan of a pipeline."""
+        origin = source_origin(spec)
+        selections = [_selection(sink) for sink in spec.spec.sinks]
+        plan = cls(
+            splits=any(one.splits for one in selections),
+            tombstones=any(one.tombstones for one in selections),
+        )
+        plan.columns[_IDEMPOTENCY_KEY] = functools.partial(routing.idempotency_key, origin)
+        for sink, selection in zip(spec.spec.sinks, selections, strict=True):
+            plan.routes[sink.config.id] = plan._route(sink, selection, origin)
+        return plan
+
+    def batches(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of batches of the change frame, in the order of its rows.
+
+        The messages of one change have its ordinal and are in one batch. `unmade` names the
+        columns of a row that cannot be made, since Arrow's texts end at 2 GiB; null for all others.
+        """
+        for whole in frame:
+            for rows in _cut(whole):
+                try:
+                    yield self._made(rows)
+                except UnsupportedEvent:
+                    for row in range(rows.num_rows):
+                        yield self._made_of_one(rows.slice(row, 1))
+
+    @property
+    def _expands(self) -> bool:
+        return self.splits or self.tombstones
+
+    def _made(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self._expands:
+            rows = expansion.expand(rows, splits=self.splits, tombstones=self.tombstones)
+        taken, makers = self._makers(rows)
+        return _table(taken | {name: make() for name, make in makers.items()})
+
+    def _made_of_one(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of one change, and which of their columns cannot be made."""
+        unmade: list[str] = []
+        if self._expands:
+            try:
+                row = expansion.expand(row, splits=self.splits, tombstones=self.tombstones)
+            except UnsupportedEvent:
+                unmade += self.columns
+                row = expansion.unexpanded(row)
+        taken, makers = self._makers(row)
+        made: dict[str, pa.Array[Any]] = {}
+        for name, make in makers.items():
+            try:
+                made[name] = make()
+            except UnsupportedEvent:
+                unmade.append(name)
+                made[name] = pa.nulls(row.num_rows, pa.string())
+        return _table(taken | made, " ".join(unmade) or None)
+
+    def _makers(
+        self, rows: pa.RecordBatch
+    ) -> tuple[dict[str, pa.Array[Any]], dict[str, Callable[[], pa.Array[Any]]]]:
+        """Return the columns that are there already, and how to make the others."""
+        own, extra = rows, {}
+        if self._expands:
+            own, extra["change_id"] = expansion.identified(rows)
+        makers: dict[str, Callable[[], pa.Array[Any]]] = {
+            name: functools.partial(make, own if name == _IDEMPOTENCY_KEY else rows)
+            for name, make in self.columns.items()
+        }
+        return {name: own.column(name) for name in _TAKEN} | extra, makers
+
+    def _route(self, sink: Sink, selection: Selection, origin: Origin) -> Route:
+        template = compile_template(sink.config.destination)
+        key = None if sink.config.key is None else compile_template(sink.config.key)
+        columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
+        if self._expands:
+            columns["change_id"] = "change_id"
+        columns["destination"] = self._column(
+            "destination",
+            template.text,
+            functools.partial(routing.destination, template, origin),
+        )
+        if isinstance(sink, KafkaSink) and key is None:
+            columns["key"] = self._column("row_key", "", routing.row_key)
+        elif isinstance(sink, NatsSink) and key is None:
+            columns["key"] = self._column("set_key", "", routing.set_key)
+        else:
+            columns["key"] = self._column(
+                "key",
+                "" if key is None else key.text,
+                functools.partial(routing.message_key, key, origin),
+            )
+        envelope = sink.config.envelope
+        value: _Make = functools.partial(_maker(envelope), origin)
+        if self._expands:
+            value = functools.partial(expansion.without_tombstones, value)
+        columns["value"] = self._column("value", envelope.model_dump_json(), value)
+        unresolved = empty = None
+        if key is not None and routing.can_be_unresolved(key):
+            look = functools.partial(routing.empty_variables, key, origin)
+            empty = self._column("empty", key.text, look)
+        if routing.can_be_unresolved(template):
+            make = functools.partial(routing.unresolved, template, origin)
+            unresolved = self._column("unresolved", template.text, make)
+        selected = None
+        if self._expands or selection != Selection():
+            choose = functools.partial(expansion.selected, selection)
+            selected = self._column("selected", repr(selection), choose)
+        return Route(template, key, columns, unresolved, empty, selected)
+
+    def _column(self, kind: str, text: str, make: _Make) -> str:
+        """Return the name of the column for (`kind`, `text`), adding it when it is new."""
+        name = self._names.setdefault((kind, text), f"{kind}_{len(self._names)}")
+        self.columns.setdefault(name, make)
+        return name
+
+
+_TAKEN = ("segment", "ordinal", "event_id", "headers")
+_IDEMPOTENCY_KEY = "idempotency_key"
+
+
+def _table(columns: Mapping[str, pa.Array[Any]], unmade: str | None = None) -> pa.RecordBatch:
+    rows = len(columns["ordinal"])
+    marks = pa.nulls(rows, pa.string()) if unmade is None else pa.array([unmade] * rows)
+    return pa.RecordBatch.from_arrays([*columns.values(), marks], [*columns, "unmade"])
+
+
+def source_origin(spec: PipelineSpec) -> Origin:
+    """Return what every event of a pipeline says about where it comes from."""
+    source = spec.spec.source
+    name, tenant = source.config.id, spec.metadata.tenant
+    if isinstance(source, MysqlSource):
+        return Origin("mysql", name, tenant, server_id(name))
+    if isinstance(source, TursoSource):
+        return Origin("turso", name, tenant)
+    return Origin("postgresql", name, tenant)
+
+
+def _selection(sink: Sink) -> Selection:
+    config = sink.config
+    chosen = config.filter or SinkFilter()
+    return Selection(
+        splits=config.key_updates == "delete_insert",
+        tombstones=isinstance(sink, KafkaSink) and sink.config.tombstones,
+        skipped=config.skipped_operations,
+        captured=not chosen.synthetic_only,
+        synthetic=not chosen.exclude_synthetic,
+        producers=chosen.producers,
+    )
+
+
+def _maker(envelope: Envelope) -> envelopes.Envelope:
+    if isinstance(envelope, CloudEventsEnvelope):
+        return functools.partial(envelopes.cloudevents_envelope, envelope.type_prefix)
+    if isinstance(envelope, DebeziumEnvelope):
+        return envelopes.debezium_envelope
+    return envelopes.native_envelope
+
+
+def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into pieces that are neither long nor large."""
+    start = 0
+    ends = np.zeros(rows.num_rows + 1, np.int64)
+    for name in ("before", "after", "key", "ddl", "headers", "tags"):
+        column = rows.column(name)
+        _, offsets, _ = column.buffers()
+        if offsets is not None and column.null_count < len(column):
+            view = np.frombuffer(memoryview(offsets), np.int32)
+            ends += view[column.offset : column.offset + len(column) + 1]
+    while start < rows.num_rows:
+        most = int(np.searchsorted(ends, ends[start] + MAX_BATCH_BYTES, "right")) - 1
+        stop = min(max(most, start + 1), start + MAX_BATCH_ROWS, rows.num_rows)
+        yield rows.slice(start, stop - start)
+        start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a task prepares of one segment: every `of`-th row group, from the `part`-th on.
+
+    Attributes:
+        path: The segment's file, as in its row.
+        ordinals: Only row groups with these rows; None for all.
+        part: Which share, from 0.
+        of: How many shares the segment has.
+    """
+
+    path: str
+    ordinals: range | None
+    part: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One Spark job: what its tasks have to know.
+
+    Attributes:
+        journal_url: Where the segment files are.
+        plan: What to make of them.
+        tasks: What each task prepares.
+        folder: Where prepared files go.
+        name: How the files' names begin.
+        spares: Files that the first tasks write over instead of making new ones.
+    """
+
+    journal_url: str
+    plan: MessagePlan
+    tasks: Sequence[Sequence[Share]]
+    folder: str
+    name: str
+    spares: Sequence[str] = ()
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the messages of some tasks to a prepared file; what Spark maps over their numbers.
+
+        Yields:
+            Columns of `encoded_files.PIECES`.
+        """
+        tasks = [number for batch in numbers for number in _integers(batch)]
+        frames = (rows for number in tasks for rows in self._frame(number))
+        spare = next((self.spares[number] for number in tasks if number < len(self.spares)), None)
+        return encoded_files.write_partition(
+            self.folder, self.name, self.plan.batches(frames), spare
+        )
+
+    def _frame(self, number: int) -> Iterator[pa.RecordBatch]:
+        journal = Journal(self.journal_url)
+        for one in self.tasks[number]:
+            yield from journal.share(
+                one.path, FRAME_COLUMNS, ordinals=one.ordinals, part=one.part, of=one.of
+            )
+
+
+def _integers(batch: pa.RecordBatch) -> list[int]:
+    numbers: list[int] = batch.column(0).to_numpy().tolist()
+    return numbers
+
+
+def as_frame(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yield what came through Spark, with plain strings for names, as batches of the frame."""
+    columns = [
+        table.column(name).dictionary_encode()
+        if pa.types.is_dictionary(FRAME.field(name).type)
+        else table.column(name)
+        for name in FRAME_COLUMNS
+    ]
+    yield from pa.Table.from_arrays(columns, FRAME_COLUMNS).combine_chunks().to_batches()
+
+
+def warm() -> None:
+    """Compile the kernels that make messages, or load them from the cache."""
+    row: dict[str, Any] = dict.fromkeys(FRAME.names)
+    row |= {"segment": 0, "ordinal": 0, "op": "c", "ts_us": 0, "db": "", "table": "", "row": 0}
+    row |= {"tx_end": False, "event_id": "", "raw_payload": False, "pos": 0}
+    rows = [row, {**row, "after": '{"a":"b"}', "ts_us": 5000, "tx_end": True}]
+    (frame,) = pa.Table.from_pylist(rows, FRAME).combine_chunks().to_batches()
+    origin = Origin("postgresql", "", "")
+    envelopes.native_envelope(origin, frame)
+    envelopes.cloudevents_envelope("a", origin, frame)
+    routing.destination(compile_template("${after.a}"), origin, frame)
+    update = {**row, "op": "u", "before": '{"a":1}', "after": '{"a":2}', "key": '{"a":2}'}
+    (frame,) = pa.Table.from_pylist([update], FRAME).combine_chunks().to_batches()
+    expansion.expand(frame, splits=True, tombstones=True)

@@ -1,0 +1,69 @@
+"""Is a Spark server elsewhere fit for us? It needs our package, and the journal's folder.
+
+Asked once for each session on a server that is not our own, by one small job: a wrong image, or a
+volume that is not mounted there, then shows as one clear error and not as a failed task.
+Workers import this module, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.errors import PythonException
+from pyspark.sql.connect.session import SparkSession
+
+from deltaforge_dagster import __version__
+from deltaforge_dagster.errors import SettingsError
+from deltaforge_dagster.pipeline.encode import files as encoded_files
+
+
+def write_probe(path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write a file as prepared messages are written, and yield this worker's version."""
+    for _ in batches:
+        encoded_files.write_bytes(path, __version__.encode())
+        yield pa.RecordBatch.from_pydict({"version": [__version__]})
+
+
+def check_server(session: SparkSession, folder: str, prefix: str) -> None:
+    """Prove that executors have our version, and share the folder of prepared files with us.
+
+    Args:
+        session: A session on the server.
+        folder: Absolute path, or a URL that fsspec knows.
+        prefix: How the probe's name begins, so that one left over is swept.
+
+    Raises:
+        SettingsError: They do not; the message says what to fix.
+        PySparkException: The server or the session is gone.
+    """
+    path = f"{folder}/{prefix}.{uuid.uuid4().hex}.probe.arrow"
+    probe = functools.partial(write_probe, path)
+    try:
+        answer = session.range(0, 1, 1, 1).mapInArrow(probe, "version string").toArrow()
+    except PythonException as error:
+        raise SettingsError(_explained(str(error), folder)) from None
+    (version,) = answer["version"].to_pylist()
+    if version != __version__:
+        encoded_files.remove(path)
+        raise SettingsError(
+            f"the Spark executors have deltaforge-dagster {version}, this run is {__version__}: "
+            "install the same version in their image"
+        )
+    if not encoded_files.exists(path):
+        raise SettingsError(
+            f"the Spark executors do not share {folder} with this run: put the journal on a "
+            "volume that both mount, or on object storage (DELTAFORGE_JOURNAL_URL)"
+        )
+    encoded_files.remove(path)
+
+
+def _explained(text: str, folder: str) -> str:
+    if "No module named 'deltaforge_dagster" in text:
+        return (
+            f"the Spark executors lack our package: install deltaforge-dagster {__version__} in "
+            "their image"
+        )
+    return f"the Spark executors cannot write to {folder}, where the journal's prepared files go"

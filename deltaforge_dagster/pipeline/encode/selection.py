@@ -1,0 +1,108 @@
+"""Select the messages of one sink from encoded rows.
+
+Encoded files hold the messages of all sinks of a pipeline; the `Route` of a sink names its columns and rows.
+A change is *refused* if one of its messages cannot be made: its destination has no value, or it is larger
+than any message can be. No message of a refused change is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import Undeliverable
+from deltaforge_dagster.pipeline.encode.messages import Route
+from deltaforge_dagster.sinks.base import MESSAGES
+
+
+class EmptyKeys:
+    """Warns about variables that are empty text in keys, once for each key and variable.
+
+    Args:
+        warn: Called with each warning.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._told: set[tuple[str, str]] = set()
+
+    def look(self, rows: pa.RecordBatch, route: Route, sink_id: str) -> None:
+        """Check rows that will be sent to a sink."""
+        if route.empty is None or route.key is None:
+            return
+        column = rows.column(route.empty)
+        if column.null_count == len(column):
+            return
+        found = cast("list[str]", column.drop_null().unique().to_pylist())
+        for path in dict.fromkeys(path for paths in found for path in paths.splitlines()):
+            if (route.key.text, path) not in self._told:
+                self._told.add((route.key.text, path))
+                self._warn(
+                    f"sink {sink_id}: ${{{path}}} in the key {route.key.text!r} has no value for some "
+                    "events and is empty text there; ${key.<column>} has a value for every change of "
+                    "a row with a primary key"
+                )
+
+
+def select_messages(
+    rows: pa.RecordBatch, route: Route, sink_id: str, segment: int, empty_keys: EmptyKeys
+) -> tuple[pa.RecordBatch, list[Undeliverable]]:
+    """Return the messages of one sink, and an error for each refused change.
+
+    Args:
+        rows: Encoded rows of one segment, with the columns of the plan that the route belongs to.
+        route: Columns and rows of the sink.
+        sink_id: Sink, for errors.
+        segment: Segment number, for errors.
+        empty_keys: Checks the keys of the selected messages.
+
+    Returns:
+        The messages, with the columns of `MESSAGES` (views of `rows` if all of them are selected), and the
+        errors in the order of their ordinals.
+    """
+    others = ("unmade", route.unresolved, route.empty)
+    names = [name for name in (*route.columns.values(), *others) if name]
+    if route.selected is not None and not pc.all(chosen := rows.column(route.selected)).as_py():
+        rows = rows.select(list(dict.fromkeys(names))).filter(chosen)
+    refused = _refused(rows, route, sink_id, segment)
+    if refused:
+        ordinals = np.array([one.ordinal for one in refused])
+        rest = ~np.isin(rows.column("ordinal").to_numpy(), ordinals)
+        rows = rows.filter(pa.array(rest))
+    empty_keys.look(rows, route, sink_id)
+    columns = [_column(rows, route, name) for name in MESSAGES.names]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGES), refused
+
+
+def _column(rows: pa.RecordBatch, route: Route, name: str) -> pa.Array[Any]:
+    """Return a column of messages, all null if the route does not have it."""
+    own = route.columns.get(name)
+    return pa.nulls(rows.num_rows, pa.string()) if own is None else rows.column(own)
+
+
+def _refused(rows: pa.RecordBatch, route: Route, sink_id: str, segment: int) -> list[Undeliverable]:
+    destination, unmade = rows.column(route.columns["destination"]), rows.column("unmade")
+    found: dict[int, Undeliverable] = {}
+
+    def refuse(row: int, what: str, advice: str, cause: str) -> None:
+        ordinal = cast("int", rows.column("ordinal")[row].as_py())
+        place = f"the event at segment {segment}, ordinal {ordinal}"
+        text = f"sink {sink_id}: {what} {place}; {advice}"
+        found.setdefault(ordinal, Undeliverable(text, ordinal, cause))
+
+    if unmade.null_count < len(unmade):
+        for row in np.flatnonzero(unmade.is_valid()).tolist():
+            if not set(route.columns.values()).isdisjoint(unmade[row].as_py().split()):
+                what = "no message of 2 GiB or more can be made of"
+                refuse(row, what, "leave out what makes it so large", "too_large")
+    if destination.null_count and route.unresolved is not None:
+        for row in np.flatnonzero(destination.is_null()).tolist():
+            what = (
+                f"${{{rows.column(route.unresolved)[row].as_py()}}} in {route.template.text!r} has"
+            )
+            refuse(row, f"{what} no value for", "use a variable that every event has", "routing")
+    return sorted(found.values(), key=lambda one: one.ordinal)

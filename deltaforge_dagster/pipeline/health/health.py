@@ -1,0 +1,327 @@
+"""Whether a pipeline works: the one answer that `status`, the API, metrics, checks and ticks give.
+
+`health` derives it from the pipeline's file and the state store alone. What only a server can say, runs and
+ticks note there: why capture fails (`Failure`), what the source does not send (`NotedFinding`), when
+somebody looked. So a look costs nothing, works while servers are down, and is the same everywhere.
+
+A run reads what a tick does not. A failure that only a person can end, met by a run, is over when a run
+reads again; any other when a tick or a run can use the source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    JournalDamaged,
+    PositionLost,
+    Retryable,
+    StoreUnavailable,
+)
+from deltaforge_dagster.pipeline.committed import counted_sinks, go_on_command
+from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
+from deltaforge_dagster.pipeline.plural import pluralize
+from deltaforge_dagster.sources.findings import Finding, and_run
+from deltaforge_dagster.state.records import (
+    CheckpointRow,
+    Failure,
+    LeaseRow,
+    NotedFinding,
+    PipelineRow,
+)
+from deltaforge_dagster.state.store import StateStore
+
+Status = Literal["running", "paused", "stopped", "failed"]
+Severity = Literal["warning", "error"]
+
+NOTED_EVERY = 15.0
+"""Seconds after which it is noted again that somebody looked."""
+
+_SILENT_INTERVALS = 6
+_SILENT_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that keeps a pipeline from working as it should.
+
+    Attributes:
+        subject: What it is about: `file`, `source`, `publication`, `journal`, `sensor`, `sink ID` ...
+        severity: `error` when changes are not captured or not delivered, or about to be lost.
+        text: What is wrong, in a sentence; no secret, no value of a row.
+        remedy: A command or statement to paste, None where the text says what to do.
+        since: When it was met first; None where nobody noted that.
+        next_attempt_at: When it is tried again without anybody's help; None when a person must act.
+    """
+
+    subject: str
+    severity: Severity
+    text: str
+    remedy: str | None = None
+    since: float | None = None
+    next_attempt_at: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; times are seconds since 1970."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a pipeline does.
+
+    Attributes:
+        status: What people asked for, or `failed`: changes are not captured although they should be.
+        problems: What is wrong, errors first, of these what keeps changes from being captured.
+        seen_at: When a run or a tick was seen at work last; None when none ever was.
+    """
+
+    status: Status
+    problems: tuple[Problem, ...] = ()
+    seen_at: float | None = None
+
+    @property
+    def well(self) -> bool:
+        """Whether there is no error."""
+        return not any(one.severity == "error" for one in self.problems)
+
+    @property
+    def error(self) -> str | None:
+        """The first error's text, None where there is none."""
+        return next((one.text for one in self.problems if one.severity == "error"), None)
+
+    @property
+    def uncaptured(self) -> Problem | None:
+        """The first error that keeps changes from being captured; None while they are, or should not be."""
+        return self.problems[0] if self.status == "failed" else None
+
+
+def health(store: StateStore, pipeline: LoadedPipeline | BrokenPipeline) -> Health:
+    """Return how a pipeline does, as files and state store say it now.
+
+    Raises:
+        StoreUnavailable: The store cannot be asked.
+    """
+    row = store.pipeline(pipeline.name)
+    if row is None and isinstance(pipeline, LoadedPipeline):
+        never = "nothing has worked on it yet: neither a sensor nor `deltaforge run`"
+        return Health("running", (Problem("sensor", "warning", never, "deltaforge dev"),))
+    if isinstance(pipeline, LoadedPipeline):
+        assert row is not None
+        return _health(store, row, pipeline.spec)
+    seen_at = None if row is None else _seen_at(row, store.lease(row.name), store.now())
+    broken = Problem("file", "error", str(pipeline.error), "deltaforge validate")
+    return Health("failed", (broken,), seen_at)
+
+
+def health_without_file(store: StateStore, row: PipelineRow) -> Health:
+    """Return how a pipeline does whose file is not where the installation's are.
+
+    Raises:
+        StoreUnavailable: The store cannot be asked.
+    """
+    return _health(store, row, None)
+
+
+def remedy_of(name: str, kind: str) -> str | None:
+    """Return the commands that end a failure of the source of this kind; None where its message says them."""
+    if kind != PositionLost.kind:
+        return None
+    return f"deltaforge checkpoint reset {name} --all && deltaforge snapshot start {name}"
+
+
+def with_remedy(name: str, error: DeltaforgeError) -> str:
+    """Return an error of a pipeline's capture with the commands that end it."""
+    remedy = remedy_of(name, error.kind) if _subject(error) == "source" else None
+    return and_run(str(error), remedy)
+
+
+def failure_of(row: PipelineRow) -> Failure | None:
+    """Return why nothing of a pipeline is captured now."""
+    return None if row.failure is None else Failure(**json.loads(row.failure))
+
+
+def findings_of(row: PipelineRow) -> list[NotedFinding]:
+    """Return in which points a pipeline's source was not as needed when somebody looked last."""
+    return [] if row.findings is None else [NotedFinding(**one) for one in json.loads(row.findings)]
+
+
+def capture_failed(
+    store: StateStore,
+    name: str,
+    by: Literal["tick", "run"],
+    error: DeltaforgeError,
+    next_attempt_at: float | None,
+) -> None:
+    """Note why nothing is captured now.
+
+    A tick does not replace what a run met and only a person can end. Source or journal have failed since the
+    first of the failures that nothing came between, whatever each said.
+
+    Args:
+        store: Where it is noted.
+        name: The pipeline.
+        by: Who met it.
+        error: What was met.
+        next_attempt_at: When it is tried again by itself, by the store's clock; ignored where a person
+            must act.
+    """
+    row = store.pipeline(name)
+    if row is None:
+        return
+    known = failure_of(row)
+    if by == "tick" and known is not None and known.by == "run" and not _passes(known):
+        return
+    subject = _subject(error)
+    since = known.since if known is not None and known.subject == subject else store.now()
+    attempt = next_attempt_at if isinstance(error, Retryable) else None
+    store.set_failure(name, Failure(by, error.kind, str(error), since, attempt, subject))
+
+
+def capture_works(store: StateStore, name: str, by: Literal["tick", "run"]) -> None:
+    """Note that a run reads, or that a tick could use the source."""
+    row = store.pipeline(name)
+    known = None if row is None else failure_of(row)
+    if known is not None and (by == "run" or known.by == "tick" or _passes(known)):
+        store.set_failure(name, None)
+
+
+def note_findings(store: StateStore, name: str, found: Sequence[Finding]) -> None:
+    """Note that the source answered, and what it lacks; `since` stays while a finding does."""
+    row = store.pipeline(name)
+    if row is None:
+        return
+    now = store.now()
+    before = findings_of(row)
+    since = {(one.subject, one.text): one.since for one in before}
+    noted = [
+        NotedFinding(
+            one.subject,
+            "error" if one.level == "error" else "warning",
+            one.text,
+            one.remedy,
+            since.get((one.subject, one.text), now),
+        )
+        for one in found
+        if one.bad
+    ]
+    if noted != before or row.findings is None or now - (row.source_seen_at or 0) >= NOTED_EVERY:
+        store.note_source_seen(name, noted)
+
+
+def note_tick(store: StateStore, name: str) -> None:
+    """Note that a sensor or schedule ticks."""
+    row = store.pipeline(name)
+    if row is not None and store.now() - (row.ticked_at or 0) >= NOTED_EVERY:
+        store.note_tick(name)
+
+
+def _subject(error: DeltaforgeError) -> Literal["source", "journal"]:
+    return "journal" if isinstance(error, StoreUnavailable | JournalDamaged) else "source"
+
+
+def _passes(failure: Failure) -> bool:
+    """Whether a tick that can use the source shows that a failure is over."""
+    return failure.next_attempt_at is not None and failure.subject == "source"
+
+
+def _health(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Health:
+    now, lease = store.now(), store.lease(row.name)
+    capture = list(_capture(row, spec, lease, now)) if row.want == "running" else []
+    others = [] if row.want == "stopped" else list(_delivery(store, row, spec))
+    failed = any(one.severity == "error" for one in capture)
+    problems = sorted([*capture, *others], key=lambda one: one.severity != "error")
+    return Health("failed" if failed else row.want, tuple(problems), _seen_at(row, lease, now))
+
+
+def _capture(
+    row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
+) -> Iterator[Problem]:
+    """Yield what keeps changes from being captured."""
+    failure = failure_of(row)
+    if failure is not None:
+        yield Problem(
+            failure.subject,
+            "error",
+            failure.message,
+            remedy_of(row.name, failure.kind) if failure.subject == "source" else None,
+            since=failure.since,
+            next_attempt_at=failure.next_attempt_at,
+        )
+    for one in findings_of(row):
+        yield Problem(one.subject, one.level, one.text, one.remedy, one.since)
+    if row.capture_pause is not None:
+        yield Problem("journal", "warning", f"capture is paused: {row.capture_pause}")
+    silent = _silent_since(row, spec, lease, now)
+    if silent is not None:
+        yield Problem(
+            "sensor",
+            "error",
+            "nothing works on it: no run, and no tick of its sensor; is Dagster's daemon at work, and "
+            "the sensor switched on?",
+            "deltaforge dev",
+            silent,
+        )
+
+
+def _silent_since(
+    row: PipelineRow, spec: PipelineSpec | None, lease: LeaseRow | None, now: float
+) -> float | None:
+    """Return since when a pipeline that has had a sensor has had neither tick nor run, if for long."""
+    if spec is None or row.ticked_at is None or spec.spec.engine.dagster.schedule is not None:
+        return None
+    options = spec.spec.engine.dagster
+    seen = _seen_at(row, lease, now)
+    patience = max(_SILENT_SECONDS, _SILENT_INTERVALS * options.sensor_interval_seconds)
+    return seen if seen is not None and now - seen > patience else None
+
+
+def _seen_at(row: PipelineRow, lease: LeaseRow | None, now: float) -> float | None:
+    if lease is not None and lease.held_at(now):
+        return now
+    return max(
+        (one for one in (row.ticked_at, row.source_seen_at) if one is not None), default=None
+    )
+
+
+def _delivery(store: StateStore, row: PipelineRow, spec: PipelineSpec | None) -> Iterator[Problem]:
+    """Yield what keeps captured changes from their sinks."""
+    counts = None if spec is None else counted_sinks(spec)
+    for one in store.checkpoints(row.name).values():
+        yield from _sink(row.name, one, counts=counts is None or one.sink in counts)
+    for hold in store.holds(row.name):
+        if hold.state != "journaled":
+            text = f"{hold.kind} {hold.subject}: {pluralize(hold.events, 'event')} kept back; {hold.reason}"
+            yield Problem("holds", "error", text, f"deltaforge hold list {row.name}", hold.since)
+    depth = store.dead_letter_depth(row.name)
+    full = None if spec is None else saturation(depth, spec.spec.journal.dlq.max_entries)
+    if depth.entries:
+        waiting = depth.entries - depth.dead
+        text = f"{pluralize(depth.dead, 'change')} could not be delivered"
+        text += f", {waiting:,} on their way or behind them" if waiting else ""
+        text += "" if full is None else f"; {full[1]}"
+        severity: Severity = "warning" if full is None else full[0]
+        listing = f"deltaforge dlq list {row.name}"
+        yield Problem("dead letters", severity, text, listing, depth.oldest)
+
+
+def _sink(pipeline: str, one: CheckpointRow, *, counts: bool) -> Iterator[Problem]:
+    subject = f"sink {one.sink}"
+    if not one.attached:
+        text = one.last_error or "detached: it gets nothing"
+        yield Problem(subject, "warning", text, go_on_command(pipeline, one.sink, one.state))
+    elif one.failures:
+        yield Problem(
+            subject,
+            "error" if counts else "warning",
+            (one.last_error or "it fails").removeprefix(f"{subject}: "),
+            next_attempt_at=one.next_attempt_at,
+        )
+    if one.notice is not None:
+        yield Problem(subject, "warning", one.notice)

@@ -1,0 +1,104 @@
+"""Check the source every few seconds: does it answer, and will it send everything that must be captured?
+
+While no run is active, the ticks of the sensor check it (`look_at_source`); during a run, a thread of the run does
+(`SourceWatch`). The findings are recorded in the state store, where `health` reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
+from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds that the end of a run waits for a server that does not answer."""
+
+
+def look_at_source(
+    store: StateStore, loaded: LoadedPipeline, build_source: Callable[[], Source]
+) -> DeltaforgeError | None:
+    """Check the source of a pipeline without an active run, and record the findings.
+
+    Returns:
+        Why the source cannot be reached or can no longer be read. None if it can, and if there is nothing to
+        check: the pipeline has no start position yet, or must not capture.
+    """
+    row = store.pipeline(loaded.name)
+    if row is None or row.start_position is None or row.want != "running":
+        return None
+    try:
+        with closing(build_source()) as source:
+            found = source.maintain(parse_position(row.captured_position or row.start_position))
+    except DeltaforgeError as error:
+        again = store.now() + loaded.spec.spec.engine.dagster.sensor_interval_seconds
+        capture_failed(store, loaded.name, "tick", error, again)
+        return error
+    capture_works(store, loaded.name, "tick")
+    note_findings(store, loaded.name, found)
+    return None
+
+
+class SourceWatch:
+    """Checks the source during a run, in a separate thread.
+
+    Args:
+        store: The state store.
+        loaded: The pipeline.
+        build_source: Creates a source for this thread.
+        warn: Called with each new finding.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        loaded: LoadedPipeline,
+        build_source: Callable[[], Source],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._name = loaded.name
+        self._seconds = loaded.spec.spec.engine.dagster.sensor_interval_seconds
+        self._build_source = build_source
+        self._warn = warn
+        self._said: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, name=f"source watch {loaded.name}", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join(_PATIENCE)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._seconds):
+            try:
+                with closing(self._build_source()) as source:
+                    self._note(source.maintain(None))
+            except Retryable as error:  # capture meets it, too, and notes when it tries again
+                logger.debug("%s: the source was not looked at: %s", self._name, error)
+            except DeltaforgeError as error:  # what is being read may go on: the stream has begun
+                self._note([Finding("source", "error", str(error))])
+
+    def _note(self, found: list[Finding]) -> None:
+        for one in found:
+            if one.bad and one.text not in self._said:
+                self._warn(one.line)
+        self._said = {one.text for one in found}
+        try:
+            note_findings(self._store, self._name, found)
+        except Retryable as error:  # noted at the next look
+            logger.debug("%s: findings were not noted: %s", self._name, error)

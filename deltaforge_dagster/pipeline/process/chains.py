@@ -1,0 +1,20 @@
+"""From a pipeline file to its chain of processors."""
+
+from __future__ import annotations
+
+from deltaforge_dagster.config.model import Batch, PipelineSpec
+from deltaforge_dagster.pipeline.encode.messages import source_origin
+from deltaforge_dagster.processors.chain import CALL_BYTES, CALL_ROWS, ChainSpec
+from deltaforge_dagster.processors.code import code_of
+
+
+def chain_of(spec: PipelineSpec) -> ChainSpec:
+    """Return the chain of a pipeline's processors."""
+    batch = spec.spec.batch or Batch()
+    return ChainSpec(
+        spec.spec.processors,
+        source_origin(spec),
+        max_rows=batch.max_events or CALL_ROWS,
+        max_bytes=batch.max_bytes or CALL_BYTES,
+        code=code_of(spec.spec.processors),
+    )

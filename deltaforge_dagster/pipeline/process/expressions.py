@@ -1,0 +1,198 @@
+"""The `sql` processor, where Spark computes: expressions of a pipeline file over rows in transit.
+
+An expression sees the row's columns (`transit.READABLE`), the ones that hold JSON as VARIANT. Spark
+analyses all of them once, before the first row: what it refuses is told by processor and place in
+the file, and what a row would make fail later shows as the type that an expression has.
+
+Notes pass untouched, and where `where` is not true nothing else is computed: `where` guards
+expressions that would fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.connect import functions as sql
+from pyspark.sql.connect.session import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    AtomicType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    LongType,
+    MapType,
+    NullType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
+
+from deltaforge_dagster.config.processors.processors import SqlProcessor
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.processors.sql.sql import columns_read, json_column, value_column
+from deltaforge_dagster.processors.sql.transit import (
+    JSON_COLUMNS,
+    NOTE,
+    PACKED,
+    READABLE,
+    transit_schema,
+)
+
+# PySpark prints errors that quote the query with everything that Spark said, values of rows included.
+# By level, since whoever configures logging later (Dagster does) enables disabled loggers again.
+for _name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+
+_SCALARS = (
+    BinaryType, BooleanType, DateType, NullType, NumericType, StringType, TimestampNTZType,
+    TimestampType,
+)  # fmt: skip
+_DATA_EXCEPTION = "22"
+_RAISED = "P0001"
+"""SQLSTATEs of what a value of a row makes fail (Spark manual, "Error Conditions")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A `sql` processor that Spark accepts.
+
+    Attributes:
+        processor: The block of the file.
+        variants: Which of its expressions are VARIANTs, by place.
+    """
+
+    processor: SqlProcessor
+    variants: frozenset[str]
+
+    def over(self, frame: DataFrame) -> DataFrame:
+        """Return rows in transit with what was computed for each."""
+        processor = self.processor
+        rows = _readable(frame, processor)
+        row = sql.col(NOTE).isNull()
+        computed = dict(processor.computed)
+        columns = []
+        if (where := computed.pop("where", None)) is not None:
+            # Selected first, so that it is computed once: it may be random.
+            name = value_column(processor, "where")
+            rows = rows.select("*", sql.when(row, sql.expr(where)).alias(name))
+            row = sql.col(name)
+            columns.append(row)
+        for place, text in computed.items():
+            column = sql.when(row, sql.expr(text))
+            if place in self.variants:
+                columns.append(sql.to_json(column).alias(json_column(processor, place)))
+            else:
+                column = column.cast("string") if place.startswith("route.") else column
+                columns.append(column.alias(value_column(processor, place)))
+        return rows.select(PACKED, NOTE, *columns)
+
+
+def analysed(session: SparkSession, processor: SqlProcessor) -> Query:
+    """Have Spark analyse the expressions of a processor.
+
+    Raises:
+        SpecError: It refuses one, or one has a type that cannot be used.
+        PySparkException: No server answers.
+    """
+    rows = _readable(
+        session.createDataFrame([], spark_schema(transit_schema(columns_read(processor)))),
+        processor,
+    )
+    types = _types(rows, processor)
+    variants = set()
+    for place, kind in types.items():
+        if place == "where":
+            _check(processor, place, kind, isinstance(kind, BooleanType), "must be true or false")
+        elif place.startswith("route."):
+            _check(
+                processor,
+                place,
+                kind,
+                isinstance(kind, AtomicType | NullType | VariantType),
+                "must be text",
+            )
+        elif isinstance(kind, VariantType):
+            variants.add(place)
+        else:
+            _check(processor, place, kind, _has_json_form(kind), "has no JSON form (cast it)")
+    return Query(processor, frozenset(variants))
+
+
+def is_of_a_row(error: PySparkException) -> bool:
+    """Say whether a value of a row made an expression fail."""
+    state = error.getSqlState() or ""
+    return state.startswith(_DATA_EXCEPTION) or state == _RAISED
+
+
+def fragment(error: PySparkException) -> str:
+    """Return the part of an expression that failed, in quotes, as far as Spark tells; no values."""
+    texts = [one.fragment() for one in error.getQueryContext()]
+    return f" in `{texts[0]}`" if texts else ""
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return an Arrow schema of texts, bytes and integers as Spark's."""
+    kinds: Mapping[pa.DataType, DataType] = {pa.int64(): LongType(), pa.binary(): BinaryType()}
+    return StructType([StructField(one.name, kinds.get(one.type, StringType())) for one in schema])
+
+
+def _readable(frame: DataFrame, processor: SqlProcessor) -> DataFrame:
+    columns: list[Column] = [
+        sql.parse_json(sql.col(one)).alias(one) if one in JSON_COLUMNS else sql.col(one)
+        for one in columns_read(processor)
+    ]
+    return frame.select(*columns, PACKED, NOTE)
+
+
+def _types(rows: DataFrame, processor: SqlProcessor) -> dict[str, DataType]:
+    """Return the type of each expression."""
+    places = processor.computed
+    try:
+        # In a `when`, as they are computed: aggregates and generators are refused there.
+        columns = [sql.when(sql.lit(True), sql.expr(one)) for one in places.values()]
+        fields = rows.select(sql.col(NOTE), *columns).schema.fields[1:]
+    except AnalysisException:
+        return {place: _type(rows, processor, place, text) for place, text in places.items()}
+    return {place: one.dataType for place, one in zip(places, fields, strict=True)}
+
+
+def _type(rows: DataFrame, processor: SqlProcessor, place: str, text: str) -> DataType:
+    try:
+        column = sql.when(sql.lit(True), sql.expr(text))
+        return rows.select(sql.col(NOTE), column).schema.fields[1].dataType
+    except AnalysisException as error:
+        said = error.getMessage().strip().splitlines()[0].partition(" SQLSTATE:")[0]
+        if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            said = f"{said.partition(' Did you mean')[0]} There are {', '.join(READABLE)}."
+        raise SpecError(
+            f"processor {processor.id}: {place}: Spark refuses `{text}`: {said}"
+        ) from None
+
+
+def _check(processor: SqlProcessor, place: str, kind: DataType, good: bool, what: str) -> None:
+    if not good:
+        raise SpecError(
+            f"processor {processor.id}: {place}: {what}, but `{processor.computed[place]}` is "
+            f"{kind.simpleString()}"
+        )
+
+
+def _has_json_form(kind: DataType) -> bool:
+    if isinstance(kind, ArrayType):
+        return _has_json_form(kind.elementType)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and _has_json_form(kind.valueType)
+    if isinstance(kind, StructType):
+        return all(_has_json_form(one.dataType) for one in kind.fields)
+    return isinstance(kind, _SCALARS)

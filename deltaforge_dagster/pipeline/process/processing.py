@@ -1,0 +1,190 @@
+"""The stage between capture and delivery of a pipeline with processors: each segment through the chain.
+
+One thread takes segments in the journal's order, has Spark's tasks run the chain over them, as many at
+once as `deliver.max_bytes` allows, and notes the output in one fenced transaction. Only then do
+sinks see the segments (`pending_segments`). So the chain runs once for a segment, whatever becomes of
+sinks and runs; a run that dies before the note leaves files that nobody knows of, and the next run's
+chain counts.
+
+A processor that breaks stops the pipeline's deliveries at that segment, not its capture; it is tried
+again with back-off, and every sink that has come so far shows the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from deltaforge_dagster.config.logs import in_context
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import DeltaforgeError, LeaseLost, Retryable, StoreUnavailable
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.encode.encoder import SessionProvider
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.job_size import first_together
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.meters import processed, processing_failed
+from deltaforge_dagster.pipeline.process.chain_jobs import check_expressions, run_job
+from deltaforge_dagster.pipeline.process.chains import chain_of
+from deltaforge_dagster.pipeline.process.segment_job import ProcessingJob, processed_by
+from deltaforge_dagster.state.records import CheckpointRow, Processed, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+_SEGMENTS_PER_JOB = 16
+
+
+class Processing:
+    """The stage of one run.
+
+    Args:
+        spec: The pipeline; it has processors.
+        store: Where segments are listed.
+        journal: Where they are.
+        sessions: Where the Spark session comes from.
+        lease: What the output is noted under.
+        processed: Called when sinks may go on.
+
+    Attributes:
+        error: Why the last try failed, None once one succeeded.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        journal: Journal,
+        sessions: SessionProvider,
+        lease: HeldLease,
+        *,
+        processed: Callable[[], None],
+    ) -> None:
+        self.error: DeltaforgeError | None = None
+        self._pipeline = spec.metadata.name
+        self._spec = spec
+        self._limits = spec.spec.engine.deliver
+        self._store = store
+        self._journal = journal
+        self._sessions = sessions
+        self._lease = lease
+        self._processed = processed
+        self._done = 0
+        self._stop = threading.Event()
+        self._news = threading.Event()
+        self._thread = threading.Thread(
+            target=in_context(self._run), name=f"process {self._pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    def segment_added(self) -> None:
+        """Wake the thread: the journal has grown."""
+        self._news.set()
+
+    def end(self) -> None:
+        """Ask the thread to end after the job that is running; what that makes is an orphan."""
+        self._stop.set()
+        self._news.set()
+
+    def _run(self) -> None:
+        backoff = Backoff(self._limits.backoff_initial_seconds, self._limits.backoff_max_seconds)
+        settled = False
+        while not self._stop.is_set():
+            self._news.clear()
+            try:
+                if not settled:
+                    check_expressions(self._sessions, chain_of(self._spec))
+                    self._leave_what_sinks_have()
+                    settled = True
+                if not self._process_next():
+                    self._news.wait(1.0)
+                self.error = None
+                backoff.reset()
+            except LeaseLost:
+                return
+            except StoreUnavailable:
+                self._stop.wait(1.0)
+            except DeltaforgeError as error:
+                self._failed(error, backoff)
+            except Exception as error:  # noqa: BLE001 - a defect must show as the sinks' failure
+                defect = DeltaforgeError(f"{self._pipeline}: processing broke: {error!r}")
+                defect.__cause__ = error
+                self._failed(defect, backoff)
+
+    def _leave_what_sinks_have(self) -> None:
+        """Leave segments as they are that some sink began before the file named processors."""
+        begun = max(map(_begun, self._store.checkpoints(self._pipeline).values()), default=0)
+        self._lease.write(lambda writer: writer.leave_as_captured(begun))
+
+    def _process_next(self) -> bool:
+        """Process the next segments, and say whether there were any."""
+        waiting = self._waiting()
+        if not waiting:
+            return False
+        began = time.monotonic()
+        made = self._made(waiting)
+        failpoint("processed-file-written")
+        seconds = time.monotonic() - began
+        tallies = {
+            one.segment: processed(row, one.counts, seconds)
+            for row, one in zip(waiting, made, strict=True)
+        }
+        self._lease.write(lambda writer: writer.add_processed(made, tallies))
+        failpoint("processed-noted")
+        self._done = waiting[-1].segment
+        self._processed()
+        return True
+
+    def _waiting(self) -> Sequence[SegmentRow]:
+        rows = self._store.segments(self._pipeline, first=self._done + 1, limit=1000)
+        undecided = [row for row in rows if row.chain_hash is None]
+        if rows and not undecided:
+            self._done = rows[-1].segment
+        return first_together(undecided, _SEGMENTS_PER_JOB, self._limits.max_bytes)
+
+    def _made(self, rows: Sequence[SegmentRow]) -> list[Processed]:
+        pipeline = self._store.pipeline(self._pipeline)
+        assert pipeline is not None
+        job = ProcessingJob(
+            chain_of(self._spec),  # anew: the source of a function may have changed
+            self._lease.run_id,
+            self._journal.url,
+            self._pipeline,
+            pipeline.uid,
+            self._lease.epoch,
+            [(row.segment, row.path) for row in rows],
+        )
+        what = f"segments {rows[0].segment} to {rows[-1].segment}"
+        return processed_by(run_job(self._sessions, job, len(rows), len(rows), what))
+
+    def _failed(self, error: DeltaforgeError, backoff: Backoff) -> None:
+        if self._stop.is_set():
+            return
+        self.error = error
+        delay = backoff.next_delay()
+        if not isinstance(error, Retryable):
+            delay = self._limits.backoff_max_seconds  # nothing changes until a person acts
+        fields = {"reason": str(error), "kind": error.kind, "sleep_seconds": round(delay, 1)}
+        logger.warning("processing failed", extra={"fields": fields})
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
+            tally = processing_failed(error, {one.id for one in self._spec.spec.processors})
+            self._lease.write(lambda writer: writer.count(tally))
+            waiting = self._waiting()
+            first = waiting[0].segment if waiting else 0
+            at = self._store.now() + delay
+            for name, one in self._store.checkpoints(self._pipeline).items():
+                if one.state == "attached" and one.whole_segment + 1 >= first:
+                    self._lease.write(
+                        lambda writer, sink=name: writer.sink_failed(sink, str(error), at)  # type: ignore[misc]
+                    )
+        self._stop.wait(delay)
+
+
+def _begun(checkpoint: CheckpointRow) -> int:
+    """Return the last segment of which a sink has something."""
+    has_some = checkpoint.complete or checkpoint.ordinal >= 0
+    return checkpoint.segment if has_some else checkpoint.segment - 1

@@ -1,0 +1,98 @@
+"""What a Spark task does with segments around a pipeline's chain (`stages`): read them, write its output.
+
+The output of a segment is a journal file like the segment's own; nobody knows of it until the run has
+noted it, so a task that outlives its run, or is tried twice, leaves an orphan. What a script
+remembers lives in the worker, from segment to segment, as long as the run's segments come to that
+worker.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from deltaforge_dagster.frame import FRAME, PROCESSED
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.process.stages import Counts, read_report
+from deltaforge_dagster.processors.chain import ChainSpec
+from deltaforge_dagster.state.records import Processed
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessingJob:
+    """One Spark job: a segment for each task.
+
+    Attributes:
+        chain: What to make of the rows.
+        run_id: What scripts remember is forgotten when another run comes.
+        journal_url: Where the segments are.
+        pipeline: Name of the pipeline.
+        uid: Its uid.
+        epoch: Epoch of the run's lease.
+        segments: Number and path of each segment.
+    """
+
+    chain: ChainSpec
+    run_id: str
+    journal_url: str
+    pipeline: str
+    uid: str
+    epoch: int
+    segments: Sequence[tuple[int, str]]
+
+    @property
+    def key(self) -> str:
+        """What scripts remember is forgotten when another run comes, or another chain."""
+        return f"{self.pipeline}/{self.run_id}/{self.chain.hash}"
+
+    def rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a segment as they were captured."""
+        _, path = self.segments[number]
+        yield from Journal(self.journal_url).share(path, FRAME.names, ordinals=None, part=0, of=1)
+
+    def finish(
+        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+    ) -> dict[str, Any]:
+        """Write what the chain made of a segment; return it as `Processed`."""
+        return asdict(self._written(number, made, counts))
+
+    def _written(
+        self, number: int, made: Iterator[pa.RecordBatch], counts: Callable[[], Counts]
+    ) -> Processed:
+        segment, _ = self.segments[number]
+        writer = Journal(self.journal_url).writer(self.pipeline, self.uid, segment, self.epoch)
+        try:
+            for rows in made:
+                writer.write(rows.select(PROCESSED.names))
+        except BaseException:
+            writer.abort()
+            raise
+        if not writer.rows:
+            writer.abort()
+            return Processed(segment, self.chain.hash, None, None, None, 0, 0, counts())
+        done = writer.close()
+        return Processed(
+            segment,
+            self.chain.hash,
+            done.path,
+            done.checksum,
+            done.content_hash,
+            done.rows,
+            done.bytes,
+            counts(),
+        )
+
+
+def processed_by(report: pa.Table) -> list[Processed]:
+    """Return what tasks made, by the numbers of their segments.
+
+    Raises:
+        DeltaforgeError: What stopped the first segment that was stopped.
+    """
+    made = [Processed(**one) for one in read_report(report)]
+    return sorted(made, key=lambda one: one.segment)

@@ -1,0 +1,244 @@
+"""What two chains of processors make of the same rows: how the events differ, without their values.
+
+Events are the same event by their id. Both sides come in the order of delivery, a batch at a time, and
+an event is forgotten as soon as both have had it: what is held is what only one side has had so far.
+
+An event of both is `changed` when a column differs that processors decide, and is `moved` when it
+comes behind one that it came before. Of row images and headers the names inside that differ are told, of
+everything else its own name. The text counts: `1.10` is not `1.1`.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.kernels.message_text import Mask
+from deltaforge_dagster.kernels.runtime import Longs
+from deltaforge_dagster.processors.exact_json import dumps, loads
+
+_OBJECTS = ("before", "after", "key", "headers")
+_COMPARED = (
+    "op", "ts_us", "db", "schema", "table", *_OBJECTS, "ddl", "topic", "route_key", "raw_payload",
+    "tags", "synthetic",
+)  # fmt: skip
+_SHOWN = {
+    "ts_us": "ts_ms", "db": "source.db", "schema": "source.schema", "table": "source.table",
+    "headers": "route.headers", "topic": "route.topic", "route_key": "route.key",
+    "raw_payload": "route.raw_payload",
+}  # fmt: skip
+"""How columns are called in an event, where that differs."""
+_READ = ("ordinal", "event_id", *_COMPARED)
+_KINDS = {"ordinal": pa.int64(), "ts_us": pa.int64(), "raw_payload": pa.bool_()}
+_SCHEMA = pa.schema([pa.field(one, _KINDS.get(one, pa.string())) for one in (*_READ, "name")])
+_NOTHING = _SCHEMA.empty_table()
+_BATCH_ROWS = 20_000
+
+
+@dataclass(slots=True)
+class Difference:
+    """How what is made now differs from what was recorded; adds up over segments.
+
+    Attributes:
+        tables: By full table name, how many events are `same`, `changed`, `added`, `dropped`, and how
+            many of those that both have are `moved`.
+        fields: By table, in how many changed events a field differs, such as `after.email`.
+        sample: Some events that differ, in order: `kind`, `table`, `op`, `event_id`, `fields`, and,
+            where values are wanted, the columns on each side as `recorded` and `made`.
+    """
+
+    tables: dict[str, Counter[str]] = field(default_factory=dict)
+    fields: dict[str, Counter[str]] = field(default_factory=dict)
+    sample: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        tables: Mapping[str, Mapping[str, int]],
+        fields: Mapping[str, Mapping[str, int]],
+        sample: Iterable[dict[str, Any]],
+    ) -> None:
+        """Take in the difference of further segments."""
+        for mine, more in ((self.tables, tables), (self.fields, fields)):
+            for name, counts in more.items():
+                mine.setdefault(name, Counter()).update(counts)
+        self.sample += sample
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as what JSON has; the arguments of `add`."""
+        return {"tables": self.tables, "fields": self.fields, "sample": self.sample}
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return all(not (counts.keys() - {"same"}) for counts in self.tables.values())
+
+
+def compared(
+    recorded: Iterable[pa.RecordBatch],
+    made: Iterable[pa.RecordBatch],
+    *,
+    sample: int,
+    values: bool,
+) -> Difference:
+    """Return how the rows of a segment as they are made now differ from those recorded of it.
+
+    Args:
+        recorded: Columns of the change frame, in order.
+        made: The same.
+        sample: How many events of each kind are in the sample, at most.
+        values: Whether their values are in it.
+    """
+    return _Comparison(sample, values=values).run(recorded, made)
+
+
+class _Comparison:
+    """One comparison in the making."""
+
+    def __init__(self, sample: int, *, values: bool) -> None:
+        self._found = Difference()
+        self._sample = sample
+        self._values = values
+        self._sampled: Counter[str] = Counter()
+        self._pairs: list[tuple[npt.NDArray[Any], Longs, Longs]] = []
+
+    def run(self, recorded: Iterable[pa.RecordBatch], made: Iterable[pa.RecordBatch]) -> Difference:
+        old = new = _NOTHING
+        for more_old, more_new in zip_longest(_tables(recorded), _tables(made), fillvalue=_NOTHING):
+            old, new = self._settle(
+                pa.concat_tables([old, more_old]), pa.concat_tables([new, more_new])
+            )
+        self._one_sided("dropped", old)
+        self._one_sided("added", new)
+        self._count_moved()
+        return self._found
+
+    def _settle(self, old: pa.Table, new: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Compare the events that are on both sides, and return what is left of each."""
+        places = pc.index_in(new.column("event_id"), value_set=old.column("event_id"))
+        both = places.is_valid()
+        pair_new, pair_old = new.filter(both), old.take(places.drop_null())
+        self._pair(pair_old, pair_new)
+        left = pc.invert(pc.is_in(old.column("event_id"), value_set=new.column("event_id")))
+        return old.filter(left), new.filter(pc.invert(both))
+
+    def _pair(self, old: pa.Table, new: pa.Table) -> None:
+        differs = {name: _differs(old.column(name), new.column(name)) for name in _COMPARED}
+        anywhere = np.logical_or.reduce(list(differs.values()))
+        names = np.array(old.column("name").to_pylist(), np.object_)
+        self._pairs.append((names, _numbers(old), _numbers(new)))
+        self._count("same", names[~anywhere])
+        self._count("changed", names[anywhere])
+        rows = np.flatnonzero(anywhere)
+        which = {name: mask[rows].tolist() for name, mask in differs.items()}
+        pairs = zip(old.take(rows).to_pylist(), new.take(rows).to_pylist(), strict=True)
+        for number, (before, after) in enumerate(pairs):
+            fields = [
+                one
+                for name in _COMPARED
+                if which[name][number]
+                for one in _fields(name, before[name], after[name])
+            ]
+            self._found.fields.setdefault(before["name"], Counter()).update(fields)
+            self._show("changed", after, fields, before, after)
+
+    def _one_sided(self, kind: str, rows: pa.Table) -> None:
+        self._count(kind, map(str, rows.column("name").to_pylist()))
+        for row in rows.slice(0, self._sample).to_pylist():
+            self._show(kind, row, [], *((row, None) if kind == "dropped" else (None, row)))
+
+    def _count(self, kind: str, names: Iterable[str]) -> None:
+        for name, count in Counter(names).items():
+            self._found.tables.setdefault(name, Counter())[kind] += count
+
+    def _count_moved(self) -> None:
+        """Count the events behind one that they came before, among those that both sides have."""
+        if not self._pairs:
+            return
+        names, old, new = (np.concatenate(one) for one in zip(*self._pairs, strict=True))
+        order = np.argsort(new)
+        places = old[order]
+        self._count("moved", names[order][places < np.maximum.accumulate(places)])
+
+    def _show(
+        self,
+        kind: str,
+        row: dict[str, Any],
+        fields: list[str],
+        recorded: dict[str, Any] | None,
+        made: dict[str, Any] | None,
+    ) -> None:
+        if self._sampled[kind] == self._sample:
+            return
+        self._sampled[kind] += 1
+        shown = {
+            "kind": kind,
+            "table": row["name"],
+            "op": row["op"],
+            "event_id": row["event_id"],
+            "fields": fields,
+        }
+        if self._values:
+            shown |= {"recorded": _values(recorded), "made": _values(made)}
+        self._found.sample.append(shown)
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the columns that count, some thousand rows at a time, and the full names of tables."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        plain = [batch.column(name).cast(_SCHEMA.field(name).type) for name in _READ]
+        first = pc.coalesce(plain[_READ.index("schema")], plain[_READ.index("db")])
+        parts: Any = (first, plain[_READ.index("table")], ".")
+        names = pc.binary_join_element_wise(*parts)
+        waiting.append(pa.RecordBatch.from_arrays([*plain, names], schema=_SCHEMA))
+        if sum(one.num_rows for one in waiting) >= _BATCH_ROWS:
+            yield pa.Table.from_batches(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _numbers(rows: pa.Table) -> Longs:
+    numbers: Longs = rows.column("ordinal").to_numpy()
+    return numbers
+
+
+def _differs(old: Any, new: Any) -> Mask:
+    differs: Mask = ~pc.fill_null(pc.equal(old, new), False).to_numpy()
+    both_null: Mask = old.is_null().to_numpy() & new.is_null().to_numpy()
+    return differs & ~both_null
+
+
+def _fields(column: str, old: Any, new: Any) -> list[str]:
+    """Return the names that differ inside a column; the column's own where it is no object."""
+    whole = _SHOWN.get(column, column)
+    if column not in _OBJECTS or old is None or new is None:
+        return [whole]
+    before, after = loads(old), loads(new)
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return [whole]
+    names = dict.fromkeys((*before, *after))
+    found = [
+        f"{whole}.{name}"
+        for name in names
+        if (name in before) != (name in after) or dumps(before.get(name)) != dumps(after.get(name))
+    ]
+    return found or [whole]
+
+
+def _values(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    row = {**row, "ts_us": row["ts_us"] // 1000}
+    known = {name: row[name] for name in _COMPARED if row[name] not in {None, False}}
+    return {_SHOWN.get(name, name): value for name, value in known.items()}

@@ -1,0 +1,298 @@
+"""Where the changes of a key are: in which segments of the journal, and at which sinks.
+
+The journal is read with pyarrow, a row group in memory at a time. A key is asked for by its values, and an
+update that changes a key belongs to both. What a chain of processors made of a change has the change's
+event id, so that is how it is found again in what sinks get.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import JournalDamaged, NotAllowed
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.waiting import COLUMNS, full_names
+from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_position
+from deltaforge_dagster.processors.messages.expansion import changed_keys
+from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.state.undelivered import Fate
+
+_READ = [*COLUMNS, "ts_us", "file", "pos", "event_id"]
+_SEGMENTS_AT_ONCE = 200
+_PLAIN = re.compile(r"[A-Za-z0-9_.:+-]+")
+"""Text that JSON writes as it is, so that it can be looked for before anything is parsed."""
+
+
+class Wanted:
+    """The key that somebody looks for.
+
+    Args:
+        text: A JSON object of columns and values (`{"id": 7}`), of which all must fit; or the values
+            alone with commas between, in the key's order (`7`, `7,eu`).
+
+    Raises:
+        NotAllowed: The text names nothing.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._columns: Mapping[str, str] | None = None
+        self._alone = text
+        self._values = text.split(",")
+        if text.lstrip().startswith("{"):
+            try:
+                self._columns = _texts(text)
+            except ValueError as error:
+                raise NotAllowed(f"the key is no JSON object: {error}") from error
+            self._values = list(self._columns.values())
+        if not any(self._values):
+            raise NotAllowed("the key is empty: write its value, or a JSON object of its columns")
+
+    def fits(self, key: str) -> bool:
+        """Say whether a key of the journal, JSON text, is the one."""
+        known = _texts(key)
+        if self._columns is not None:
+            return all(known.get(name) == value for name, value in self._columns.items())
+        values = list(known.values())
+        return values in ([self._alone], self._values)
+
+    def among(self, keys: pa.Array[Any]) -> list[int]:
+        """Return the indices of the keys that fit."""
+        found: npt.NDArray[np.bool_] = keys.is_valid().to_numpy(zero_copy_only=False).copy()
+        for value in self._values:
+            if _PLAIN.fullmatch(value):
+                matches: Any = pc.match_substring(keys, value)
+                found &= matches.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+        return [
+            int(index)
+            for index in np.flatnonzero(found)
+            if self.fits(cast("str", keys[int(index)].as_py()))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A change of the key.
+
+    Attributes:
+        table: Full name of its table.
+        op: What it is, as in the journal.
+        ts_us: When it happened, microseconds since 1970.
+        range: Its range.
+        segment: Its segment.
+        ordinal: Its place in there, as it was captured.
+        position: Where it stands in the source's log.
+        event_id: Its event id.
+        key: The row's key afterwards, JSON text.
+        old_key: The key before an update that changed it, else None.
+        sinks: What has become of it at each sink: `delivered`, `waiting`, `dropped` (processors left it
+            out), `dead letter N`, `dead letter, acknowledged` or what else became of one that was not
+            delivered, `detached`, or `never` (the sink began later).
+    """
+
+    table: str
+    op: str
+    ts_us: int
+    range: int
+    segment: int
+    ordinal: int
+    position: str
+    event_id: str
+    key: str
+    old_key: str | None
+    sinks: Mapping[str, str]
+
+
+def search(
+    store: StateStore,
+    journal: Journal,
+    pipeline: str,
+    wanted: Wanted,
+    *,
+    tables: Collection[str] = (),
+    segments: tuple[int | None, int | None] = (None, None),
+    progress: Callable[[SegmentRow], None] = lambda _segment: None,
+) -> Iterator[Found]:
+    """Yield the changes of a key, in the log's order.
+
+    Args:
+        store: The state store.
+        journal: The journal.
+        pipeline: Name of the pipeline.
+        wanted: The key.
+        tables: Names of tables, full or without what is before the dot; empty for all.
+        segments: The first and the last segment to read, both included.
+        progress: Is told of each segment that has been searched.
+
+    Raises:
+        JournalDamaged: A file is missing that the store knows, or cannot be decoded.
+        StoreUnavailable: The store or the journal cannot be read now.
+    """
+    sinks = _Sinks(store, pipeline)
+    after, last = segments
+    while page := store.segments(pipeline, first=after, last=last, limit=_SEGMENTS_AT_ONCE):
+        for segment in page:
+            if not tables or any(_named(name, tables) for name in segment.counts):
+                try:
+                    yield from _of_segment(journal, segment, wanted, tables, sinks)
+                except JournalDamaged:
+                    if store.segment(pipeline, segment.segment) is not None:
+                        raise  # else retention has removed it meanwhile
+            progress(segment)
+        after = page[-1].segment + 1
+
+
+def _of_segment(
+    journal: Journal,
+    segment: SegmentRow,
+    wanted: Wanted,
+    tables: Collection[str],
+    sinks: _Sinks,
+) -> Iterator[Found]:
+    for batch in journal.share(segment.path, _READ, ordinals=None, part=0, of=1):
+        moved, old = changed_keys(batch)
+        chosen = {*wanted.among(batch.column("key")), *moved[wanted.among(old)].tolist()}
+        if not chosen:
+            continue
+        rows = batch.take(pa.array(sorted(chosen), pa.int64()))
+        names = full_names(rows).to_pylist()
+        for index, row, name in zip(sorted(chosen), rows.to_pylist(), names, strict=True):
+            if tables and not _named(cast("str", name), tables):
+                continue
+            yield Found(
+                table=cast("str", name),
+                op=row["op"],
+                ts_us=row["ts_us"],
+                range=segment.range,
+                segment=segment.segment,
+                ordinal=row["ordinal"],
+                position=_position(segment, row["file"], row["pos"]),
+                event_id=row["event_id"],
+                key=row["key"],
+                old_key=_old_key(moved, old, index),
+                sinks=sinks.of(journal, segment, row["ordinal"], row["event_id"]),
+            )
+
+
+class _Sinks:
+    """What sinks have; read once, so that a search tells one moment."""
+
+    def __init__(self, store: StateStore, pipeline: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._checkpoints = store.checkpoints(pipeline)
+        self._dead = {
+            (sink, letter.event_id): letter.seq
+            for sink in self._checkpoints
+            for letter in store.dead_letter_places(pipeline, sink)
+        }
+        self._processed: tuple[int, dict[str, int]] = (0, {})
+        self._undelivered: tuple[int, Mapping[str, Mapping[Fate, list[range]]]] = (0, {})
+
+    def of(
+        self, journal: Journal, segment: SegmentRow, ordinal: int, event_id: str
+    ) -> dict[str, str]:
+        """Say what has become of a change at each sink."""
+        place: int | None = ordinal
+        if segment.chain_hash:
+            place = self._places(journal, segment).get(event_id)
+        return {
+            sink: self._one(checkpoint, segment.segment, place, event_id)
+            if segment.is_for(sink)
+            else "never"
+            for sink, checkpoint in self._checkpoints.items()
+        }
+
+    def _one(
+        self, checkpoint: CheckpointRow, segment: int, ordinal: int | None, event_id: str
+    ) -> str:
+        dead = self._dead.get((checkpoint.sink, event_id))
+        if dead is not None:
+            return f"dead letter {dead}"
+        if segment < checkpoint.first_segment:
+            return "never"
+        if ordinal is None:
+            return "dropped"
+        reached = (checkpoint.segment, checkpoint.ordinal)
+        if segment > checkpoint.whole_segment and (segment, ordinal) > reached:
+            return "waiting" if checkpoint.attached else "detached"
+        for fate, runs in self._left(segment).get(checkpoint.sink, {}).items():
+            if any(ordinal in run for run in runs):
+                return f"dead letter, {fate}"
+        return "delivered"
+
+    def _left(self, segment: int) -> Mapping[str, Mapping[Fate, list[range]]]:
+        """Return which changes of a segment left the queue of dead letters without being delivered."""
+        if self._undelivered[0] != segment:
+            self._undelivered = (segment, self._store.undelivered(self._pipeline, segment))
+        return self._undelivered[1]
+
+    def _places(self, journal: Journal, segment: SegmentRow) -> Mapping[str, int]:
+        """Return the ordinals of a segment's events in what processors made of it."""
+        known, places = self._processed
+        if known != segment.segment:
+            places = {}
+            if segment.processed_path is not None:
+                for batch in journal.batches(segment.delivered, ["ordinal", "event_id"]):
+                    ids = cast("list[str]", batch.column("event_id").to_pylist())
+                    ordinals = cast("list[int]", batch.column("ordinal").to_pylist())
+                    places.update(zip(ids, ordinals, strict=True))
+            self._processed = (segment.segment, places)
+        return places
+
+
+def _texts(key: str) -> dict[str, str]:
+    """Return the columns of a key as text, numbers as they are written.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    found = json.loads(key, parse_int=str, parse_float=str)
+    if not isinstance(found, dict):
+        raise ValueError("it has no columns")  # noqa: TRY004 - as json's own
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in found.items()
+    }
+
+
+def _old_key(moved: npt.NDArray[np.int64], old: pa.StringArray, index: int) -> str | None:
+    at = np.flatnonzero(moved == index)
+    return old[int(at[0])].as_py() if len(at) else None
+
+
+def _named(table: str, names: Collection[str]) -> bool:
+    return table in names or table.rpartition(".")[2] in names
+
+
+def _position(segment: SegmentRow, file: str | None, pos: int | None) -> str:
+    """Return a place in the log as people write it."""
+    if file is not None:
+        return f"{file}:{pos}"
+    if isinstance(parse_position(segment.end_position), LsnPosition):
+        return format_lsn(pos or 0)
+    return f"{pos}"
+
+
+def segments_of(store: StateStore, pipeline: str, ranges: Sequence[int]) -> tuple[int, int]:
+    """Return the first and the last segment of consecutive ranges.
+
+    Raises:
+        NotAllowed: One of them does not exist (any more).
+    """
+    first, last = store.range(pipeline, ranges[0]), store.range(pipeline, ranges[-1])
+    for number, row in ((ranges[0], first), (ranges[-1], last)):
+        if row is None:
+            raise NotAllowed(f"{pipeline} has no range {number}")
+    assert first is not None
+    assert last is not None
+    return first.first_segment, last.last_segment

@@ -1,0 +1,101 @@
+"""Preview: what a changed chain of processors would make of a range that is in the journal.
+
+Spark's tasks run the chain over the rows as they were captured, and compare with what sinks get of
+them. Nothing is delivered, written or moved, and no lease is needed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltaforge_dagster.pipeline.process.chain_jobs import run_job
+from deltaforge_dagster.pipeline.process.stages import read_report
+from deltaforge_dagster.pipeline.replay.comparison import Difference
+from deltaforge_dagster.pipeline.replay.preview_job import PreviewJob
+from deltaforge_dagster.pipeline.replay.replay import check_contiguous, closed_range
+from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.processors.chain import ChainSpec
+
+_TASKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a preview has found.
+
+    Attributes:
+        range: The range.
+        events_in: Events that were captured.
+        events_out: Events that the chain makes of them.
+        processors: What each processor counts, in the chain's order.
+        difference: From what sinks get of the range.
+    """
+
+    range: int
+    events_in: int
+    events_out: int
+    processors: dict[str, Counter[str]]
+    difference: Difference
+
+
+def preview(
+    context: RunContext,
+    pipeline: str,
+    number: int,
+    chain: ChainSpec,
+    *,
+    sample: int = 5,
+    values: bool = False,
+) -> Preview:
+    """Run a chain over a closed range and compare with what was delivered of it.
+
+    Segments over which no chain has run yet, and those from before the file named processors, are
+    compared with what was captured.
+
+    Args:
+        context: The installation; the Spark session is one of its own.
+        pipeline: Name of the pipeline.
+        number: The range.
+        chain: The processors to try.
+        sample: How many events of each kind to show, at most.
+        values: Whether to show their values.
+
+    Raises:
+        NotAllowed: There is no such range, or it is open.
+        JournalDamaged: Files of the range are gone.
+        ProcessorFailed: A processor broke.
+        SpecError: A processor cannot be made.
+        SparkUnavailable: Spark failed.
+    """
+    row = closed_range(context.store, pipeline, number)
+    segments = context.store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+    check_contiguous(row, segments)
+    paths = [(one.path, one.delivered.path) for one in segments]
+    job = PreviewJob(chain, str(uuid.uuid4()), context.journal.url, paths, sample, values)
+    tasks = min(len(paths), _TASKS)
+    with context.replay_sessions() as sessions:
+        report = run_job(sessions, job, len(paths), tasks, f"range {number}")
+    counts: dict[str, Counter[str]] = {one.id: Counter() for one in chain.processors}
+    difference = Difference()
+    for made in read_report(report):
+        for name, more in made["processors"].items():
+            counts[name].update(more)
+        difference.add(made["tables"], made["fields"], made["sample"])
+    difference.sample = _first_of_each(difference.sample, sample)
+    per_table = difference.tables.values()
+    out = sum(one["same"] + one["changed"] + one["added"] for one in per_table)
+    return Preview(number, row.rows, out, counts, difference)
+
+
+def _first_of_each(sample: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
+    """Return the first events of each kind."""
+    seen: Counter[object] = Counter()
+    chosen = []
+    for one in sample:
+        seen[one["kind"]] += 1
+        if seen[one["kind"]] <= most:
+            chosen.append(one)
+    return chosen

@@ -1,0 +1,190 @@
+"""Capturing closed ranges again, to prove that the journal is what the source's log says.
+
+The log is read a second time from where a range begins, with the table versions that were noted then,
+and the content hash of each segment's changes is compared with the one that was stored. Where two
+hashes differ the rows are compared one by one, and named by their ordinals: never by their values.
+Nothing is written, registered or confirmed, and a live run is not disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.hashing import ContentHash
+from deltaforge_dagster.pipeline.replay.replay import check_contiguous, closed_range
+from deltaforge_dagster.positions import BinlogPosition, Position, parse_position
+from deltaforge_dagster.sources.base import ReadLimits, Source
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+_NAMED = 10
+"""Ordinals that are named of a segment; more are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A segment, captured again.
+
+    Attributes:
+        segment: Its number.
+        rows: Rows in the journal.
+        again: Rows that the log has now.
+        ordinals: The first rows that differ.
+        columns: The columns in which they do.
+    """
+
+    segment: int
+    rows: int
+    again: int
+    ordinals: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether both have the same content."""
+        return self.rows == self.again and not self.ordinals
+
+
+class StoredVersions:
+    """A registry that only looks up: what is read again registers nothing."""
+
+    def __init__(self, store: StateStore, pipeline: str, tenant: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._tenant = tenant
+
+    def register(self, table: TableSchema, position: Position) -> SchemaStamp:
+        """Return the stamp that the version has; an empty one if it was never captured."""
+        del position
+        return self._store.schema_stamp(self._pipeline, self._tenant, table) or SchemaStamp(
+            "", 0, 0
+        )
+
+    def define(self, definitions: Mapping[str, str | None], position: Position) -> None:
+        """Note nothing."""
+
+    def defined(self, position: Position) -> dict[str, str]:
+        """Return how tables looked at `position`."""
+        return self._store.defined(self._pipeline, position)
+
+    def held(self) -> Mapping[str, str]:
+        """Return no table: what was held then may be known now."""
+        return {}
+
+
+def recapture(
+    store: StateStore,
+    journal: Journal,
+    source: Source,
+    *,
+    pipeline: str,
+    tenant: str,
+    ranges: Sequence[int],
+) -> Iterator[Compared]:
+    """Capture consecutive closed ranges again, and yield how each segment compares.
+
+    Raises:
+        NotAllowed: A range is open or not there, or the source cannot read again.
+        PositionLost: The source's log does not go back that far any more.
+        JournalDamaged: Segments are missing.
+    """
+    segments: list[SegmentRow] = []
+    for number in ranges:
+        row = closed_range(store, pipeline, number)
+        found = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+        check_contiguous(row, found)
+        # What comes of a hold or a snapshot has no length in the log, and is not there to compare.
+        segments += [one for one in found if one.start_position != one.end_position]
+    if not segments:
+        return
+    start: Position = parse_position(segments[0].start_position)
+    registry = StoredVersions(store, pipeline, tenant)
+    waiting = list(segments)
+    rows: list[pa.RecordBatch] = []
+    for batch in source.read_again(start, ReadLimits(), registry):
+        if batch.rows is not None:
+            rows.append(batch.rows)
+        if batch.end is None:
+            continue
+        while waiting and _reached(waiting[0], batch.end):
+            segment = waiting.pop(0)
+            mine, rows = _split(rows, _binlog(segment.end_position))
+            yield _compare(journal, segment, mine)
+        if not waiting:
+            return
+
+
+def _binlog(position: str) -> BinlogPosition:
+    parsed = parse_position(position)
+    assert isinstance(parsed, BinlogPosition)
+    return parsed
+
+
+def _reached(segment: SegmentRow, end: Position) -> bool:
+    last: Position = parse_position(segment.end_position)
+    return last <= end
+
+
+def _split(
+    batches: Sequence[pa.RecordBatch], end: BinlogPosition
+) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Return the rows that stand before a position, and the others."""
+    before: list[pa.RecordBatch] = []
+    after: list[pa.RecordBatch] = []
+    for batch in batches:
+        count = 0 if after else _before(batch, end)
+        if count:
+            before.append(batch.slice(0, count))
+        if count < batch.num_rows:
+            after.append(batch.slice(count))
+    return before, after
+
+
+def _before(batch: pa.RecordBatch, end: BinlogPosition) -> int:
+    """Return how many rows of a batch, which is in the log's order, stand before a position."""
+    files = batch.column("file").dictionary_encode() if batch.num_rows else None
+    if files is None:
+        return 0
+    places = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
+    this = BinlogPosition(end.file, 0)
+    order = np.array([(this < place) - (place < this) for place in places], np.int64)
+    of_file = order[files.indices.to_numpy()]
+    positions = batch.column("pos").to_numpy()
+    inside = (of_file < 0) | ((of_file == 0) & (positions <= end.pos))
+    return int(np.count_nonzero(inside))
+
+
+def _compare(journal: Journal, segment: SegmentRow, batches: Sequence[pa.RecordBatch]) -> Compared:
+    again = pa.Table.from_batches(list(batches), CAPTURED).unify_dictionaries()
+    content = ContentHash(CAPTURED)
+    content.update(again)
+    if content.hexdigest() == segment.content_hash:
+        return Compared(segment.segment, segment.rows, again.num_rows)
+    kept = pa.Table.from_batches(list(journal.batches(segment)))
+    both = min(kept.num_rows, again.num_rows)
+    differs = np.zeros(both, np.bool_)
+    columns = []
+    for name in CAPTURED.names:
+        mine, theirs = _plain(kept, name, both), _plain(again, name, both)
+        same = pc.fill_null(pc.equal(mine, theirs), False)
+        nulls = pc.and_(pc.is_null(mine), pc.is_null(theirs))
+        wrong = ~np.asarray(pc.or_(same, nulls), np.bool_)
+        if wrong.any():
+            columns.append(name)
+            differs |= wrong
+    ordinals = [int(one) for one in np.flatnonzero(differs)[:_NAMED]] or [both]
+    return Compared(segment.segment, segment.rows, again.num_rows, tuple(ordinals), tuple(columns))
+
+
+def _plain(rows: pa.Table, name: str, count: int) -> Any:
+    column = rows.column(name).slice(0, count)
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

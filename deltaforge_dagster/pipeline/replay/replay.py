@@ -1,0 +1,193 @@
+"""Replay: delivering a closed range to one sink again, on purpose.
+
+A replay moves nothing: no checkpoint, no position, no lease. It works beside a live run, reads
+the same journal, marks each message with its run id, and leaves the values byte-identical. What a
+sink does not have yet cannot be replayed; it catches up instead (`catch_up`). A pipeline with dead letters
+leaves out what can never be delivered.
+
+A replay sends what the journal has recorded of the range, or, on request, what today's processors make
+of the rows as they were captured (`reprocessing`); the record stays what it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.errors import JournalDamaged, NotAllowed, Undeliverable
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.encode.cache import EncodeCache
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.pipeline.pending_segments import Chosen, PendingSegments
+from deltaforge_dagster.pipeline.replay.reprocessing import Reprocessing
+from deltaforge_dagster.sinks.base import Sink
+from deltaforge_dagster.state.records import RangeRow, SegmentRow
+from deltaforge_dagster.state.store import StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRange:
+    """What was sent again for one range."""
+
+    range: int
+    segments: int
+    messages: int
+
+
+def replay(
+    store: StateStore,
+    spec: PipelineSpec,
+    sink_id: str,
+    ranges: Sequence[int],
+    *,
+    encoder: Encoder,
+    build_sink: Callable[[], Sink],
+    run_id: str,
+    progress: Callable[[ReplayedRange], None],
+    reprocessing: Reprocessing | None = None,
+) -> None:
+    """Deliver closed ranges, which the sink has, to it again in log order.
+
+    Args:
+        store: The state store.
+        spec: The pipeline.
+        sink_id: Its sink.
+        ranges: The ranges.
+        encoder: Makes the messages.
+        build_sink: Makes the sink.
+        run_id: Marks each message.
+        progress: Told of each range that was sent.
+        reprocessing: Runs today's processors; None to send what the journal has recorded.
+
+    Raises:
+        NotAllowed: A range does not exist or is open.
+        JournalDamaged: Files of a range are gone.
+        Retryable: Spark or the sink failed; what was sent stays, marked as a replay.
+    """
+    pipeline, set_aside = spec.metadata.name, spec.spec.journal.enabled
+    max_bytes = spec.spec.engine.deliver.max_bytes
+    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
+    journal = PendingSegments(store, pipeline, chained=bool(spec.spec.processors))
+    sink = build_sink()
+    try:
+        sink.open()
+        for row in rows:
+            first, last = row.first_segment, row.last_segment
+            if reprocessing is None:
+                segments = journal.segments(first=first, last=last)
+            else:
+                segments = store.segments(pipeline, first=first, last=last)
+            check_contiguous(row, segments)
+            messages = 0
+            with contextlib.closing(_groups(segments, reprocessing)) as groups:
+                for group in groups:
+                    encode_cache = EncodeCache(encoder, Chosen(group), pipeline, max_bytes, sinks=1)
+                    with contextlib.closing(encode_cache):
+                        messages += sum(
+                            _send(encode_cache, sink, sink_id, one, run_id, set_aside=set_aside)
+                            for one in group
+                        )
+            progress(ReplayedRange(row.range, len(segments), messages))
+    finally:
+        sink.close()
+
+
+def _groups(
+    segments: list[SegmentRow], reprocessing: Reprocessing | None
+) -> Generator[list[SegmentRow]]:
+    """Yield the segments of a range as they are to be sent, some or all at a time."""
+    if reprocessing is None:
+        yield segments
+    else:
+        yield from reprocessing.groups(segments)
+
+
+def split_by_delivery(
+    store: StateStore, pipeline: str, sink_id: str, ranges: Sequence[int]
+) -> tuple[list[RangeRow], list[RangeRow]]:
+    """Return the ranges that a sink has, and those that it does not have yet, in log order.
+
+    Raises:
+        NotAllowed: There is no such sink or range, or a range is open.
+    """
+    # Ranges first: a pipeline that never ran knows none of its sinks yet.
+    rows = [closed_range(store, pipeline, number) for number in sorted(set(ranges))]
+    checkpoint = store.checkpoints(pipeline).get(sink_id)
+    if checkpoint is None:
+        raise NotAllowed(f"{pipeline}: there is no sink {sink_id!r}")
+    delivered = [row for row in rows if row.last_segment <= checkpoint.whole_segment]
+    return delivered, rows[len(delivered) :]
+
+
+def closed_range(store: StateStore, pipeline: str, number: int) -> RangeRow:
+    """Return a range that is closed.
+
+    Raises:
+        NotAllowed: There is no such range, or it is open.
+    """
+    row = store.range(pipeline, number)
+    if row is None:
+        raise NotAllowed(f"{pipeline}: there is no range {number}")
+    if row.state == "open":
+        raise NotAllowed(f"{pipeline}: range {number} is still open; wait until it is closed")
+    return row
+
+
+def verify(store: StateStore, journal: Journal, pipeline: str, number: int) -> int:
+    """Check a closed range's files, checksums and contiguity; return the number of its events.
+
+    Raises:
+        JournalDamaged: A file is missing or differs, or segments do not follow one another.
+        NotAllowed: There is no such range, or it is open.
+    """
+    row = closed_range(store, pipeline, number)
+    segments = store.segments(pipeline, first=row.first_segment, last=row.last_segment)
+    check_contiguous(row, segments)
+    for segment in segments:
+        journal.verify(segment)
+        if segment.processed_path:
+            journal.verify(segment.delivered)
+    return sum(segment.rows for segment in segments)
+
+
+def check_contiguous(row: RangeRow, segments: Sequence[SegmentRow]) -> None:
+    """Raise `JournalDamaged` unless the segments are exactly those of the range, in order."""
+    numbers = [segment.segment for segment in segments]
+    if numbers != list(range(row.first_segment, row.last_segment + 1)):
+        raise JournalDamaged(
+            f"range {row.range}: segments {row.first_segment} to {row.last_segment} expected, "
+            f"{len(numbers)} of them found"
+        )
+
+
+def _send(
+    encode_cache: EncodeCache,
+    sink: Sink,
+    sink_id: str,
+    segment: SegmentRow,
+    run_id: str,
+    *,
+    set_aside: bool,
+) -> int:
+    """Send a segment, with `set_aside` less what can never be delivered; return the messages."""
+    messages = ordinal = 0
+    while ordinal < segment.rows:
+        with encode_cache.covering(sink_id, segment.segment, ordinal) as encoded:
+            batches = encoded.batches(sink_id, segment.segment, ordinal - 1, set_aside=set_aside)
+            try:
+                for batch in batches:
+                    if batch.messages.num_rows:
+                        sink.send(replace(batch, replay=run_id, refused=()), _unguarded)
+                        messages += batch.messages.num_rows
+                ordinal = encoded.last_ordinal(segment.segment) + 1
+            except Undeliverable as error:
+                if not set_aside:
+                    raise
+                ordinal = error.ordinal + 1
+    return messages
+
+
+def _unguarded() -> None:
+    """A replay holds no lease: it may always send."""

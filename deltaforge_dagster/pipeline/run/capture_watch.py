@@ -1,0 +1,61 @@
+"""What a run notes of its capture in the state store: that it fails, is tried again, or reads again."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works
+from deltaforge_dagster.state.store import StateStore
+
+_BRIEF_SECONDS = 2.0
+"""A connection that broke and is back within this time is no news."""
+
+
+class CaptureWatch:
+    """Keeps a pipeline's failure in the store in line with a run's capture.
+
+    Args:
+        store: Where it is kept.
+        name: The pipeline.
+    """
+
+    def __init__(self, store: StateStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._said: Literal["nothing", "well", "trouble", "failed"] = "nothing"
+        self._troubled_since: float | None = None
+        self._attempt: float | None = None
+
+    def look(self, capture: Capture | None, *, over: bool = False) -> None:
+        """Note what has changed since the last look; `over`: the run ends, so that brief troubles last."""
+        if capture is None or self._said == "failed":
+            return
+        error = capture.error
+        if error is None:
+            self._troubled_since = None
+            if self._said == "trouble" or (self._said == "nothing" and capture.has_read):
+                capture_works(self._store, self._name, "run")
+                self._said = "well"
+        elif capture.failed:
+            capture_failed(self._store, self._name, "run", error, None)
+            self._said = "failed"
+        else:
+            self._trouble(capture, over=over)
+
+    def _trouble(self, capture: Capture, *, over: bool) -> None:
+        """Note an error that may pass by itself, once it has lasted, and each time that it is tried again."""
+        assert capture.error is not None
+        now = time.monotonic()
+        if self._troubled_since is None:
+            self._troubled_since = now
+        if now - self._troubled_since < _BRIEF_SECONDS and not over:
+            return
+        attempt = capture.next_attempt_at
+        if self._said == "trouble" and attempt == self._attempt:
+            return
+        left = max(0.0, attempt - now)
+        at = self._store.now() + left
+        capture_failed(self._store, self._name, "run", capture.error, at)
+        self._said, self._attempt = "trouble", attempt

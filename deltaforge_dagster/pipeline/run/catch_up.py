@@ -1,0 +1,94 @@
+"""Catch-up on request: one sink gets what it lacks up to a range, in order, and nothing else moves.
+
+It is the run's own delivery with everything else left out: the lease is held, one deliverer
+carries the journal to the sink from its checkpoint, nothing is captured, no other sink is
+touched. What the sink then has is published like anything else.
+"""
+
+from __future__ import annotations
+
+import time
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import NotAllowed, Retryable
+from deltaforge_dagster.pipeline.committed import go_on_command
+from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run.confirmer import Confirmer
+from deltaforge_dagster.pipeline.run_context import Observer, RunContext
+from deltaforge_dagster.state.store import StateStore
+
+PATIENCE_SECONDS = 30.0
+"""How long a failure that may pass by itself is given, since the sink moved last."""
+
+_LOOK_SECONDS = 0.1
+
+
+def catch_up(
+    loaded: LoadedPipeline,
+    context: RunContext,
+    sink_id: str,
+    until: int,
+    *,
+    run_id: str,
+    observer: Observer,
+) -> int:
+    """Deliver to one sink what it lacks up to the segment `until`; return the messages sent.
+
+    Raises:
+        NotAllowed: A run is working on the pipeline, or the sink is paused or detached.
+        DeltaforgeError: The sink, Spark or the journal failed. What was acknowledged before is
+            in the sink's checkpoint.
+    """
+    store, pipeline = context.store, loaded.name
+    state = store.checkpoints(pipeline)[sink_id].state
+    if state != "attached":
+        raise NotAllowed(
+            f"{pipeline}: sink {sink_id} is {state}; to let it go on: "
+            f"{go_on_command(pipeline, sink_id, state)}"
+        )
+    run = loaded.spec.spec.engine.run
+    lease = HeldLease.take(
+        store,
+        pipeline,
+        run_id,
+        seconds=run.lease_seconds,
+        renew_seconds=run.renew_seconds,
+        on_renewal=lambda: None,
+    )
+    if lease is None:
+        raise NotAllowed(_held_sentence(store, pipeline, sink_id))
+    try:
+        deliverers = DelivererSet(
+            loaded.spec, context, lease, warn=observer.warn, only=sink_id, until=until
+        )
+        try:
+            deliverers.look()
+            _wait(deliverers, lease)
+        finally:
+            deliverers.end()
+        Confirmer(loaded, store, lease).confirm(None)
+        observer.publish()
+        return deliverers.sent[sink_id]
+    finally:
+        lease.release()
+
+
+def _wait(deliverers: DelivererSet, lease: HeldLease) -> None:
+    began = time.monotonic()
+    while not deliverers.done:
+        lease.guard()
+        for error in deliverers.failures.values():
+            stuck = time.monotonic() - max(began, deliverers.moved_at)
+            if not isinstance(error, Retryable) or stuck > PATIENCE_SECONDS:
+                raise error
+        time.sleep(_LOOK_SECONDS)
+
+
+def _held_sentence(store: StateStore, pipeline: str, sink_id: str) -> str:
+    row = store.lease(pipeline)
+    holder = "a run" if row is None or row.run_id is None else f"run {row.run_id[:8]}"
+    return (
+        f"{pipeline}: {holder} is working on it, and delivers what sink {sink_id} lacks by itself, "
+        "in order"
+    )

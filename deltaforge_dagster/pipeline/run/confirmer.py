@@ -1,0 +1,90 @@
+"""Confirming: the committed position, moved in the store first and then told to the source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.fenced import FencedWriter
+from deltaforge_dagster.state.records import CheckpointRow, HoldRow
+from deltaforge_dagster.state.store import StateStore
+
+_IDLE_PROGRESS_SECONDS = 10.0
+
+
+class Confirmer:
+    """Moves the committed position, and tells the source of it after the store has it.
+
+    When every sink has everything, what the source's keepalives have passed may go as well: it
+    holds no change for us. That progress is written at most every `_IDLE_PROGRESS_SECONDS`.
+    """
+
+    def __init__(self, loaded: LoadedPipeline, store: StateStore, lease: HeldLease) -> None:
+        self._loaded = loaded
+        self._store = store
+        self._lease = lease
+        row = store.pipeline(loaded.name)
+        confirmed = None if row is None else row.confirmed_position
+        self._confirmed: Position | None = None if confirmed is None else parse_position(confirmed)
+        self._passed_at = time.monotonic()
+
+    def confirm(self, capture: Capture | None) -> None:
+        """Confirm what has become committed since the last call."""
+        # In this order: what was passed, then how far the sinks are. A segment sealed in between
+        # makes its sinks lag, and the idle progress is left for the next turn.
+        passed = None if capture is None else capture.passed
+        row = self._store.pipeline(self._loaded.name)
+        assert row is not None
+        checkpoints = self._store.checkpoints(self._loaded.name)
+        holds = self._store.holds(self._loaded.name)
+        position = committed_position(self._loaded.spec, row, checkpoints, holds)
+        delivered = not any(segments_behind(row, one) for one in checkpoints.values())
+        if passed is not None and delivered and self._idle_progress_due():
+            reached = passed.to_json()
+            self._lease.write(lambda writer: writer.set_captured(reached))
+            position = position if holds else passed
+        if position is None or (self._confirmed is not None and position <= self._confirmed):
+            self._forget(holds, checkpoints, None)
+            return
+        self._forget(holds, checkpoints, position)
+        self._confirmed = position
+        if capture is not None:
+            capture.confirm(position)
+        failpoint("source-confirmed")
+
+    def _forget(
+        self,
+        holds: Sequence[HoldRow],
+        checkpoints: Mapping[str, CheckpointRow],
+        position: Position | None,
+    ) -> None:
+        """Write the committed position, and drop the holds whose events every sink has.
+
+        At once: without a hold's row the position must be beyond its events.
+        """
+        attached = [one.whole_segment for one in checkpoints.values() if one.attached]
+        delivered = min(attached, default=0)
+        passed = any(hold.passed(delivered) for hold in holds)
+        if position is None and not passed:
+            return
+
+        def write(writer: FencedWriter) -> None:
+            if position is not None:
+                writer.set_confirmed(position.to_json())
+            if passed:
+                writer.forget_holds(delivered)
+
+        self._lease.write(write)
+
+    def _idle_progress_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._passed_at < _IDLE_PROGRESS_SECONDS:
+            return False
+        self._passed_at = now
+        return True

@@ -1,0 +1,176 @@
+"""Decide when a run ends by itself.
+
+A run ends after `run.max_seconds`, or when nothing was captured and no sink made progress for
+`run.idle_seconds`. A database that is still decoding a long transaction is not idle: the reader must have
+passed its head. A run that only catches up ends as soon as everything that the source had at its start is
+captured and delivered. The run does not wait for failing sinks. If the source cannot be read, or the journal
+cannot be written, for `run.idle_seconds`, capture has failed, and so has the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.errors import DeltaforgeError, Retryable
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.control.backpressure import BackPressure
+from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
+from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.positions import Position
+
+
+class RunEnd:
+    """Decides when a run that starts now ends.
+
+    Args:
+        loaded: The pipeline file.
+        context: Store and source.
+        deliveries: The run's.
+        pressure: Whether capture is paused.
+        capture: The run's, None when it only delivers.
+        until_caught_up: Whether it is to catch up, and no more.
+        goal: The head that the source had when the run began; None where nothing is to be captured.
+        awaits: Whether somebody is at work whose results the run is to take over: it does not end by
+            itself before, unless capture fails.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        context: RunContext,
+        *,
+        deliverers: DelivererSet,
+        pressure: BackPressure,
+        capture: Capture | None,
+        until_caught_up: bool,
+        goal: Position | None,
+        awaits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._pipeline = loaded.name
+        self._limits = loaded.spec.spec.engine.run
+        self._store = context.store
+        self._build_source = context.build_source
+        self._deliverers = deliverers
+        self._pressure = pressure
+        self._capture = capture
+        self._until_caught_up = until_caught_up
+        self._goal = goal
+        self._awaits = awaits
+        self._began = time.monotonic()
+        self._quiet_head: Position | None = None
+        self._quiet_since = 0.0
+
+    def reason(self) -> str | None:
+        """Return why the run should end now (see `run.RunOutcome`), None if it should continue.
+
+        Raises:
+            StoreUnavailable: It is not known; ask again.
+        """
+        now = time.monotonic()
+        # Before everything else: what moves while the questions below are asked makes their answers old.
+        moved_at = self._moved_at()
+        if self._awaits():
+            return "capture failed" if self._capture_failed() else None
+        if now - self._began >= self._limits.max_seconds and self._may_pause_reading():
+            return "max_seconds"
+        # Asked before the sinks: they must have what was spliced meanwhile, and need not have what was
+        # captured after the goal.
+        chunks_waiting = self._chunks_waiting()
+        reached = self._until_caught_up and (self._goal is None or self._reached(self._goal))
+        if not self._all_delivered_or_failing():
+            return None
+        return self._finished(moved_at, chunks_waiting=chunks_waiting, reached=reached)
+
+    def _finished(self, moved_at: float, *, chunks_waiting: bool, reached: bool) -> str | None:
+        """Return why the run may end, given that every sink has everything or is failing."""
+        if self._capture_failed():
+            return "capture failed"
+        if chunks_waiting:
+            return None
+        if reached:
+            return "caught up"
+        if self._until_caught_up and self._pressure.paused is not None and self._deliverers.errors:
+            return "journal full"
+        quiet = time.monotonic() - moved_at >= self._limits.idle_seconds
+        if not quiet or not self._source_is_quiet(moved_at):
+            return None
+        return "idle" if self._moved_at() == moved_at else None
+
+    def _capture_failed(self) -> bool:
+        """Whether capture ended, or has failed for `run.idle_seconds`."""
+        capture = self._capture
+        if capture is None or capture.failed:
+            return capture is not None
+        if capture.failing_since is None or self._pressure.paused is not None:
+            return False
+        return time.monotonic() - capture.failing_since >= self._limits.idle_seconds
+
+    def _chunks_waiting(self) -> bool:
+        """Whether chunks of a snapshot wait to be merged."""
+        capture = self._capture
+        if capture is None or capture.error is not None or self._pressure.paused is not None:
+            return False
+        return capture.chunks_waiting
+
+    def _source_is_quiet(self, moved_at: float) -> bool:
+        """Whether the reader has passed the head that the source had when it fell quiet.
+
+        A database that is decoding a long transaction sends nothing for long, and is not idle.
+        While capture is paused there is nothing to wait for.
+        """
+        if self._pressure.paused is not None:
+            return True
+        if self._capture is not None and self._capture.error is not None:
+            return False  # it is tried again, for as long as `_capture_failed` allows
+        if self._quiet_head is None or self._quiet_since != moved_at:
+            self._quiet_since = moved_at
+            try:
+                self._quiet_head = self._head()
+            except Retryable:  # it may have changes that it could not send either
+                return False
+        return self._quiet_head is None or self._reached(self._quiet_head)
+
+    def _may_pause_reading(self) -> bool:
+        """Whether the run can end without having to read a long transaction again."""
+        capture = self._capture
+        if capture is None or capture.error is not None:
+            return True
+        return not capture.in_transaction and capture.has_read
+
+    def _head(self) -> Position | None:
+        """Return the head of the source; None if it does not matter or is unknown.
+
+        Raises:
+            Retryable: The source cannot say so now.
+        """
+        if self._capture is None:
+            return None
+        source = self._build_source()
+        try:
+            return source.head()
+        except Retryable:
+            raise
+        except DeltaforgeError:
+            return None
+        finally:
+            source.close()
+
+    def _reached(self, goal: Position) -> bool:
+        if self._capture is None:
+            return True
+        if self._capture.error is not None:
+            return False  # it is tried again, and may have more
+        passed = self._capture.passed
+        return goal <= self._capture.position or (passed is not None and goal <= passed)
+
+    def _moved_at(self) -> float:
+        captured_at = 0.0 if self._capture is None else self._capture.moved_at
+        return max(self._began, captured_at, self._deliverers.moved_at)
+
+    def _all_delivered_or_failing(self) -> bool:
+        pipeline = self._store.pipeline(self._pipeline)
+        assert pipeline is not None
+        waiting = self._deliverers.behind(pipeline).keys() | self._deliverers.redriving
+        return waiting <= self._deliverers.stuck(pipeline)

@@ -1,0 +1,400 @@
+"""A live run: one process that holds the lease of a pipeline, and the threads that capture and deliver.
+
+::
+
+    lease thread     renews the lease; checks the desired state and the pipeline file
+    capture thread   log -> segments -> ranges
+    deliverers       journal -> encoded messages -> sink, one thread per sink
+    main thread      closes ranges that are due, confirms positions to the source, limits the size
+                     of the journal, has closed ranges published, and decides when the run ends
+
+The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more to do
+(`run_end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
+when the lease is lost. It then closes the open range, so that the next run starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.logs import bound
+from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
+from deltaforge_dagster.pipeline.approvals import approve_everything
+from deltaforge_dagster.pipeline.capture.backlog import Backlog
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.capture.holds import Holds
+from deltaforge_dagster.pipeline.capture.ranges import Ranges
+from deltaforge_dagster.pipeline.control.backpressure import BackPressure
+from deltaforge_dagster.pipeline.control.catalog import reread
+from deltaforge_dagster.pipeline.control.work import ensure_start, next_probe, register
+from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
+from deltaforge_dagster.pipeline.failover import Failover
+from deltaforge_dagster.pipeline.health.dead_letter_watch import DeadLetterWatch
+from deltaforge_dagster.pipeline.health.health import with_remedy
+from deltaforge_dagster.pipeline.health.source_watch import SourceWatch
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
+from deltaforge_dagster.pipeline.run.confirmer import Confirmer
+from deltaforge_dagster.pipeline.run.end import RunEnd
+from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
+from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
+from deltaforge_dagster.pipeline.run.summary import RunSummary
+from deltaforge_dagster.pipeline.run_context import Observer, RunContext
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.live import WarmStart
+from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.records import DesiredState, HoldRow, PipelineRow
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2
+_PUBLISH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The result of a run.
+
+    Attributes:
+        reason: Why the run ended: `idle`, `caught up`, `max_seconds`, `asked`, `paused`, `stopped`,
+            `pipeline file changed`, `hold released`, `journal full`, `lease lost`, `capture failed`,
+            `interrupted`, or `held elsewhere`.
+        captured: Number of captured changes.
+        delivered: Number of messages sent, by sink.
+        capture_error: Why capture failed or is failing, None if it works.
+        sink_errors: The last error of each failing sink.
+        behind: The number of missing segments of each sink that is behind.
+        sink_timeouts: How often each sink exceeded its deadline for a batch; without the sinks that never did.
+        pauses: How often capture was paused because the journal was full.
+        paused: Why capture was paused at the end, None if it was not.
+        detached: Sinks that get nothing until they are attached again.
+        paused_sinks: Sinks that get nothing until they are resumed; the journal keeps everything for them.
+    """
+
+    reason: str
+    captured: int = 0
+    segments: int = 0
+    ranges: int = 0
+    delivered: Mapping[str, int] = field(default_factory=dict)
+    capture_error: str | None = None
+    sink_errors: Mapping[str, str] = field(default_factory=dict)
+    behind: Mapping[str, int] = field(default_factory=dict)
+    sink_timeouts: Mapping[str, int] = field(default_factory=dict)
+    pauses: int = 0
+    paused: str | None = None
+    detached: tuple[str, ...] = ()
+    paused_sinks: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether this run ever held the lease."""
+        return self.reason != "held elsewhere"
+
+
+class LiveRun:
+    """One live run of a pipeline.
+
+    Attributes:
+        interrupted: The result so far if Ctrl-C or SIGTERM ended the run; None otherwise.
+
+    Args:
+        loaded: The pipeline file.
+        context: Store, journal, Spark sessions, source and sinks.
+        run_id: Identifies the holder of the lease.
+        observer: Receives what people should see.
+        until_caught_up: End as soon as everything that the source had when the run began is
+            captured and delivered (or its sinks are failing), instead of waiting for more.
+        awaits: Returns whether work beside the run, such as reading a snapshot, has results to come.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        context: RunContext,
+        run_id: str,
+        observer: Observer,
+        *,
+        until_caught_up: bool = False,
+        awaits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loaded = loaded
+        self._engine = loaded.spec.spec.engine
+        self._context = context
+        self._store = context.store
+        self._run_id = run_id
+        self._observer = observer
+        self._until_caught_up = until_caught_up
+        self._awaits = awaits
+        self.interrupted: RunOutcome | None = None
+        self._asked_to_end: str | None = None
+        self._want: DesiredState = "running"
+        self._lease: HeldLease
+        self._deliverers: DelivererSet
+        self._pressure: BackPressure
+        self._capture: Capture | None = None
+        self._warm_start: WarmStart | None = None
+        self._source_watch: SourceWatch | None = None
+
+    def request_end(self, reason: str = "asked") -> None:
+        """Ask the run to close its range and end; may be called from any thread or signal handler."""
+        self._asked_to_end = self._asked_to_end or reason
+
+    def execute(self) -> RunOutcome:
+        """Take the lease, then capture and deliver until the run ends.
+
+        Raises:
+            DeltaforgeError: The run could not start because of the source, the store or the journal.
+        """
+        tenant = self._loaded.spec.metadata.tenant
+        with bound(pipeline=self._loaded.name, tenant=tenant, run=self._run_id):
+            return self._execute()
+
+    def _execute(self) -> RunOutcome:
+        pipeline = register(self._store, self._loaded)
+        self._want = pipeline.want
+        run = self._engine.run
+        lease = HeldLease.take(
+            self._store,
+            self._loaded.name,
+            self._run_id,
+            seconds=run.lease_seconds,
+            renew_seconds=run.renew_seconds,
+            on_renewal=self._check_desired_state,
+        )
+        if lease is None:
+            return RunOutcome("held elsewhere")
+        self._lease = lease
+        logger.info("run begins", extra={"fields": {"epoch": lease.epoch}})
+        try:
+            outcome = self._work(pipeline)
+        finally:
+            with uninterrupted():
+                lease.release()
+        fields = {"reason": outcome.reason, "events": outcome.captured, "sent": outcome.delivered}
+        logger.info("run ended", extra={"fields": fields})
+        return outcome
+
+    def _work(self, pipeline: PipelineRow) -> RunOutcome:
+        ranges = Ranges(
+            self._store,
+            self._lease,
+            pipeline=self._loaded.name,
+            spec_hash=self._loaded.hash,
+            limits=self._engine.range,
+            opened=self._observer.range_opened,
+        )
+        ranges.close_left_open()
+        self._observer.publish()
+        pipeline, goal = self._start_position(pipeline)
+        self._deliverers = DelivererSet(
+            self._loaded.spec, self._context, self._lease, warn=self._observer.warn
+        )
+        self._pressure = BackPressure(
+            self._loaded.spec,
+            self._store,
+            self._context.journal,
+            self._lease,
+            close_range=ranges.close,
+            publish=self._observer.publish,
+            detach=self._detach,
+            awaits_capture=lambda: self._deliverers.awaits_capture,
+            warn=self._observer.warn,
+        )
+        ended = "lease lost"
+        try:
+            self._deliverers.look()
+            if pipeline.want == "running":
+                self._pressure.look(0)
+                self._capture = self._start_capture(pipeline, ranges)
+                self._warm_start = WarmStart(
+                    self._store, self._loaded.name, self._context.build_source, self._observer.warn
+                )
+                self._source_watch = SourceWatch(
+                    self._store, self._loaded, self._context.build_source, self._observer.warn
+                )
+            ended = self._supervise(ranges, goal)
+        except LeaseLost:
+            ended = "lease lost"
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                logger.info("asked to end: closes its range first")
+                ended = "interrupted"
+            raise
+        finally:
+            with uninterrupted():
+                self._end(ranges, ended)
+                if ended == "interrupted":
+                    self.interrupted = self._outcome(ended, ranges)
+        return self._outcome(ended, ranges)
+
+    def _detach(self, sink_id: str, why: str) -> None:
+        self._deliverers.detach(sink_id, why)
+        self._observer.warn(f"sink {sink_id} is {why}")
+
+    def _start_position(self, pipeline: PipelineRow) -> tuple[PipelineRow, Position | None]:
+        """Set the start position if there is none; ask the source for its head only if that is the goal."""
+        if pipeline.want != "running":
+            return pipeline, None
+        if pipeline.start_position is not None and not self._until_caught_up:
+            return pipeline, None
+        source = self._context.build_source()
+        try:
+            pipeline = ensure_start(self._store, self._loaded, pipeline, source)
+            return pipeline, source.head() if self._until_caught_up else None
+        finally:
+            source.close()
+
+    def _start_capture(self, pipeline: PipelineRow, ranges: Ranges) -> Capture:
+        position = pipeline.captured_position or pipeline.start_position
+        assert position is not None
+        source = self._loaded.spec.spec.source.config
+        limits = self._loaded.spec.spec.segment_limits
+        pauses = self._engine.schemas.pauses
+        if not pauses:
+            approve_everything(self._store, self._loaded.name)
+        registry = FencedRegistry(
+            self._store, self._lease, self._loaded.spec.metadata.tenant, pauses=pauses
+        )
+        approval = SchemaApproval(registry.pending, pauses=pauses)
+        return Capture(
+            build_source=self._context.build_source,
+            registry=registry,
+            journal=self._context.journal,
+            pipeline=self._loaded.name,
+            uid=pipeline.uid,
+            lease=self._lease,
+            ranges=ranges,
+            holds=Holds(self._store, self._context.journal, self._lease),
+            limits=limits,
+            start=parse_position(position),
+            next_segment=pipeline.next_segment,
+            someone_waits=lambda: self._deliverers.someone_waits,
+            captured=lambda _segment: self._deliverers.segment_added(),
+            find_start=self._find_start,
+            backlog=Backlog(
+                sessions=self._deliverers.sessions,
+                journal=self._context.journal,
+                pipeline=self._loaded.name,
+                uid=pipeline.uid,
+                lease=self._lease,
+                limits=self._engine.segment,
+            ),
+            deduplicator=ChunkDeduplicator(
+                self._store, self._context.journal, self._lease, registry, limits, approval=approval
+            ),
+            approval=approval,
+            paused=self._pressure.paused is not None,
+            source_id=source.id,
+        )
+
+    def _find_start(self, source: Source, start: Position) -> Position:
+        refuse_lost_store(self._store, self._context.journal, self._loaded.name)
+        config = self._loaded.spec.spec.source.config
+        failover = Failover(self._store, self._lease, config.id, config.on_schema_drift)
+        return failover.start(source, start)
+
+    def _check_desired_state(self) -> None:
+        """After each renewal: request the end if the desired state or the pipeline file has changed."""
+        with contextlib.suppress(StoreUnavailable):
+            row = self._store.pipeline(self._loaded.name)
+            if row is not None and row.want != self._want:
+                self.request_end(row.want)
+            # What was released before this run began to read is in the journal, or held again.
+            reading = self._capture is not None and self._capture.reading
+            if reading and any(hold.state == "released" for hold in self._holds()):
+                self.request_end("hold released")
+            # A half-written or broken file shows by its own failing check; this run goes on.
+            now = reread(self._store, self._loaded)
+            if isinstance(now, LoadedPipeline) and now.hash != self._loaded.hash:
+                self.request_end("pipeline file changed")
+
+    def _holds(self) -> list[HoldRow]:
+        return self._store.holds(self._loaded.name)
+
+    def _supervise(self, ranges: Ranges, goal: Position | None) -> str:
+        """Do the work of the main thread until the run ends; return the reason."""
+        end = RunEnd(
+            self._loaded,
+            self._context,
+            deliverers=self._deliverers,
+            pressure=self._pressure,
+            capture=self._capture,
+            until_caught_up=self._until_caught_up,
+            goal=goal,
+            awaits=self._awaits,
+        )
+        confirmer = Confirmer(self._loaded, self._store, self._lease)
+        letters = DeadLetterWatch(self._loaded.spec, self._store, self._lease, self._observer.warn)
+        failures = CaptureWatch(self._store, self._loaded.name)
+        published_at = 0.0
+        summary = RunSummary(self._store, self._loaded.name, self._deliverers)
+        while True:
+            self._lease.guard()
+            with contextlib.suppress(StoreUnavailable):  # tried again, until the lease is lost
+                ended = self._asked_to_end or end.reason()
+                ranges.close_if_due()
+                confirmer.confirm(self._capture)
+                if self._capture is not None:
+                    self._pressure.look(self._capture.segments)
+                    self._capture.pause(self._pressure.paused is not None)
+                failures.look(self._capture, over=ended == "capture failed")
+                if ended is not None:
+                    summary.say(self._capture)
+                    return ended
+                if time.monotonic() - published_at >= _PUBLISH_SECONDS:
+                    self._observer.publish()
+                    self._deliverers.look()
+                    letters.look()
+                    summary.look(self._capture)
+                    published_at = time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+
+    def _end(self, ranges: Ranges, reason: str) -> None:
+        """Stop capture, then let the sinks finish their current batches."""
+        try:
+            for helper in (self._warm_start, self._source_watch):
+                if helper is not None:
+                    helper.end()
+            if self._capture is not None:
+                self._capture.stop()
+            if not self._lease.lost.is_set():
+                ranges.close("run ended" if reason != "idle" else "idle")
+        except LeaseLost:
+            pass
+        finally:
+            self._deliverers.end()
+        if self._lease.lost.is_set():
+            return
+        self._observer.publish()
+        captured = self._capture is not None and self._capture.rows > 0
+        next_probe(self._store, self._loaded.name, captured=captured)
+
+    def _outcome(self, reason: str, ranges: Ranges) -> RunOutcome:
+        capture = self._capture
+        error = None if capture is None else capture.error
+        row = self._store.pipeline(self._loaded.name)
+        assert row is not None
+        sinks = self._store.checkpoints(self._loaded.name).values()
+        return RunOutcome(
+            reason=reason,
+            captured=0 if capture is None else capture.rows,
+            segments=0 if capture is None else capture.segments,
+            ranges=ranges.closed,
+            delivered=self._deliverers.sent,
+            capture_error=None if error is None else with_remedy(self._loaded.name, error),
+            sink_errors=self._deliverers.errors,
+            behind=self._deliverers.behind(row),
+            sink_timeouts=self._deliverers.timeouts,
+            pauses=self._pressure.pauses,
+            paused=self._pressure.paused,
+            detached=tuple(one.sink for one in sinks if not one.attached),
+            paused_sinks=tuple(one.sink for one in sinks if one.paused),
+        )

@@ -1,0 +1,102 @@
+"""What a live run has done lately, as one line of the log each minute: how fast, and how far behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
+from deltaforge_dagster.pipeline.lag import sink_lag_seconds
+from deltaforge_dagster.state.store import StateStore
+
+logger = logging.getLogger(__name__)
+
+EVERY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    rows: int
+    segments: int
+    sent: dict[str, int]
+
+
+class RunSummary:
+    """Says what happened since the last time, if anything did.
+
+    Args:
+        store: The state store.
+        pipeline: Name of the pipeline.
+        deliveries: The run's.
+        seconds: How often.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: str,
+        deliverers: DelivererSet,
+        *,
+        seconds: float = EVERY_SECONDS,
+    ) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._deliverers = deliverers
+        self._seconds = seconds
+        self._said_at = time.monotonic()
+        self._said = _Counts(0, 0, {})
+
+    def look(self, capture: Capture | None) -> None:
+        """Write the line when it is time."""
+        if time.monotonic() - self._said_at >= self._seconds:
+            self.say(capture)
+
+    def say(self, capture: Capture | None) -> None:
+        """Write the line now, unless nothing has happened."""
+        now = time.monotonic()
+        seconds, self._said_at = max(now - self._said_at, 0.001), now
+        before = self._said
+        rows, segments = (0, 0) if capture is None else (capture.rows, capture.segments)
+        self._said = counts = _Counts(rows, segments, self._deliverers.sent)
+        events, batches = counts.rows - before.rows, counts.segments - before.segments
+        sent = {sink: count - before.sent.get(sink, 0) for sink, count in counts.sent.items()}
+        lag = self._lag()
+        if not (events or any(sent.values()) or any(lag.values())):
+            return
+        latencies = self._deliverers.latencies
+        sinks = {
+            sink: {
+                "events": count,
+                "events_per_second": round(count / seconds, 1),
+                "lag_seconds": round(lag.get(sink, 0.0), 1),
+                **latencies.get(sink, {}),
+            }
+            for sink, count in sorted(sent.items())
+        }
+        logger.info(
+            "captured %s changes in %s segments (%.0f/s)",
+            events,
+            batches,
+            events / seconds,
+            extra={
+                "fields": {
+                    "events": events,
+                    "batches": batches,
+                    "average_batch": round(events / batches, 1) if batches else 0,
+                    "events_per_second": round(events / seconds, 1),
+                    "sinks": sinks,
+                }
+            },
+        )
+
+    def _lag(self) -> dict[str, float]:
+        row = self._store.pipeline(self._pipeline)
+        if row is None:
+            return {}
+        now = self._store.now()
+        return {
+            sink: sink_lag_seconds(self._store, row, one, now)
+            for sink, one in self._store.checkpoints(self._pipeline).items()
+        }

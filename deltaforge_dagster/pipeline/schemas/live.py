@@ -1,0 +1,212 @@
+"""What tables are in the database now, beside the version that their rows had last.
+
+Rows are decoded with the version of their time, which the log says. So a table that was altered while
+nothing ran gets its new version with its first change after that, and nothing is registered here. But
+people want to know before: `compare` says of every captured table how the catalog has it, when a
+run begins and whenever somebody asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from deltaforge_dagster.errors import DeltaforgeError, NotAllowed, SourceMisconfigured
+from deltaforge_dagster.pipeline.failover import differences
+from deltaforge_dagster.pipeline.schemas import views as schema_views
+from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.state.schemas import TableHistory
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import TableSchema
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""How long the end of a run waits for a server that does not answer."""
+
+Status = Literal["same", "altered", "new", "dropped", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTable:
+    """A table of the catalog beside the version that its rows had last.
+
+    Attributes:
+        name: Full name.
+        status: `same`; `altered` since then; `new`, nothing of it was captured yet;
+            `dropped`; `error`, it could not be looked at.
+        table: How the catalog has it; None when it is gone, or could not be looked at.
+        differences: What is different.
+        error: Why it could not be looked at.
+    """
+
+    name: str
+    status: Status
+    table: TableSchema | None = None
+    differences: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def compare(
+    store: StateStore,
+    pipeline: str,
+    source: Source,
+    only: str | None = None,
+    *,
+    new: bool = True,
+) -> Iterator[LiveTable]:
+    """Yield how the catalog has every table that is, or was, captured; just `only`, if given.
+
+    Without `new` tables are left out of which nothing was captured yet.
+
+    Raises:
+        NotAllowed: `only` is no such table.
+        DeltaforgeError: The source cannot be asked.
+    """
+    known = {history.name: history for history in store.table_histories(pipeline)}
+    existing = set(source.tables())
+    names = sorted(existing | known.keys() if new else known)
+    if only is not None and only not in names:
+        raise NotAllowed(f"pipeline {pipeline!r} captures no table {only!r}")
+    for name in names if only is None else [only]:
+        yield _compared(name, source, known.get(name), exists=name in existing)
+
+
+def reload(
+    store: StateStore,
+    pipeline: str,
+    source: Source,
+    only: str | None = None,
+    *,
+    proceed: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Return the same, JSON-ready: what is in the database now, and whether that is new.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        source: Its source.
+        only: Just this table.
+        proceed: Called after each table; what it raises ends the comparison.
+
+    Raises:
+        NotAllowed: `only` is no such table.
+        DeltaforgeError: The source cannot be asked.
+    """
+    began = time.monotonic()
+    found = []
+    for one in compare(store, pipeline, source, only):
+        found.append(one)
+        proceed()
+    return {
+        "pipeline": pipeline,
+        "tables_reloaded": sum(one.status != "error" for one in found),
+        "tables": [_view(one, source.database()) for one in found],
+        "elapsed_ms": round((time.monotonic() - began) * 1000),
+    }
+
+
+def named(store: StateStore, pipeline: str, source: Source, database: str, table: str) -> str:
+    """Return the full name of a table that was captured, or that the patterns match now.
+
+    Raises:
+        NotAllowed: There is no such table, or there are several (`schema_views.named`).
+        DeltaforgeError: The source cannot be asked.
+    """
+    known = schema_views.captured(store, pipeline)
+    try:
+        return schema_views.named(known, pipeline, database, table)
+    except NotAllowed:
+        now = [schema_views.place(source.database(), name) for name in source.tables()]
+        return schema_views.named([*known, *now], pipeline, database, table)
+
+
+class WarmStart:
+    """Compares the catalog with the registry while a run begins, in a thread of its own.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        build_source: Makes a source of its own.
+        warn: Told of each table that is not what it was.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        pipeline: str,
+        build_source: Callable[[], Source],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._build_source = build_source
+        self._warn = warn
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._compare, name=f"warm start {pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look at no further table."""
+        self._over.set()
+        self._thread.join(_PATIENCE)
+
+    def _compare(self) -> None:
+        try:
+            source = self._build_source()
+            try:
+                for found in compare(self._store, self._pipeline, source, new=False):
+                    if self._over.is_set():
+                        return
+                    if found.status in {"altered", "dropped"}:
+                        self._warn(said(found))
+            finally:
+                source.close()
+        except DeltaforgeError as error:  # capture meets it, too, and says what it means
+            logger.info("%s: the catalog was not compared: %s", self._pipeline, error)
+
+
+def said(found: LiveTable) -> str:
+    """Return what is different, in one sentence."""
+    if found.status == "dropped":
+        return f"table {found.name} is not in the database any more"
+    made = ", ".join(found.differences)
+    return (
+        f"table {found.name} was altered ({made}); its new version begins with its first change"
+        " after that"
+    )
+
+
+def _compared(name: str, source: Source, known: TableHistory | None, *, exists: bool) -> LiveTable:
+    try:
+        table = source.schema(name)
+    except SourceMisconfigured:
+        return LiveTable(name, "dropped")
+    except DeltaforgeError as error:
+        return LiveTable(name, "error", error=str(error))
+    if known is None:
+        return LiveTable(name, "new", table)
+    if not exists:  # it is there, and no longer captured
+        return LiveTable(name, "same", table)
+    found = differences(known.current.table, table)
+    return LiveTable(name, "altered" if found else "same", table, tuple(found))
+
+
+def _view(one: LiveTable, database: str | None) -> dict[str, Any]:
+    db, schema, table = schema_views.place(database, one.name)
+    return {
+        "database": db,
+        "schema": schema,
+        "table": table,
+        "name": one.name,
+        "status": one.status,
+        "changed": one.status in {"altered", "dropped", "new"},
+        "differences": list(one.differences),
+        "error": one.error,
+    }

@@ -1,0 +1,243 @@
+"""Table versions as others see them: commands, the API and Dagster read the same JSON-ready shapes.
+
+A table is named in full: `schema.table`, or `db.table` where the source has no schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from deltaforge_dagster.errors import CorruptLog, NotAllowed
+from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of, differences
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import Column, TableDetails, TableSchema
+
+View = dict[str, Any]
+Place = tuple[str, str | None, str]
+"""Database, schema (None where the source has none) and name of a table."""
+
+
+def tables(store: StateStore, pipeline: str) -> list[View]:
+    """Return every table that was captured with the version that it has now, by name."""
+    return [
+        _head(history, history.current) | {"pending": sorted(_pending(history))}
+        for history in sorted(store.table_histories(pipeline), key=lambda one: one.name)
+    ]
+
+
+def table(
+    store: StateStore,
+    pipeline: str,
+    name: str,
+    *,
+    version: int | None = None,
+    sequence: int | None = None,
+    position: str | None = None,
+) -> View:
+    """Return one version of a table with its columns: the one it has now, or the one asked for.
+
+    Args:
+        store: The state store.
+        pipeline: The pipeline.
+        name: Full name of the table.
+        version: Its number.
+        sequence: The newest that had been registered at a sequence of the pipeline.
+        position: The one in force at a position of the log, JSON text.
+
+    Raises:
+        NotAllowed: There is no such table or version, or the position is none.
+    """
+    history = store.table_history(pipeline, name)
+    found = find(history, version=version, sequence=sequence, position=position)
+    made = changes_of(history, found)
+    return _head(history, found) | {
+        "sequence": found.stamp.sequence,
+        "registered_at": found.registered_at,
+        "loaded_at": found.registered_at,
+        "position": orjson.loads(found.position),
+        "pending": found.stamp.sequence in history.pending,
+        "versions": len(history.versions),
+        "columns": columns(found.table),
+        "changes": [str(one) for one in made],
+    }
+
+
+def detailed(view: View, details: TableDetails | None) -> View:
+    """Return a version of a table with what the catalog says of it now; null where that is not known.
+
+    `nullable` is then what the version says. A column that the catalog no longer has stays as it was.
+    """
+    of = {} if details is None else details.columns
+    columns = []
+    for column in view["columns"]:
+        known = of.get(column["name"])
+        columns.append(
+            column
+            | {
+                "nullable": column["nullable"] if known is None else known.nullable,
+                # DeltaForge's releases have called it both.
+                **dict.fromkeys(("default", "default_value"), known and known.default),
+                "extra": known and known.extra,
+            }
+        )
+    return view | {
+        "columns": columns,
+        "engine": details and details.engine,
+        "charset": details and details.charset,
+        "collation": details and details.collation,
+    }
+
+
+def place(database: str | None, name: str) -> Place:
+    """Return where a table is, by its full name.
+
+    Args:
+        database: That of every table of the source; None where names begin with it.
+        name: Full name of the table.
+    """
+    first, _, rest = name.partition(".")
+    return (first, None, rest) if database is None else (database, first, rest)
+
+
+def captured(store: StateStore, pipeline: str) -> list[Place]:
+    """Return every table that was captured."""
+    found = (history.current.table for history in store.table_histories(pipeline))
+    return [(one.db, one.schema, one.table) for one in found]
+
+
+def named(places: Iterable[Place], pipeline: str, database: str, table: str) -> str:
+    """Return the full name of the table that a database and a name mean.
+
+    Beside the table's name its full name does, and in place of the database its schema, as far as only one
+    of the tables is meant.
+
+    Raises:
+        NotAllowed: There is no such table, or there are several.
+    """
+    found = sorted(
+        {
+            f"{schema or db}.{name}"
+            for db, schema, name in places
+            if (db == database and table in {name, f"{schema or db}.{name}"})
+            or (schema == database and name == table)
+        }
+    )
+    if not found:
+        raise NotAllowed(f"pipeline {pipeline!r} captures no table {table!r} of {database!r}")
+    if len(found) > 1:
+        raise NotAllowed(
+            f"{table!r} of {database!r} may be {' or '.join(found)}: say which, schema.table"
+        )
+    return found[0]
+
+
+def versions(store: StateStore, pipeline: str, name: str) -> list[View]:
+    """Return every version of a table, the oldest first.
+
+    Raises:
+        NotAllowed: There is no such table.
+    """
+    history = store.table_history(pipeline, name)
+    return [
+        {
+            "version": one.stamp.version,
+            "sequence": one.stamp.sequence,
+            "fingerprint": one.stamp.fingerprint,
+            "column_count": len(one.table.columns),
+            "registered_at": one.registered_at,
+            "position": orjson.loads(one.position),
+            "pending": one.stamp.sequence in history.pending,
+            "changes": [str(change) for change in changes_of(history, one)],
+        }
+        for one in history.versions
+    ]
+
+
+def difference(
+    store: StateStore, pipeline: str, name: str, before: int | None, after: int | None
+) -> tuple[int, int, list[Difference]]:
+    """Return two versions of a table and what is different; by default the one it has now and the one before.
+
+    Raises:
+        NotAllowed: There is no such table or version.
+    """
+    history = store.table_history(pipeline, name)
+    new = find(history, version=after)
+    old = history.before(new) or new if before is None else find(history, version=before)
+    return old.stamp.version, new.stamp.version, differences(old.table, new.table)
+
+
+def find(
+    history: TableHistory,
+    *,
+    version: int | None = None,
+    sequence: int | None = None,
+    position: str | None = None,
+) -> SchemaVersion:
+    """Return the version that is asked for, by default the one that the table has now.
+
+    Raises:
+        NotAllowed: There is none, or the position is no position of this source.
+    """
+    if version is not None:
+        found, asked = history.version(version), f"version {version}"
+    elif sequence is not None:
+        found, asked = history.at_sequence(sequence), f"version at sequence {sequence}"
+    elif position is not None:
+        found, asked = _at(history, position), "version at that position"
+    else:
+        return history.current
+    if found is None:
+        raise NotAllowed(f"table {history.name!r} has no {asked}")
+    return found
+
+
+def columns(of: TableSchema) -> list[View]:
+    """Return the columns of a version in its order."""
+    return [_column(of, column) for column in of.columns]
+
+
+def _at(history: TableHistory, text: str) -> SchemaVersion | None:
+    begin: Position = parse_position(history.versions[0].position)
+    try:
+        position: Position = parse_position(text)
+    except CorruptLog as error:
+        raise NotAllowed(f"not a position: {error}") from error
+    if type(position) is not type(begin):
+        raise NotAllowed(f"not a position of this source, which writes them as {begin.to_json()}")
+    return history.at_position(position)
+
+
+def _head(history: TableHistory, version: SchemaVersion) -> View:
+    of = version.table
+    return {
+        "database": of.db,
+        "schema": of.schema,
+        "table": of.table,
+        "name": history.name,
+        "column_count": len(of.columns),
+        "primary_key": list(of.primary_key),
+        "fingerprint": version.stamp.fingerprint,
+        "registry_version": version.stamp.version,
+    }
+
+
+def _pending(history: TableHistory) -> Iterable[int]:
+    return (one.stamp.version for one in history.versions if one.stamp.sequence in history.pending)
+
+
+def _column(of: TableSchema, column: Column) -> View:
+    return {
+        "name": column.name,
+        # DeltaForge's releases have called it each of these.
+        **dict.fromkeys(("type", "column_type", "data_type"), column.data_type),
+        "type_oid": column.type_oid,
+        "nullable": column.nullable,
+        "ordinal_position": column.ordinal_position,
+        "is_primary_key": column.name in of.primary_key,
+    }

@@ -1,0 +1,272 @@
+"""Sensing beside a run's deliveries: what journaled segments tell of tables and documents.
+
+One thread takes segments in the journal's order once sinks may have them, has one Spark task learn from them, and
+stores what is known then together with the segment's number, in one fenced transaction: a segment counts once,
+however often runs are killed. Nothing waits for it. Retention does not either: a segment that is gone
+before its turn is passed over, and counted as such.
+
+What goes wrong is stored for the check `sensing`, and tried again with back-off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from pyspark.errors import PySparkException
+
+from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sensing import SchemaSensing
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    LeaseLost,
+    SparkUnavailable,
+    StoreUnavailable,
+)
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.job_size import first_together
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.pending_segments import PendingSegments
+from deltaforge_dagster.pipeline.process.expressions import spark_schema
+from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
+from deltaforge_dagster.sensing.declared import declared
+from deltaforge_dagster.sensing.table import Versions
+from deltaforge_dagster.sensing.tables import Learned
+from deltaforge_dagster.state.metric_families import (
+    DRIFT_DETECTED,
+    PIPELINE_EVOLUTIONS,
+    SCHEMA_CACHE_HITS,
+    SCHEMA_CACHE_MISSES,
+    SCHEMA_EVENTS,
+    SCHEMA_EVOLUTIONS,
+    SENSING_SECONDS,
+)
+from deltaforge_dagster.state.metrics import Tally
+from deltaforge_dagster.state.records import SegmentRow
+from deltaforge_dagster.state.schemas import fingerprint
+from deltaforge_dagster.state.sensing import Findings
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import fingerprints
+
+_JOB_SEGMENTS = 64
+_JOB_BYTES = 16 << 20
+"""Of segment files in one job: some 300,000 changes, which take one task well below a second. The other
+tasks of the server are the deliverers' meanwhile."""
+
+_PAUSE_SECONDS = 2.0
+"""Between jobs that took all there was: small segments are taken together."""
+
+END_SECONDS = 15.0
+"""How long what is captured may still be looked at when the run ends."""
+
+
+class Sensing:
+    """The sensing of one run.
+
+    Args:
+        spec: The pipeline, which has `schema_sensing` enabled.
+        store: Where segments are listed.
+        journal: Where they are.
+        sessions: Where the Spark session comes from.
+        lease: What the findings are stored under.
+        segments: Those that sinks may have.
+        warn: Told once of what goes wrong.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: StateStore,
+        journal: Journal,
+        sessions: SessionProvider,
+        lease: HeldLease,
+        *,
+        segments: PendingSegments,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._pipeline = spec.metadata.name
+        self._options = spec.spec.schema_sensing or SchemaSensing()
+        self._store = store
+        self._journal = journal
+        self._sessions = sessions
+        self._lease = lease
+        self._segments = segments
+        self._warn = warn
+        self._warned: str | None = None
+        self._versions: dict[str, Versions] = {}
+        self._ends_at: float | None = None
+        self._ending = threading.Event()
+        self._news = threading.Event()
+        self._states: dict[str, bytes] = {}
+        row = store.pipeline(self._pipeline)
+        assert row is not None
+        self._done = row.next_segment - 1  # unless more, or less, is known already
+        self._thread = threading.Thread(
+            target=self._run, name=f"sense {self._pipeline}", daemon=True
+        )
+        self._thread.start()
+
+    def segment_added(self) -> None:
+        """Wake the thread: sinks may have more."""
+        self._news.set()
+
+    def end(self) -> None:
+        """Ask the thread to end, once it has looked at what there is or has no more time."""
+        self._ends_at = time.monotonic() + END_SECONDS
+        self._ending.set()
+        self._news.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread's end, so long at most; what it makes after that is not stored."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        backoff = Backoff(1.0, 60.0)
+        begun = False
+        while self._ends_at is None or time.monotonic() < self._ends_at:
+            ending = self._ending.is_set()  # before it looks for the last time
+            self._news.clear()
+            try:
+                if not begun:
+                    self._begin()
+                    begun = True
+                if self._look():
+                    continue
+                backoff.reset()
+                self._ending.wait(_PAUSE_SECONDS)
+                self._news.wait(_PAUSE_SECONDS)
+            except LeaseLost:
+                return
+            except StoreUnavailable:
+                self._ending.wait(1.0)
+            except DeltaforgeError as error:
+                self._ending.wait(self._failed(error, backoff))
+            except Exception as error:  # noqa: BLE001 - a defect of sensing stops nothing else
+                defect = DeltaforgeError(f"sensing broke: {type(error).__name__}")
+                defect.__cause__ = error
+                self._ending.wait(self._failed(defect, backoff))
+            if ending:
+                return
+
+    def _begin(self) -> None:
+        """Find out what is known; at the very first time nothing is, and what this run captures counts."""
+        progress = self._store.sensing_progress(self._pipeline)
+        if progress is None:
+            self._lease.write(lambda writer: writer.note_sensed(Findings(self._done)))
+        else:
+            self._done = progress.segment
+        self._states = self._store.sensed_tables(self._pipeline)
+
+    def _look(self) -> bool:
+        """Look at the next segments, and say whether to look for more at once."""
+        rows = self._segments.segments(first=self._done + 1, limit=_JOB_SEGMENTS + 1)
+        if not rows:
+            return False
+        taken = first_together(rows, _JOB_SEGMENTS, _JOB_BYTES)
+        began = time.monotonic()
+        skipped = taken[0].segment - self._done - 1
+        learned = self._learn(taken)
+        seconds = time.monotonic() - began
+        last = taken[-1].segment
+        findings = Findings(
+            segment=last,
+            skipped=skipped,
+            tables={one.table: one.state for one in learned},
+            facts={one.table: one.facts for one in learned},
+            evolutions=[evolution for one in learned for evolution in one.evolutions],
+            tally=_tally(learned, seconds),
+        )
+        self._lease.write(lambda writer: writer.note_sensed(findings))
+        self._done = last
+        self._states |= findings.tables
+        self._warned = None
+        return len(taken) < len(rows) or self._ending.is_set()
+
+    def _learn(self, rows: Sequence[SegmentRow]) -> list[Learned]:
+        paths = [row.path for row in rows if row.rows]
+        if not paths:
+            return []
+        named = {table for row in rows for table in row.counts}
+        versions = self._versions_of(
+            named,
+            {
+                one
+                for row in rows
+                for versions in row.schema_versions.values()
+                for one in fingerprints(versions)
+            },
+        )
+        job = SensingJob(
+            options=self._options,
+            journal_url=self._journal.url,
+            paths=paths,
+            versions=versions,
+            # What processors have renamed is of no registered table.
+            states={
+                name: state
+                for name, state in self._states.items()
+                if name in named or name not in self._versions
+            },
+        )
+        what = f"segments {rows[0].segment} to {rows[-1].segment}"
+        try:
+            report = (
+                self._sessions.session()
+                .range(0, 1, 1, 1)
+                .mapInArrow(job.run, spark_schema(REPORT))
+                .toArrow()
+            )
+        except PySparkException as error:
+            self._sessions.lost(error)
+            # Not chained: Spark's text of a failed task may quote a value of a row.
+            raise SparkUnavailable(
+                f"{what}: the Spark job of sensing failed ({spark_condition(error)}); see the "
+                "server's log"
+            ) from None
+        return learned_by(report)
+
+    def _versions_of(
+        self, tables: Collection[str], fingerprints: Collection[str]
+    ) -> dict[str, Versions]:
+        """Return the registered versions of some tables, among which are these fingerprints."""
+        known = {one for versions in self._versions.values() for one in versions}
+        if not known.issuperset(fingerprints):
+            self._versions = {
+                history[0].full_name: {
+                    fingerprint(one): tuple(
+                        declared(column.name, column.data_type, nullable=column.nullable)
+                        for column in one.columns
+                    )
+                    for one in history
+                }
+                for history in self._store.table_versions(self._pipeline)
+            }
+        return {name: self._versions[name] for name in tables if name in self._versions}
+
+    def _failed(self, error: DeltaforgeError, backoff: Backoff) -> float:
+        """Remember a failure, and return how long to wait after it."""
+        problem = str(error)
+        if problem != self._warned:
+            self._warn(f"sensing: {problem}")
+            self._warned = problem
+        with contextlib.suppress(LeaseLost, StoreUnavailable):  # the loop meets it again
+            self._lease.write(lambda writer: writer.sensing_failed(problem))
+        return backoff.next_delay()
+
+
+def _tally(learned: list[Learned], seconds: float) -> Tally:
+    tally = Tally()
+    for one in learned:
+        labels = {"table": one.table}
+        tally.add(SCHEMA_EVENTS, one.counts["sampled"], **labels)
+        tally.add(SCHEMA_EVOLUTIONS, len(one.evolutions), **labels)
+        tally.add(SCHEMA_CACHE_HITS, one.counts["hits"], **labels)
+        tally.add(SCHEMA_CACHE_MISSES, one.counts["misses"], **labels)
+        tally.observe(SENSING_SECONDS, seconds / len(learned), **labels)
+        tally.add(PIPELINE_EVOLUTIONS, len(one.evolutions))
+        tally.add(DRIFT_DETECTED, one.counts["drifted"])
+    return tally

@@ -1,0 +1,342 @@
+"""Reading a snapshot: the run that plans its chunks and has Spark's tasks read them into staging files.
+
+It needs no lease and any number of them may work at a time: what one has read first counts
+(`state.snapshot_records`). One that died left nothing but files that nobody knows of, and the next goes on with
+exactly the chunks that are missing. Merging chunks is the part of the pipeline's own run (`chunk_deduplicator`); when
+so much waits for it that `engine.snapshot.max_staged_bytes` is reached, reading waits, too.
+
+Tasks read a few chunks of one table each, one after another. As many tables and chunks of a table are
+read at a time as the pipeline file says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StringType, StructField, StructType
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.config.sources.snapshot import Snapshot
+from deltaforge_dagster.errors import (
+    NotAllowed,
+    Retryable,
+    SourceMisconfigured,
+    SparkUnavailable,
+)
+from deltaforge_dagster.pipeline.backoff import Backoff
+from deltaforge_dagster.pipeline.control.work import ensure_start, register
+from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
+from deltaforge_dagster.pipeline.failpoints import failpoint
+from deltaforge_dagster.pipeline.run_context import RunContext
+from deltaforge_dagster.pipeline.snapshots.read_job import REPORT, StageJob, Written, written_by
+from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_rows
+from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.sources.snapshot.base import SnapshotSource
+from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.snapshot_records import (
+    ChunkRow,
+    PlannedChunk,
+    SnapshotProgress,
+    SnapshotRow,
+    StagedChunk,
+)
+from deltaforge_dagster.state.store import StateStore
+
+GUARD_SECONDS = 30.0
+"""How often the source is asked whether what the snapshot needs is still there."""
+
+CHUNKS_PER_TASK = 16
+_MOST_TASKS = 32
+_PAGE = 200
+_LOOK_SECONDS = 0.5
+_TASKS_SECONDS = 5.0
+"""How often chunks are looked for that are to be read again, while tasks read others."""
+_FAILURES = 5
+_REPORT = StructType([StructField(name, StringType()) for name in REPORT.names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    table: str
+    chunks: list[ChunkRow]
+
+
+class SnapshotRun:
+    """One run over the chunks of a pipeline's unfinished snapshot.
+
+    Args:
+        loaded: The pipeline file.
+        context: Store, journal, Spark sessions and source.
+        warn: Told what people should know.
+        progress: Told how far the snapshot has come, by table, whenever something was read.
+        only: Names of the chunks to read, by table and number; None for all that are missing.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        context: RunContext,
+        *,
+        warn: Callable[[str], None],
+        progress: Callable[[dict[str, SnapshotProgress]], None],
+        only: Collection[tuple[str, int]] | None = None,
+    ) -> None:
+        self._name = loaded.name
+        self._loaded = loaded
+        self._options = loaded.spec.spec.source.config.snapshot or Snapshot(mode="never")
+        self._room = loaded.spec.spec.engine.snapshot.max_staged_bytes
+        self._context = context
+        self._store = context.store
+        self._warn = warn
+        self._progress = progress
+        self._only = only
+        self._watermarks: list[str] = []
+        self._backoff = Backoff()
+        self._failures = 0
+        self._guarded_at = 0.0
+        self._source: SnapshotSource
+
+    def execute(self) -> SnapshotRow:
+        """Read what is missing; return the snapshot as it is then.
+
+        Raises:
+            NotAllowed: There is nothing to read, or the source cannot be read in this way.
+            DeltaforgeError: Something cannot be read; what was read stays, and another run goes on.
+        """
+        source = self._context.build_source()
+        if not isinstance(source, SnapshotSource):
+            raise NotAllowed(f"pipeline {self._name!r}: its source knows no snapshots")
+        self._source = source
+        try:
+            snapshot = self._begun()
+            self._watermarks = [source.snapshots().watermark()]
+            with self._context.replay_sessions() as sessions:
+                self._read(snapshot, sessions)
+        finally:
+            source.close()
+        return self._store.snapshots(self._name, newest=1)[0]
+
+    def _begun(self) -> SnapshotRow:
+        """Return the unfinished snapshot, with its chunks planned and the stream's start fixed."""
+        pipeline = register(self._store, self._loaded)
+        ensure_start(self._store, self._loaded, pipeline, self._source)
+        snapshot = self._store.unfinished_snapshot(self._name)
+        if snapshot is None:
+            raise NotAllowed(
+                f"pipeline {self._name!r}: there is no unfinished snapshot (deltaforge snapshot start)"
+            )
+        if snapshot.state == "wanted":
+            self._plan(snapshot)
+        return snapshot
+
+    def _plan(self, snapshot: SnapshotRow) -> None:
+        snapshots = self._source.snapshots()
+        tables = list(snapshot.tables) or None
+        for finding in snapshots.preflight(tables, self._width):
+            if finding.level == "error":
+                raise SourceMisconfigured(f"pipeline {self._name!r}: {finding.text}")
+            if finding.level == "warning":
+                self._warn(finding.text)
+        chunks = snapshots.plan(tables, self._options.chunk_size, snapshot.condition)
+        planned = (PlannedChunk(one.table, one.number, one.to_json()) for one in chunks)
+        self._store.plan_snapshot(self._name, snapshot.snapshot, list(planned))
+
+    @property
+    def _per_table(self) -> int:
+        return self._options.max_parallel_chunks if self._options.intra_table_parallel else 1
+
+    @property
+    def _width(self) -> int:
+        """How many tasks may run at a time."""
+        return min(self._options.max_parallel_tables * self._per_table, _MOST_TASKS)
+
+    def _read(self, snapshot: SnapshotRow, sessions: SessionProvider) -> None:
+        running: dict[Future[list[tuple[int, Written]]], _Task] = {}
+        looked_at = float("-inf")
+        with contextlib.ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(self._width, "snapshot"))
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            while self._goes_on(snapshot):
+                progress = self._store.snapshot_progress(self._name, snapshot.snapshot)
+                self._progress(progress)
+                staged = sum(one.staged_bytes for one in progress.values())
+                if staged < self._room and time.monotonic() - looked_at >= _TASKS_SECONDS:
+                    looked_at = time.monotonic()
+                    for task in self._next(snapshot, list(running.values())):
+                        running[pool.submit(self._stage, sessions, snapshot, task)] = task
+                if not running:
+                    if not any(True for _ in self._missing(snapshot)):
+                        return
+                    time.sleep(_LOOK_SECONDS)  # the pipeline's run makes room
+                    continue
+                done, _ = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    self._ended(future, running.pop(future))
+                    looked_at = float("-inf")
+
+    def _goes_on(self, snapshot: SnapshotRow) -> bool:
+        """Say whether the snapshot is still to be read; look after its source now and then.
+
+        Raises:
+            SourceMisconfigured: The source has let go of what the snapshot needs; it is cancelled.
+        """
+        if time.monotonic() - self._guarded_at >= GUARD_SECONDS:
+            self._guarded_at = time.monotonic()
+            self._guard(snapshot)
+            with contextlib.suppress(Retryable):
+                self._watermarks[1:] = [self._source.snapshots().watermark()]
+        unfinished = self._store.unfinished_snapshot(self._name)
+        return unfinished is not None and unfinished.snapshot == snapshot.snapshot
+
+    def _guard(self, snapshot: SnapshotRow) -> None:
+        row = self._store.pipeline(self._name)
+        assert row is not None
+        for finding in self._source.snapshots().guard(_captured(row)):
+            if finding.level == "error":
+                self._store.cancel_snapshot(self._name, snapshot.snapshot, finding.text)
+                raise SourceMisconfigured(
+                    f"pipeline {self._name!r}: snapshot {snapshot.snapshot} is cancelled: "
+                    f"{finding.text}"
+                )
+
+    def _missing(self, snapshot: SnapshotRow) -> Iterator[ChunkRow]:
+        """Yield the chunks that are to be read, by table and number."""
+        if self._only is None:
+            plan_relocated_rows(self._store, self._name, snapshot)
+        for chunk in self._store.chunks(self._name, snapshot.snapshot, state="planned"):
+            if self._only is None or (chunk.table_name, chunk.number) in self._only:
+                yield chunk
+
+    def _next(self, snapshot: SnapshotRow, running: list[_Task]) -> list[_Task]:
+        """Return tasks to begin beside those that run."""
+        if len(running) >= self._width:
+            return []
+        taken = {(one.table_name, one.number) for task in running for one in task.chunks}
+        tables: dict[str, deque[ChunkRow]] = {}
+        for chunk in self._missing(snapshot):
+            if (chunk.table_name, chunk.number) not in taken:
+                tables.setdefault(chunk.table_name, deque()).append(chunk)
+        tasks: list[_Task] = []
+        for table, chunks in tables.items():
+            lanes = self._per_table - sum(task.table == table for task in running)
+            size = min(CHUNKS_PER_TASK, -(-len(chunks) // self._per_table))
+            read_now = {task.table for task in [*running, *tasks]}
+            if table not in read_now and len(read_now) >= self._options.max_parallel_tables:
+                continue
+            for _ in range(min(lanes, self._width - len(running) - len(tasks))):
+                if chunks:
+                    part = [chunks.popleft() for _ in range(min(size, len(chunks)))]
+                    tasks.append(_Task(table, part))
+        return tasks
+
+    def _stage(
+        self, sessions: SessionProvider, snapshot: SnapshotRow, task: _Task
+    ) -> list[tuple[int, Written]]:
+        """Have a task read its chunks, and note them; one that cannot be read ends it.
+
+        Raises:
+            DeltaforgeError: Why it ended; the chunks before that one are noted.
+        """
+        before = self._store.pipeline(self._name)
+        assert before is not None
+        job = StageJob(
+            self._source,
+            self._watermarks[-1],
+            self._context.journal.url,
+            self._name,
+            snapshot.snapshot,
+            [PlannedChunk(one.table_name, one.number, one.plan) for one in task.chunks],
+        )
+        try:
+            one = sessions.session().range(0, 1, 1, 1)
+            report = one.mapInArrow(job.run, _REPORT).toArrow()
+        except PySparkException as error:
+            sessions.lost(error)
+            raise SparkUnavailable(
+                f"snapshot {snapshot.snapshot}: the Spark job that reads {task.table} failed "
+                f"({spark_condition(error)}); see the server's log"
+            ) from None
+        written, problem = written_by(report)
+        for number, what in written:
+            self._note(snapshot, task.chunks[number], what, before)
+        if problem is not None:
+            raise problem
+        return written
+
+    def _note(
+        self, snapshot: SnapshotRow, chunk: ChunkRow, written: Written, before: PipelineRow
+    ) -> None:
+        first = first_not_visible(self._store, before, written.sight)
+        noted = (
+            first is not None
+            and first >= snapshot.since_segment
+            and self._store.stage_chunk(
+                self._name,
+                snapshot.snapshot,
+                chunk,
+                StagedChunk(**asdict(written), first_segment=first),
+            )
+        )
+        failpoint("chunk-noted")
+        if not noted and written.path is not None:
+            self._context.journal.delete(written.path)
+
+    def _ended(self, future: Future[list[tuple[int, Written]]], task: _Task) -> None:
+        """Take note of how a task ended; what can pass by itself is tried again."""
+        try:
+            future.result()
+        except Retryable as error:
+            self._failures += 1
+            if self._failures > _FAILURES:
+                raise
+            self._watermarks[
+                1:
+            ] = []  # an older one may do where a newer one waits for a transaction
+            self._warn(f"{task.table}: {error}; it is read again")
+            time.sleep(self._backoff.next_delay())
+        else:
+            self._failures = 0
+            self._backoff.reset()
+
+
+def first_not_visible(store: StateStore, before: PipelineRow, read_view: str) -> int | None:
+    """Return the number of the first segment that may have a change which a reading did not see.
+
+    Args:
+        store: Where segments are listed.
+        before: The pipeline as it was before the reading.
+        read_view: What the read could see.
+
+    Returns:
+        The number; None when the journal does not reach back so far, and the chunk has to be read again.
+    """
+    seen = parse_read_view(read_view)
+    if seen.covers(_captured(before)):
+        return before.next_segment
+    last = before.next_segment - 1
+    first = before.next_segment
+    while rows := store.segments(before.name, first=last - _PAGE + 1, last=last):
+        for row in reversed(rows):
+            end: Position = parse_position(row.end_position)
+            if seen.covers(end):
+                return row.segment + 1
+            first, start = row.segment, row.start_position
+        last = first - 1
+    if first < before.next_segment:
+        begin: Position = parse_position(start)
+        return first if seen.covers(begin) else None
+    return None
+
+
+def _captured(pipeline: PipelineRow) -> Position:
+    """Return where a pipeline's journal ends."""
+    position = pipeline.captured_position or pipeline.start_position
+    assert position is not None
+    return parse_position(position)

@@ -1,0 +1,138 @@
+"""What a Spark task does with chunks of a snapshot: read them, write their staging files.
+
+A chunk's file is known to nobody until the snapshot's run has noted it, so a task that outlives its run, or
+reads what another has read by then, leaves an orphan.
+
+Workers import this module: it needs no Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster import errors
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkReader, SnapshotSource
+from deltaforge_dagster.state.snapshot_records import PlannedChunk
+
+REPORT = pa.schema(
+    [
+        pa.field("chunk", pa.string()),
+        pa.field("written", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("text", pa.string()),
+    ]
+)
+"""What a task reports: which chunk, what it wrote as JSON text, or which error stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A chunk in its staging file; fields as in `state.snapshot_records.StagedChunk`."""
+
+    path: str | None
+    checksum: str
+    rows: int
+    bytes: int
+    sight: str
+    position: str
+    described: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob:
+    """One Spark job of one task: some chunks of one table.
+
+    It is handed to Spark whole, with the source's credentials inside: never as text.
+
+    Attributes:
+        source: Reads the tables.
+        watermark: From the source.
+        journal_url: Where the files go.
+        pipeline: Name of the pipeline.
+        snapshot: Number of the snapshot.
+        chunks: The chunks.
+    """
+
+    source: SnapshotSource
+    watermark: str
+    journal_url: str
+    pipeline: str
+    snapshot: int
+    chunks: Sequence[PlannedChunk]
+
+    def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Read the chunks; what Spark maps over the one number of the one task.
+
+        Yields:
+            A row of `REPORT` for each chunk, up to one that cannot be read.
+        """
+        for _ in numbers:
+            at = 0
+            try:
+                with self.source.snapshots().reader() as reader:
+                    for at, chunk in enumerate(self.chunks):
+                        written = json.dumps(asdict(self._stage(reader, chunk)))
+                        yield _report(at, written=written)
+            except DeltaforgeError as error:  # as a failure of the task it would lose its class
+                yield _report(at, error=type(error).__name__, text=str(error))
+
+    def _stage(self, reader: ChunkReader, planned: PlannedChunk) -> Written:
+        began = time.monotonic()
+        journal = Journal(self.journal_url)
+        writer = journal.stager(self.pipeline, self.snapshot, planned.number)
+        try:
+            chunk = Chunk.from_json(planned.plan)
+            read = reader.read(chunk, self.watermark)
+            for rows in read.batches:
+                if chunk.keys is not None:
+                    rows = _with_keys(rows, chunk.keys)  # noqa: PLW2901
+                if rows.num_rows:
+                    writer.write(rows)
+        except BaseException:
+            writer.abort()
+            raise
+        file = None
+        if writer.rows:
+            file = writer.close()
+        else:
+            writer.abort()
+        return Written(
+            path=file.path if file else None,
+            checksum=file.checksum if file else "",
+            rows=file.rows if file else 0,
+            bytes=file.bytes if file else 0,
+            sight=read.read_view.to_json(),
+            position=read.position.to_json(),
+            described=read.table.to_json(),
+            seconds=time.monotonic() - began,
+        )
+
+
+def written_by(report: pa.Table) -> tuple[list[tuple[int, Written]], DeltaforgeError | None]:
+    """Return what a task wrote of which chunks, and what stopped it, if anything did."""
+    written: list[tuple[int, Written]] = []
+    for row in report.to_pylist():
+        if row["error"] is not None:
+            return written, getattr(errors, row["error"])(row["text"])
+        written.append((int(row["chunk"]), Written(**json.loads(row["written"]))))
+    return written, None
+
+
+def _with_keys(rows: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
+    return rows.filter(pc.is_in(rows.column("key"), value_set=pa.array(keys, pa.string())))
+
+
+def _report(
+    chunk: int, *, written: str | None = None, error: str | None = None, text: str | None = None
+) -> pa.RecordBatch:
+    row = {"chunk": str(chunk), "written": written, "error": error, "text": text}
+    return pa.RecordBatch.from_pylist([row], REPORT)

@@ -1,0 +1,191 @@
+"""Find rows that move between chunks while a snapshot is read, and read them again (`state.relocated_rows`).
+
+An update matters if it has missing columns and may move its row from one chunk to another, and if a chunk
+that the row may have moved into is merged already, or is being merged and its read did not see the update.
+A chunk that is merged later, and whose read saw the update, cannot have missed the row.
+
+The new keys of such rows are recorded before their segment is added to the journal, so that a crash loses
+none. Some of these rows were read after all; they are then delivered again, as they are. When all chunks of
+the table are merged, one more chunk is planned that reads these keys in one transaction. Rows that get a new
+key between planning and reading are recorded again; there are fewer of them in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.journal.writer import WrittenSegment
+from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS
+from deltaforge_dagster.pipeline.waiting import full_names
+from deltaforge_dagster.processors.messages.expansion import changed_keys
+from deltaforge_dagster.sources.rows.images import is_partial
+from deltaforge_dagster.sources.snapshot.base import Chunk
+from deltaforge_dagster.state.snapshot_records import ChunkRow, PlannedChunk, SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_dagster.tables import TableSchema
+
+MAX_ROUNDS = 10
+"""Rounds of reading relocated rows of a table before its snapshot is cancelled."""
+
+Move = tuple[str, str]
+"""Key of a row before and after an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A table that is being read by a snapshot.
+
+    Attributes:
+        columns: Names of its columns.
+        by_block: Whether its chunks are ranges of blocks, so that any update may move a row.
+    """
+
+    columns: Sequence[str]
+    by_block: bool
+
+    @classmethod
+    def of(cls, chunk: ChunkRow) -> _Watched:
+        """Return the description of the table of a chunk that was read."""
+        table = TableSchema.from_json(chunk.described or "")
+        names = [column.name for column in table.columns]
+        return cls(names, Chunk.from_json(chunk.plan).kind == "ctid")
+
+    def moves(self, updates: pa.RecordBatch) -> Iterator[Move]:
+        """Yield the possible moves among updates with missing columns."""
+        rows, old_keys = changed_keys(updates)
+        old = dict(zip(rows.tolist(), old_keys.to_pylist(), strict=True))
+        some = np.arange(updates.num_rows) if self.by_block else rows
+        chosen = updates.select(["after", "key"]).take(pa.array(some, pa.int64()))
+        for index, row in zip(some.tolist(), chosen.to_pylist(), strict=True):
+            if row["key"] is not None and is_partial(row["after"], self.columns):
+                yield cast("str", old.get(index, row["key"])), row["key"]
+
+
+class RelocatedRows:
+    """Records the relocated rows that one run sees; used by its capture thread, as `ChunkDeduplicator` is.
+
+    Args:
+        store: Where they are recorded.
+        journal: Holds the segments.
+        lease: The run's lease.
+    """
+
+    def __init__(self, store: StateStore, journal: Journal, lease: HeldLease) -> None:
+        self._store = store
+        self._journal = journal
+        self._lease = lease
+        self._snapshot = 0
+        self._tables: dict[str, _Watched | None] = {}
+
+    def look(self, snapshot: SnapshotRow | None) -> None:
+        """Update the tables to watch: those of which some chunks are merged, and not all or with rows left."""
+        if snapshot is None:
+            self._tables = {}
+            return
+        self._snapshot = snapshot.snapshot
+        # In this order: rows that are planned in between are in one of the two answers.
+        relocated = self._store.relocated_tables(self._lease.pipeline, self._snapshot)
+        progress = self._store.snapshot_progress(self._lease.pipeline, self._snapshot)
+        self._tables = {
+            table: self._tables.get(table)
+            for table, one in progress.items()
+            if one.chunks > 1 and one.spliced and (one.spliced < one.chunks or table in relocated)
+        }
+
+    def watch(self, segment: WrittenSegment) -> None:
+        """Record the relocated rows of a segment that is about to be added to the journal."""
+        tables = [table for table in self._tables if "u" in segment.counts.get(table, {})]
+        if not tables:
+            return
+        for batch in self._journal.share(segment.path, COLUMNS, ordinals=None, part=0, of=1):
+            for table in tables:
+                watched = self._tables[table] = self._tables[table] or self._watched(table)
+                if watched is not None:
+                    self._note(self._snapshot, table, watched.moves(_updates(batch, table)))
+
+    def take_over(self, chunk: ChunkRow, not_visible: Iterable[pa.RecordBatch]) -> None:
+        """Record the rows that may have moved into a chunk after it was read.
+
+        Args:
+            chunk: The chunk that is about to be merged.
+            not_visible: Changes of its table that the read could not see, in log order.
+        """
+        if Chunk.from_json(chunk.plan).kind == "whole":
+            return  # there is no other chunk that a row could come from
+        watched = _Watched.of(chunk)
+        for batch in not_visible:
+            moves = watched.moves(_updates(batch, chunk.table_name))
+            self._note(chunk.snapshot, chunk.table_name, moves)
+        self._tables.setdefault(chunk.table_name, watched)
+
+    def _note(self, snapshot: int, table: str, moves: Iterable[Move]) -> None:
+        found = list(moves)
+        if not found:
+            return
+        pipeline = self._lease.pipeline
+        # In this order: rows that are planned in between are in one of the two answers.
+        relocated = set(self._store.relocated_rows(pipeline, snapshot, table))
+        open_ = [
+            Chunk.from_json(chunk.plan)
+            for state in ("planned", "read")
+            for chunk in self._store.chunks(pipeline, snapshot, table=table, state=state, limit=2)
+        ]
+        keys = {new for _, new in found}
+        if not any(chunk.keys is None for chunk in open_) and len(open_) < 2:
+            wanted = relocated.union(*(chunk.keys or () for chunk in open_))
+            keys = set(_followed(found, wanted))
+        if keys - relocated:
+            self._lease.write(lambda writing: writing.note_relocated_rows(snapshot, table, keys))
+
+    def _watched(self, table: str) -> _Watched | None:
+        """Return the description of a table; None if all its chunks will be read again."""
+        spliced = self._store.chunks(
+            self._lease.pipeline, self._snapshot, table=table, state="spliced", limit=1
+        )
+        return _Watched.of(spliced[0]) if spliced else None
+
+
+def plan_relocated_rows(store: StateStore, pipeline: str, snapshot: SnapshotRow) -> None:
+    """Plan chunks that read the relocated rows of tables whose other chunks are merged; any reading run may call it.
+
+    Where that was of no use too often, the snapshot is cancelled.
+    """
+    for table in store.relocated_tables(pipeline, snapshot.snapshot):
+        keys = store.relocated_rows(pipeline, snapshot.snapshot, table)
+        last = store.chunks(pipeline, snapshot.snapshot, table=table)[-1]
+        again = Chunk.from_json(last.plan).keys is not None
+        rounds = last.attempts + 1 if again else 0
+        if rounds >= MAX_ROUNDS:
+            problem = (
+                f"rows of {table} get other keys all the time, with updates that leave columns out: "
+                f"{len(keys)} of them were looked for {MAX_ROUNDS} times in vain"
+            )
+            store.cancel_snapshot(pipeline, snapshot.snapshot, problem)
+            return
+        number = last.number + 1
+        chunk = Chunk(
+            table, number, "whole", where=snapshot.condition, rows=len(keys), keys=tuple(keys)
+        )
+        planned = PlannedChunk(table, number, chunk.to_json())
+        store.plan_relocated_rows(pipeline, snapshot.snapshot, planned, keys=keys, attempts=rounds)
+
+
+def _followed(moves: Iterable[Move], wanted: set[str]) -> Iterator[str]:
+    """Yield the new keys of rows that are wanted."""
+    for old, new in moves:
+        if old in wanted:
+            wanted.add(new)
+            yield new
+
+
+def _updates(rows: pa.RecordBatch, table: str) -> pa.RecordBatch:
+    ours = pc.equal(full_names(rows), pa.scalar(table))
+    return rows.filter(pc.and_(ours, pc.equal(rows.column("op").cast(pa.string()), pa.scalar("u"))))

@@ -1,0 +1,71 @@
+"""Request the snapshot that the pipeline file asks for (`snapshot.mode` of its source), if any.
+
+`initial` requests one snapshot once the pipeline has a start position, unless it took over from DeltaForge or
+another reader, which has already delivered the existing rows. `always` requests one for each version of the
+file. Neither requests a cancelled snapshot again.
+
+A sink that is added with `start: snapshot` gets a snapshot of its own, unless one for all sinks was
+requested in the meantime.
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.config.file.load import LoadedPipeline
+from deltaforge_dagster.pipeline.control.first_start import first_start
+from deltaforge_dagster.state.records import PipelineRow
+from deltaforge_dagster.state.snapshot_records import SnapshotRow
+from deltaforge_dagster.state.store import StateStore
+
+
+def requested_snapshot(
+    store: StateStore, loaded: LoadedPipeline, pipeline: PipelineRow
+) -> SnapshotRow | None:
+    """Return the unfinished snapshot; request one first if the file asks for it.
+
+    Args:
+        store: Where snapshots are.
+        loaded: The pipeline file.
+        pipeline: The pipeline, registered with that file.
+    """
+    newest = store.snapshots(loaded.name)
+    if newest and newest[0].state in ("wanted", "reading"):
+        return newest[0]
+    if pipeline.start_position is None:
+        return None
+    block = loaded.spec.spec.source.config.snapshot
+    if block is not None and _asks(store, loaded, newest):
+        return store.request_snapshot(loaded.name, cause=block.mode)
+    sinks = _sinks_that_ask(store, loaded)
+    return store.request_snapshot(loaded.name, cause="sink", sinks=sinks) if sinks else None
+
+
+def is_snapshot_expected(store: StateStore | None, loaded: LoadedPipeline) -> bool:
+    """Return whether a snapshot is unfinished or will be requested; requests none itself.
+
+    Args:
+        store: Where snapshots are; None when nothing has run yet.
+        loaded: The pipeline file.
+    """
+    made = [] if store is None else store.snapshots(loaded.name)
+    if made and made[0].state in ("wanted", "reading"):
+        return True
+    return _asks(store, loaded, made) or (
+        store is not None and bool(_sinks_that_ask(store, loaded))
+    )
+
+
+def _sinks_that_ask(store: StateStore, loaded: LoadedPipeline) -> list[str]:
+    """Return the sinks that start with a snapshot and have none yet."""
+    known = store.checkpoints(loaded.name)
+    asking = [one.config.id for one in loaded.spec.spec.sinks if one.config.start == "snapshot"]
+    return [one for one in asking if one in known and known[one].snapshot_due]
+
+
+def _asks(store: StateStore | None, loaded: LoadedPipeline, made: list[SnapshotRow]) -> bool:
+    block = loaded.spec.spec.source.config.snapshot
+    if block is None or block.mode == "never":
+        return False
+    by_file = [one for one in made if one.cause in ("initial", "always")]
+    if block.mode == "initial":
+        return not by_file and first_start(store, loaded).at is None
+    return all(one.spec_hash != loaded.hash for one in by_file)

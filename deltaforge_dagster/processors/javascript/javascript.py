@@ -1,0 +1,206 @@
+"""The `javascript` processor: a user's script over batches of the change frame.
+
+The script gets native events and returns events (`script`). This module converts a batch to JSON for the
+script, and the script's result back to a change frame: each row is copied from the row that it comes from,
+and only the columns that differ are replaced. So a row keeps its log position, its transaction
+and its key, whatever the script does to its images. `before`, `after`, `tags`, `op`, `ts_ms`, the names in
+`source`, `synthetic` and routes are read back; changes of other keys of an event are lost.
+
+An event without an id, or with an id that is not in the batch, is new: it gets the log position of the
+event before it. `identity` assigns ids to rows whose ids are missing or repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from deltaforge_dagster.errors import ProcessorFailed
+from deltaforge_dagster.processors.columns import replaced
+from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.processors.javascript.spelling import has_unusual_numbers
+from deltaforge_dagster.processors.messages.envelope import Origin, native_envelope
+
+_OPS = frozenset("cudrt")
+_NAMES = ("db", "schema", "table")
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_MAX_TS_MS = (1 << 63) // 1000 - 1
+
+
+class JavaScript:
+    """One `javascript` processor; used by one thread.
+
+    Args:
+        name: Its id.
+        source: The script.
+        limits: The limits of each call.
+        origin: The constant source fields of every event.
+
+    Raises:
+        SpecError: The script is invalid.
+    """
+
+    def __init__(self, name: str, source: str, limits: Limits, origin: Origin) -> None:
+        self.counts: Counter[str] = Counter()
+        self._name = name
+        self._origin = origin
+        self._script = Script(name, source, limits)
+
+    def process(self, frame: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the result of one call of the script with a batch of the change frame.
+
+        Raises:
+            ProcessorFailed: The script failed, reached a limit, or returned something other than events.
+        """
+        if not frame.num_rows:
+            return frame
+        text, unusual = self._events(frame)
+        told = self._script.call(text, spelled=unusual)
+        return frame if told is None else _Rebuilt(self._name, frame, orjson.loads(told)).frame()
+
+    def close(self) -> None:
+        """Close the script's engine. Safe to call twice."""
+        self._script.close()
+
+    def _events(self, frame: pa.RecordBatch) -> tuple[str, bool]:
+        """Return a batch as a JSON array, and whether JavaScript may spell its numbers differently."""
+        raw = frame.schema.get_field_index("raw_payload")
+        none = pa.array(np.zeros(frame.num_rows, np.bool_))
+        whole = frame.set_column(raw, frame.schema.field(raw), none)
+        events = cast("list[str]", native_envelope(self._origin, whole).to_pylist())
+        images = (frame.column(one) for one in ("before", "after"))
+        return f"[{','.join(events)}]", any(has_unusual_numbers(one) for one in images)
+
+
+@dataclass(slots=True)
+class _Rebuilt:
+    """Builds a change frame from the result of a script.
+
+    Attributes:
+        name: Id of the processor.
+        given: The batch that the script got.
+        told: For each event the number of the row that it comes from, or -1, and the differences.
+    """
+
+    name: str
+    given: pa.RecordBatch
+    told: Sequence[tuple[int, dict[str, Any]]]
+    _changes: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+    def frame(self) -> pa.RecordBatch:
+        """Return the frame: a row for each event of the result, in that order."""
+        sources = np.empty(len(self.told), np.int64)
+        last = 0
+        for row, (number, differs) in enumerate(self.told):
+            if number < 0:
+                self._made(row, differs)
+            else:
+                last = number
+                self._differing(row, differs)
+            sources[row] = last
+        return replaced(self.given.take(pa.array(sources, pa.int64())), self._changes)
+
+    def _differing(self, row: int, differs: dict[str, Any]) -> None:
+        for name, value in differs.items():
+            if name == "route":
+                self._routed(row, value)
+            elif name == "synthetic":
+                self._marked(row, value)
+            else:
+                self._set(row, *self._column(name, value))
+
+    def _column(self, name: str, value: Any) -> tuple[str, Any]:
+        """Return the column of an event's field, and the value to store in it."""
+        if name in {"before", "after"}:
+            return name, None if value == "null" else value
+        if name == "tags":
+            tags = orjson.loads(value)
+            if tags is None or (
+                isinstance(tags, list) and all(isinstance(one, str) for one in tags)
+            ):
+                return name, None if tags is None else value
+            raise self._refused("`tags` that are not a list of strings")
+        if name == "op":
+            if value in _OPS:
+                return name, value
+            raise self._refused("an `op` other than c, u, d, r and t")
+        if name == "ts_ms":
+            if type(value) in {int, float} and int(value) == value and abs(value) <= _MAX_TS_MS:
+                return "ts_us", int(value) * 1000
+            raise self._refused("a `ts_ms` that is not an integer")
+        if isinstance(value, str) or (value is None and name == "schema"):
+            return name, value
+        raise self._refused(f"no text as `source.{name}`")
+
+    def _routed(self, row: int, route: Any) -> None:
+        """Replace the route of a row; for what the route omits, the sink's settings apply."""
+        if not isinstance(route, dict):
+            raise self._refused("a route that is not an object")
+        texts = {name: route.get(name) for name in ("topic", "key")}
+        for name, value in texts.items():
+            if value is not None and not isinstance(value, str | int | float):
+                raise self._refused(f"a route whose `{name}` is not a string")
+        headers = route.get("headers")
+        if headers is not None:
+            if not isinstance(headers, dict) or not all(
+                isinstance(one, str | int | float) for one in headers.values()
+            ):
+                raise self._refused("a route whose `headers` are not texts by name")
+            headers = orjson.dumps({one: _text(value) for one, value in headers.items()}).decode()
+        self._set(row, "topic", _text(texts["topic"]))
+        self._set(row, "route_key", _text(texts["key"]))
+        self._set(row, "headers", headers or None)
+        self._set(row, "raw_payload", value=False)
+
+    def _marked(self, row: int, maker: Any) -> None:
+        """Set the producer of an event, which the script chose itself."""
+        if maker is not None and not (isinstance(maker, str) and maker):
+            raise self._refused("a `synthetic` that is not a string")
+        self._set(row, "synthetic", maker)
+
+    def _made(self, row: int, told: dict[str, Any]) -> None:
+        """Set the columns of an event that the script created."""
+        event = told["event"]
+        source = event.get("source")
+        if not isinstance(source, dict) or not {"op", "ts_ms"} <= event.keys():
+            raise ProcessorFailed(
+                f"processor {self.name}: failed to decode events from JS: a new event needs `op`, "
+                "`ts_ms` and `source` (copy an event that was given: {...event})"
+            )
+        for name in ("before", "after"):
+            value = event.get(name)
+            self._set(row, name, None if value is None else orjson.dumps(value).decode())
+        tags = event.get("tags")
+        self._set(row, *self._column("tags", orjson.dumps(tags).decode()))
+        self._set(row, *self._column("op", event["op"]))
+        self._set(row, *self._column("ts_ms", event["ts_ms"]))
+        for name in _NAMES:
+            self._set(row, *self._column(name, source.get(name)))
+        self._routed(row, told.get("route") or {})
+        self._marked(row, event.get("synthetic"))
+        own = event.get("event_id")
+        if own is not None and not (isinstance(own, str) and _UUID.fullmatch(own)):
+            raise self._refused("an `event_id` that is not a UUID")
+        self._set(row, "event_id", own)
+        for name in ("key", "ddl", "schema_version", "schema_sequence"):
+            self._set(row, name, None)
+
+    def _set(self, row: int, column: str, value: Any) -> None:
+        self._changes.setdefault(column, {})[row] = value
+
+    def _refused(self, what: str) -> ProcessorFailed:
+        return ProcessorFailed(f"processor {self.name}: the script returned {what}")
+
+
+def _text(value: Any) -> str | None:
+    """Return a scalar as text: a string as it is, anything else as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return orjson.dumps(value).decode()

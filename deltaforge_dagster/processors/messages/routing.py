@@ -1,0 +1,231 @@
+"""Compute destinations and keys of messages, for whole batches of the change frame.
+
+For destination and key alike, a value that a processor set on the event takes precedence over the sink's
+template. Without a template the key is the event id (`message_key`); the row's primary key, for sinks in
+which the key decides the order of changes (`row_key`); or null, for sinks that need none (`set_key`).
+
+A variable is a path into the native event, or into the row's primary key. Its text is the content of a
+string, or the JSON text of any other value, as in the event; a null or missing value is
+*unresolved*. That is an error in a destination, and empty text in a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.config.templates import KEY, Template
+from deltaforge_dagster.kernels.json_fields import field_texts
+from deltaforge_dagster.kernels.message_text import (
+    Mask,
+    Optional,
+    Piece,
+    Values,
+    concat,
+    constant,
+    decimals,
+    flags,
+    lsns,
+    values_of,
+)
+from deltaforge_dagster.processors.messages.envelope import Origin, is_snapshot, wire_op
+
+_ALWAYS = frozenset(
+    {
+        ("op",), ("ts_ms",), ("event_id",), ("tenant_id",),
+        ("source", "version"), ("source", "connector"), ("source", "name"), ("source", "ts_ms"),
+        ("source", "db"), ("source", "table"),
+    }
+)  # fmt: skip
+"""Variables that have a value in every event."""
+
+
+def destination(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the destinations; null where a variable is unresolved."""
+    made = _text(template, origin, frame)
+    missing = None
+    for path in _conditional(template):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        missing = unknown if missing is None else missing | unknown
+    if missing is not None and missing.any():
+        made = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), made)
+    topic = frame.column("topic")
+    if topic.null_count == len(topic):
+        return made
+    return _first(_nulled(topic), made)
+
+
+def can_be_unresolved(template: Template) -> bool:
+    """Return whether a variable of the template can be unresolved."""
+    return bool(_conditional(template))
+
+
+def unresolved(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return for each row the path of the first unresolved variable of the destination, or null."""
+    found = pa.nulls(frame.num_rows, pa.string())
+    for path in reversed(_conditional(template)):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        if unknown.any():
+            found = pc.if_else(pa.array(unknown), pa.scalar(".".join(path)), found)
+    return found
+
+
+def empty_variables(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return for each row the paths of the variables that are unresolved in its key, one per line, or null.
+
+    A key that a processor set has no variables.
+    """
+    pieces: list[Piece] = []
+    for path in _conditional(template):
+        unknown = _unknown(_variable(path, origin, frame), frame)
+        unknown &= frame.column("route_key").is_null().to_numpy(zero_copy_only=False)
+        if unknown.any():
+            pieces.append(Optional("", constant(".".join(path)).where(unknown), "\n"))
+    if not pieces:
+        return pa.nulls(frame.num_rows, pa.string())
+    return _nulled(concat(frame.num_rows, pieces))
+
+
+def message_key(template: Template | None, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the message keys; never null."""
+    made = frame.column("event_id") if template is None else _text(template, origin, frame)
+    return _first(frame.column("route_key"), made)
+
+
+def row_key(frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the default keys for sinks in which the key decides the order; never null.
+
+    The key is each row's primary key as JSON text, or the event id if the table has no primary key.
+    """
+    return _first(frame.column("route_key"), frame.column("key"), frame.column("event_id"))
+
+
+def set_key(frame: pa.RecordBatch) -> pa.Array[Any]:
+    """Return the keys that processors set, or null: the default of sinks that need no key."""
+    return frame.column("route_key")
+
+
+def idempotency_key(origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return `tenant|db.table|transaction id|event id`: the same each time the change is read."""
+    return concat(
+        frame.num_rows,
+        [
+            f"{origin.tenant or '_'}|", Optional("", values_of(frame.column("db"))),
+            ".", Optional("", values_of(frame.column("table"))),
+            "|", Optional("", values_of(frame.column("tx_id"))),
+            "|", Optional("", values_of(frame.column("event_id"))),
+        ],
+    )  # fmt: skip
+
+
+def _nulled(texts: pa.Array[Any]) -> pa.StringArray:
+    """Return texts with null in place of empty texts."""
+    nulled: pa.StringArray = pc.if_else(
+        pc.equal(texts, pa.scalar("")), pa.scalar(None, pa.string()), texts
+    )
+    return nulled
+
+
+def _first(*columns: pa.Array[Any]) -> pa.StringArray:
+    """Return the first non-null value of each row."""
+    some = [one for one in columns[:-1] if one.null_count < len(one)]
+    for place, column in enumerate(some):
+        if not column.null_count:
+            some = some[: place + 1]
+            break
+    else:
+        some.append(columns[-1])
+    return cast("pa.StringArray", pc.coalesce(*some) if len(some) > 1 else some[0])
+
+
+def _text(template: Template, origin: Origin, frame: pa.RecordBatch) -> pa.StringArray:
+    """Return the template's text for each row; unresolved variables are empty."""
+    pieces: list[Piece] = [
+        part if isinstance(part, str) else Optional("", _variable(part.path, origin, frame))
+        for part in template.parts
+    ]
+    return concat(frame.num_rows, pieces)
+
+
+def _conditional(template: Template) -> list[tuple[str, ...]]:
+    return [one.path for one in template.variables if one.path not in _ALWAYS]
+
+
+def _unknown(values: Values | None, frame: pa.RecordBatch) -> Mask:
+    """Return a mask of the rows in which a variable has no value."""
+    if values is None:
+        return np.ones(frame.num_rows, np.bool_)
+    return ~values.valid if len(values.valid) else np.zeros(frame.num_rows, np.bool_)
+
+
+def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> Values | None:
+    """Return the texts at `path` of the native events; null, or None for all rows, where it is unresolved."""
+    image, *fields = path
+    if image in {"before", "after", KEY, "ddl", "tags"}:
+        documents = frame.column(image)
+        return values_of(
+            field_texts(cast("pa.StringArray", documents), fields) if fields else documents
+        )
+    make = _VARIABLES.get(path)
+    return None if make is None else make(origin, frame)
+
+
+_Variable = Callable[[Origin, pa.RecordBatch], Values | None]
+
+
+def _plain(name: str) -> _Variable:
+    return lambda _, frame: values_of(frame.column(name))
+
+
+def _number(name: str, divisor: int = 1) -> _Variable:
+    return lambda _, frame: decimals(frame.column(name), divisor)
+
+
+def _streamed(make: _Variable, connector: str) -> _Variable:
+    """Return a variable that only this connector has, and only outside snapshots."""
+
+    def streamed(origin: Origin, frame: pa.RecordBatch) -> Values | None:
+        if origin.connector != connector or (values := make(origin, frame)) is None:
+            return None
+        snapshot = is_snapshot(frame)
+        return values.where(~snapshot) if snapshot.any() else values
+
+    return streamed
+
+
+def _server_id(origin: Origin, frame: pa.RecordBatch) -> Values | None:
+    if origin.server_id is None:
+        return None
+    return constant(str(origin.server_id)).where(~is_snapshot(frame))
+
+
+_VARIABLES: Mapping[tuple[str, ...], _Variable] = {
+    ("op",): lambda _, frame: wire_op(frame),
+    ("ts_ms",): _number("ts_us", 1000),
+    ("event_id",): _plain("event_id"),
+    ("tenant_id",): lambda origin, _: constant(origin.tenant),
+    ("transaction", "id"): _plain("tx_id"),
+    ("schema_version",): _plain("schema_version"),
+    ("schema_sequence",): _number("schema_sequence"),
+    ("synthetic",): _plain("synthetic"),
+    ("tx_end",): lambda _, frame: flags(frame.column("tx_end").to_numpy(zero_copy_only=False)),
+    ("source", "version"): lambda origin, _: constant(origin.version),
+    ("source", "connector"): lambda origin, _: constant(origin.connector),
+    ("source", "name"): lambda origin, _: constant(origin.name),
+    ("source", "ts_ms"): _number("ts_us", 1000),
+    ("source", "db"): _plain("db"),
+    ("source", "schema"): _plain("schema"),
+    ("source", "table"): _plain("table"),
+    ("source", "snapshot"): lambda _, frame: flags(is_snapshot(frame)),
+    ("source", "lsn"): _streamed(lambda _, frame: lsns(frame.column("pos")), "postgresql"),
+    ("source", "txId"): _streamed(_plain("tx_id"), "postgresql"),
+    ("source", "server_id"): _server_id,
+    ("source", "gtid"): _streamed(_plain("tx_id"), "mysql"),
+    ("source", "file"): _streamed(_plain("file"), "mysql"),
+    ("source", "pos"): _streamed(_number("pos"), "mysql"),
+    ("source", "sequence"): _streamed(_number("pos"), "turso"),
+}

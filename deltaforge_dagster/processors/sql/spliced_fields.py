@@ -1,0 +1,240 @@
+"""Set or remove one field of row images, and leave every other byte unchanged.
+
+Images are not parsed and serialized again, because that could change the spelling of numbers and escapes.
+Instead the field is located in the text, and the text around it is copied. Python's scanner handles the
+rare objects in which a name has an escape or is duplicated: all fields with the name are set, or removed.
+"""
+
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.kernels.characters import BACKSLASH, COLON, COMMA, OPEN_BRACE, QUOTE
+from deltaforge_dagster.kernels.json_fields import blank, string_end, value_end
+from deltaforge_dagster.kernels.message_text import MAX_BYTES, layout
+from deltaforge_dagster.kernels.runtime import Bytes, copy, kernel
+from deltaforge_dagster.processors.exact_json import dumps
+
+_Ints: TypeAlias = npt.NDArray[np.int32]
+
+_Item = TypeVar("_Item", bound=np.generic)
+
+_NO_OBJECT, _EMPTY, _ABSENT, _FOUND, _UNUSUAL = range(5)
+_DECODER = json.JSONDecoder()
+
+
+def with_field(images: pa.StringArray, name: str, values: pa.StringArray) -> pa.StringArray:
+    """Return images in which a field has new values; a missing one is added at the end.
+
+    Args:
+        images: JSON objects as text; null and other values stay unchanged.
+        name: The field's name.
+        values: The JSON text of the new value for each image.
+    """
+    return _spliced(images, name, values)
+
+
+def without_field(images: pa.StringArray, name: str) -> pa.StringArray:
+    """Return images without a field; see `with_field`."""
+    return _spliced(images, name, None)
+
+
+def warm() -> None:
+    """Compile the kernels, or load them from the cache."""
+    images = pa.array(['{"a":1}'])
+    with_field(images, "a", pa.array(["2"]))
+    without_field(images, "a")
+
+
+def _spliced(images: pa.StringArray, name: str, values: pa.StringArray | None) -> pa.StringArray:
+    ends, source = layout(images)
+    rows = len(images)
+    text = np.frombuffer(dumps(name).encode(), np.uint8)
+    starts, stops = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    kinds = np.zeros(rows, np.uint8)
+    valid = images.is_valid().to_numpy(zero_copy_only=False)
+    whole = values is None
+    _find(_fixed(source), _fixed(ends), _fixed(valid), _fixed(text), whole, starts, stops, kinds)
+    if (kinds == _UNUSUAL).any():
+        return _one_by_one(images, name, values)
+    if whole and not (kinds == _FOUND).any():
+        return images
+    value_ends, value_bytes = layout(pa.array([""] * rows) if values is None else values)
+    opening = np.frombuffer(f",{dumps(name)}:".encode(), np.uint8)
+    changed = kinds != _NO_OBJECT
+    added = np.diff(value_ends).astype(np.int64)
+    if not whole:
+        added += np.where(kinds == _ABSENT, len(opening), 0)
+        added += np.where(kinds == _EMPTY, len(opening) - 1, 0)
+    sizes = np.diff(ends) + np.where(changed, added - (stops - starts), 0)
+    total = np.zeros(rows + 1, np.int64)
+    np.cumsum(sizes, out=total[1:])
+    if total[-1] > MAX_BYTES:
+        raise UnsupportedEvent(f"images with the field {name} need more than 2 GiB in one call")
+    out, bounds = np.empty(int(total[-1]), np.uint8), total.astype(np.int32)
+    _write(_fixed(source), _fixed(ends), starts, stops, kinds, _fixed(opening),
+           _fixed(value_bytes), _fixed(value_ends), whole, out, bounds)  # fmt: skip
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").data)
+    return pa.StringArray.from_buffers(
+        rows, pa.py_buffer(bounds.data), pa.py_buffer(out.data), bitmap
+    )
+
+
+def _fixed(array: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
+    """Return a read-only view: with one array type for all inputs, Numba compiles a single kernel."""
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def _one_by_one(images: pa.StringArray, name: str, values: pa.StringArray | None) -> pa.StringArray:
+    texts = images.to_pylist()
+    new = [None] * len(texts) if values is None else values.to_pylist()
+    made = [
+        one if one is None or not one.startswith("{") else _image(one, name, value)
+        for one, value in zip(texts, new, strict=True)
+    ]
+    return pa.array(made, pa.string())
+
+
+def _image(image: str, name: str, value: str | None) -> str:
+    """Return an object with a field set to a JSON text, or removed if `value` is None."""
+    found = list(_members(image))
+    places = [number for number, one in enumerate(found) if one[0] == name]
+    if value is None:
+        if not places:
+            return image
+        kept = ",".join(image[one[1] : one[3]] for one in found if one[0] != name)
+        return f"{image[: found[0][1]]}{kept}{image[found[-1][3] :]}"
+    for number in reversed(places):
+        _, _, begin, end = found[number]
+        image = image[:begin] + value + image[end:]
+    if not places:
+        end = image.rindex("}")
+        image = f"{image[:end]}{',' if found else ''}{dumps(name)}:{value}{image[end:]}"
+    return image
+
+
+def _members(image: str) -> Iterator[tuple[str, int, int, int]]:
+    """Yield the name of each member, its start, and the start and end of its value."""
+    at = _token(image, 1)
+    while image[at] != "}":
+        key, end = _DECODER.raw_decode(image, at)
+        value = _token(image, _token(image, end) + 1)
+        _, end = _DECODER.raw_decode(image, value)
+        yield key, at, value, end
+        at = _token(image, end)
+        if image[at] == ",":
+            at = _token(image, at + 1)
+
+
+def _token(text: str, at: int) -> int:
+    """Return where the next token begins."""
+    while text[at].isspace():
+        at += 1
+    return at
+
+
+@kernel
+def _find(
+    source: Bytes,
+    ends: _Ints,
+    valid: npt.NDArray[np.bool_],
+    name: Bytes,
+    whole: bool,
+    starts: _Ints,
+    stops: _Ints,
+    kinds: Bytes,
+) -> None:
+    """Find the text to replace in each object: a value, a whole member, or an empty range at its end.
+
+    `name` is the name as JSON text, with quotes. `whole` selects whole members, to remove them.
+    """
+    for row in range(len(kinds)):
+        at, stop = int(ends[row]), int(ends[row + 1])
+        kinds[row] = _NO_OBJECT
+        if not valid[row] or at == stop or source[at] != OPEN_BRACE:
+            continue
+        kind = _EMPTY
+        comma = -1
+        at += 1
+        while True:
+            while at < stop and (blank(source[at]) or source[at] == COMMA):
+                if source[at] == COMMA:
+                    comma = at
+                at += 1
+            if at >= stop or source[at] != QUOTE:
+                break
+            if kind == _EMPTY:
+                kind = _ABSENT
+            begin = at
+            at = string_end(source, at)
+            same = at - begin == len(name)
+            for place in range(begin, at):
+                if source[place] == BACKSLASH:
+                    kind = _UNUSUAL
+                if same and source[place] != name[place - begin]:
+                    same = False
+            if kind == _UNUSUAL or (same and kind == _FOUND):
+                kind = _UNUSUAL
+                break
+            while at < stop and (blank(source[at]) or source[at] == COLON):
+                at += 1
+            value = at
+            at = value_end(source, at, stop)
+            if not same:
+                continue
+            kind = _FOUND
+            starts[row], stops[row] = value, at
+            if whole:
+                starts[row] = comma if comma >= 0 else begin
+                if comma < 0:
+                    end = at
+                    while end < stop and blank(source[end]):
+                        end += 1
+                    if end < stop and source[end] == COMMA:
+                        stops[row] = end + 1
+        kinds[row] = kind
+        if kind == _EMPTY or kind == _ABSENT:
+            starts[row], stops[row] = at, at
+
+
+@kernel
+def _write(
+    source: Bytes,
+    ends: _Ints,
+    starts: _Ints,
+    stops: _Ints,
+    kinds: Bytes,
+    opening: Bytes,
+    values: Bytes,
+    value_ends: _Ints,
+    whole: bool,
+    out: Bytes,
+    bounds: _Ints,
+) -> None:
+    """Copy every image with its new value at the position found."""
+    for row in range(len(kinds)):
+        place = int(bounds[row])
+        first, last = int(ends[row]), int(ends[row + 1])
+        kind = kinds[row]
+        if kind == _NO_OBJECT:
+            copy(source, first, last, out, place)
+            continue
+        place = copy(source, first, int(starts[row]), out, place)
+        if not whole:
+            if kind == _ABSENT:
+                place = copy(opening, 0, len(opening), out, place)
+            elif kind == _EMPTY:
+                place = copy(opening, 1, len(opening), out, place)
+            place = copy(values, int(value_ends[row]), int(value_ends[row + 1]), out, place)
+        copy(source, int(stops[row]), last, out, place)

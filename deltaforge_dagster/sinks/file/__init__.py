@@ -1,0 +1,1 @@
+"""The file sink: JSON lines."""

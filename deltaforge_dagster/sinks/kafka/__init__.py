@@ -1,0 +1,1 @@
+"""The Kafka sink: client chunks for librdkafka (`client`, `settings`), in `transactions` when delivery is exactly once."""

@@ -1,0 +1,402 @@
+"""One librdkafka producer and the outcome of its messages (`kafka_settings` holds its properties).
+
+librdkafka (through `confluent_kafka`) works in its own threads: `produce` puts a message into a queue
+in memory, and the threads collect, compress and send batches. They report outcomes while `poll` or
+`flush` runs. A `Client` turns this into client chunks that are acknowledged as a whole or fail.
+
+In addition to the settings, two rules preserve the order of messages through failures:
+
+- A message that times out must not be overtaken by those behind it. So a chunk's own deadline ends
+  earlier than `message.timeout.ms`, and the client then empties the queue at once.
+- The client waits for messages that are on their way to a broker: they are acknowledged or time out
+  soon. Afterwards the same producer continues, with a higher epoch: if a hanging broker still has the
+  old bytes unread, it refuses them as soon as it has taken newer messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from deltaforge_dagster.errors import DeltaforgeError, SinkUnavailable, SpecError
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.kafka.errors import (
+    UNDELIVERABLE,
+    error_of,
+    is_auth,
+    is_misunderstanding,
+    translated,
+)
+from deltaforge_dagster.sinks.kafka.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_SLICE = 0.1
+"""Seconds of one wait for the library, and thus the delay until a `close` is noticed."""
+
+_GUARD_SECONDS = 2.0
+"""Seconds between calls of the guard while brokers do not answer. The guard was last called before the
+first message of the chunk, and the lease lasts for a while from then."""
+
+_TOPIC_SECONDS = 5.0
+"""How long a topic may be unknown, because brokers take a moment to create it."""
+
+_NO_TOPIC = frozenset([KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE])
+
+_NO_ANSWER = frozenset([KafkaError._TIMED_OUT, KafkaError._TRANSPORT])  # noqa: SLF001
+
+_DEADLINE = 0.8
+"""Fraction of `message.timeout.ms` after which the client itself gives up a chunk."""
+
+
+class _Log:
+    """Receives librdkafka's own log, for debugging; the errors in it are raised elsewhere anyway."""
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        """Log a line at INFO or below, so that it does not appear on a terminal by default."""
+        logger.log(min(level, logging.INFO), text, *args)
+
+
+LOG = cast("logging.Logger", _Log())
+
+
+_CONSEQUENCES = frozenset(
+    [
+        KafkaError._FATAL,  # noqa: SLF001
+        KafkaError._GAPLESS_GUARANTEE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+        KafkaError._STATE,  # noqa: SLF001
+    ]
+)
+"""Codes of errors that are only consequences of another error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that did not arrive, and why; `value` identifies it among the messages of its chunk."""
+
+    error: KafkaError
+    topic: str
+    value: bytes | None
+
+    @property
+    def cause(self) -> str | None:
+        """Cause of `errors.Undeliverable` if the message itself is at fault, else None."""
+        return UNDELIVERABLE.get(self.error.code())
+
+
+class Client:
+    """A producer. Used by one thread, except for `stopped` and `discard`.
+
+    Args:
+        settings: Cluster and properties.
+        transactional_id: Makes it a transactional producer.
+        alone: Send each message in a record batch of its own, so that a refusal concerns one message.
+
+    Raises:
+        SpecError: A property in `client_conf` is unknown or has an invalid value.
+
+    Attributes:
+        producer: The producer of `confluent_kafka`.
+        where: Prefix of messages about this client.
+        alone: As given.
+        stopped: Set to end every wait.
+        timed_out: A message timed out on its way; it could overtake the messages of a new producer.
+        spent: The producer cannot send any more.
+    """
+
+    def __init__(
+        self, settings: Settings, transactional_id: str | None = None, *, alone: bool = False
+    ) -> None:
+        properties = settings.properties(transactional_id, alone=alone)
+        self.alone = alone
+        self.where = f"sink {settings.sink_id}: kafka at {settings.brokers}"
+        self.stopped = threading.Event()
+        message_timeout = int(properties["message.timeout.ms"]) / 1000
+        self._seconds = min(settings.send_timeout, message_timeout * _DEADLINE)
+        self._settle_seconds = message_timeout + 5
+        self._connect_seconds = settings.send_timeout
+        self._trouble: KafkaError | None = None
+        self._refusals: list[Refusal] = []
+        self._fatal: KafkaError | None = None
+        self._traffic = settings.traffic
+        self._retries = 0
+        self._known_topics: set[str] = set()
+        self.spent = False
+        self.timed_out = False
+        options: dict[str, Any] = {
+            **properties,
+            "delivery.report.only.error": True,
+            "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
+            "on_delivery": self._on_delivery,
+        }
+        try:
+            self.producer = Producer(options, logger=LOG)
+        except KafkaException as error:
+            raise SpecError(
+                f"sink {settings.sink_id}: client_conf: "
+                f"{_without_values(error_of(error).str(), settings.client_conf)}"
+            ) from None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the client can continue: no fatal error, and no message in its queue or on its way."""
+        self.serve()  # `len` also counts events that have not been polled
+        return not self.spent and not len(self.producer)
+
+    def connect(self) -> None:
+        """Wait until a broker answers; return at once if one has answered before.
+
+        Raises:
+            SinkUnavailable: No broker answers in time.
+            AuthFailed: A broker refused the credentials, or its certificate was refused.
+        """
+        deadline = time.monotonic() + self._connect_seconds
+        while time.monotonic() < deadline:
+            self.raise_when_stopped()
+            with contextlib.suppress(KafkaException):  # not yet
+                if self.producer.cluster_id(timeout=_SLICE):
+                    return
+            self.serve()
+            if self._trouble is not None and is_auth(self._trouble):
+                break
+        raise self._unreachable(f"no answer within {self._connect_seconds:g} s")
+
+    def check_topic(self, topic: str) -> None:
+        """Check that a topic exists, before the first message to it.
+
+        Raises:
+            SinkUnavailable: The topic does not exist, or no broker answers.
+            PermissionMissing: The user may not describe the topic.
+            SinkRejected: The topic's name is invalid.
+        """
+        if topic in self._known_topics:
+            return
+        where = f"{self.where}: topic {topic!r}"
+        begun = time.monotonic()
+        while (error := self._topic_error(topic)) is not None:
+            self.raise_when_stopped()
+            waited = time.monotonic() - begun
+            if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+                if waited > self._seconds:
+                    raise self._unreachable(f"no answer about topic {topic!r}")
+            elif error.code() not in _NO_TOPIC:
+                raise translated(where, error)
+            elif waited > _TOPIC_SECONDS:
+                raise SinkUnavailable(
+                    f"{where} does not exist and the brokers do not make it: create it, or set "
+                    "auto.create.topics.enable on the brokers"
+                )
+            self.stopped.wait(_SLICE)
+        self._known_topics.add(topic)
+
+    def _topic_error(self, topic: str) -> KafkaError | None:
+        try:
+            found = self.producer.list_topics(topic, timeout=5 * _SLICE).topics[topic]
+        except KafkaException as exception:
+            self.serve()
+            error = error_of(exception)
+            if error.code() in _NO_ANSWER and not (self._trouble and is_auth(self._trouble)):
+                return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
+            raise self.failure(error) from None
+        return cast("KafkaError | None", found.error)
+
+    def send(self, rows: pa.RecordBatch, replay: str | None, guard: SendGuard) -> list[Refusal]:
+        """Send a client chunk (columns of `sinks.base.MESSAGES`) and wait until it is acknowledged.
+
+        If that fails, none of its messages remain in the queue or, as far as the client can know,
+        on their way.
+
+        Returns:
+            Messages that brokers refused permanently, the most specific refusals first; empty if the
+            brokers accepted all messages.
+
+        Raises:
+            SinkUnavailable: Not acknowledged in time, or stopped.
+            Exception: What `guard` raised.
+        """
+        self._refusals.clear()
+        self._trouble = None
+        try:
+            _produce(self.producer, rows, replay)
+            in_time = self._wait(guard)
+        except KafkaException as error:
+            self._fatal = error_of(error)
+            in_time = True
+        except BaseException:
+            self.producer.purge()
+            self.spent = True
+            raise
+        if in_time and not self._refusals and self._fatal is None:
+            return []
+        self._settle()
+        if in_time:
+            reasons = self._reasons()
+            if reasons[0].error.code() != KafkaError._MSG_TIMED_OUT:  # noqa: SLF001
+                self.spent = True
+                return reasons
+        raise self._unreachable(f"not acknowledged within {self._seconds:g} s")
+
+    def serve(self) -> None:
+        """Process the outcomes and errors that have been reported since the last call."""
+        try:
+            self.producer.poll(0)
+        except KafkaException as error:
+            self._stop_for(error)
+
+    def failure(self, error: KafkaError) -> DeltaforgeError:
+        """Return the error to raise for one that a call returned, or for the fatal error behind it."""
+        if self._fatal is not None and error.code() in _CONSEQUENCES:
+            return translated(self.where, self._fatal)
+        if error.code() in _NO_ANSWER:
+            return self._unreachable(error.str())
+        return translated(self.where, error)
+
+    def _reasons(self) -> list[Refusal]:
+        """Return the refusals that are not consequences of others, those about messages first."""
+        found = [one for one in self._refusals if one.error.code() not in _CONSEQUENCES]
+        if not found and self._fatal is not None:
+            return [Refusal(self._fatal, "", None)]
+        return sorted(found or self._refusals[:1], key=lambda one: one.cause is None)
+
+    def _wait(self, guard: SendGuard) -> bool:
+        """Wait for all acknowledgements or the first refusal; return False if time runs out."""
+        begun = asked = time.monotonic()
+        while self._flush() and not self._refusals and self._fatal is None:
+            self.raise_when_stopped()
+            now = time.monotonic()
+            if now - begun > self._seconds:
+                return False
+            if now - asked > _GUARD_SECONDS:
+                guard()
+                asked = now
+        return True
+
+    def raise_when_stopped(self) -> None:
+        """Raise `SinkUnavailable` once `stopped` is set."""
+        if self.stopped.is_set():
+            raise SinkUnavailable(f"{self.where}: closed")
+
+    def discard(self) -> None:
+        """Drop all messages that have not left yet; may be called from any thread."""
+        self.stopped.set()
+        if len(self.producer):
+            self.producer.purge(blocking=False)
+
+    def _flush(self) -> int:
+        """Wait a moment; return the number of messages whose outcome is still unknown."""
+        try:
+            return self.producer.flush(_SLICE)
+        except KafkaException as error:  # raised instead of a call of `error_cb`
+            self._stop_for(error)
+            return len(self.producer)
+
+    def _stop_for(self, fatal: KafkaException) -> None:
+        """Remember a fatal error, unless one is known that is not merely a consequence."""
+        self.spent = True
+        if self._fatal is None or self._fatal.code() in _CONSEQUENCES:
+            self._fatal = error_of(fatal)
+
+    def _settle(self) -> None:
+        """Empty the queue and wait for messages that are on their way."""
+        self._known_topics.clear()
+        self.producer.purge(in_flight=False)
+        deadline = time.monotonic() + self._settle_seconds
+        while self._flush():
+            if self.stopped.is_set() or time.monotonic() > deadline:
+                self.producer.purge()
+                break
+            if self.spent:  # messages behind a refused one have come back to the queue
+                self.producer.purge(in_flight=False)
+        self.serve()
+
+    def _unreachable(self, text: str) -> DeltaforgeError:
+        if self._trouble is None:
+            return SinkUnavailable(f"{self.where}: {text}")
+        if is_auth(self._trouble):
+            return translated(self.where, self._trouble)
+        if self._trouble.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            return SinkUnavailable(
+                f"{self.where}: {text}; if the brokers are up, check security.protocol in "
+                "client_conf: they close connections that they do not understand"
+            )
+        text = f"{self.where}: {text} ({self._trouble.str()})"
+        if is_misunderstanding(self._trouble):
+            text += "; check security.protocol in client_conf"
+        return SinkUnavailable(text)
+
+    def _on_error(self, error: KafkaError) -> None:
+        # "All brokers down" is less specific than the error before it.
+        if self._trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._trouble = error
+
+    def _on_statistics(self, text: str) -> None:
+        said = orjson.loads(text)
+        self._traffic.waiting, self._traffic.waiting_bytes = said["msg_cnt"], said["msg_size"]
+        retries = sum(broker["txretries"] for broker in said["brokers"].values())
+        self._traffic.retries += retries - self._retries
+        self._retries = retries
+
+    def _on_delivery(self, error: KafkaError, message: Message) -> None:
+        self.spent |= error.fatal()
+        self.timed_out |= error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
+        self._refusals.append(Refusal(error, message.topic() or "", message.value()))
+
+
+def _without_values(text: str, client_conf: Mapping[str, str]) -> str:
+    for value in client_conf.values():
+        text = text.replace(f'"{value}"', "its value")
+    return text
+
+
+def _produce(producer: Producer, rows: pa.RecordBatch, replay: str | None) -> None:
+    """Put messages into the queue, with one call for each: this is the hot path."""
+    topics = rows.column("destination").dictionary_encode()
+    names = cast("list[str]", topics.dictionary.to_pylist())
+    columns = (
+        [names[index] for index in topics.indices.to_numpy().tolist()],
+        _cells(rows.column("value")),
+        _cells(rows.column("key")),
+    )
+    produce = producer.produce
+    headers = rows.column("headers")
+    if replay is None and headers.null_count == len(headers):
+        for topic, value, key in zip(*columns, strict=True):
+            produce(topic, value, key)
+        return
+    marks = [] if replay is None else [("df-replay", replay.encode())]
+    for topic, value, key, text in zip(*columns, headers.to_pylist(), strict=True):
+        own = [] if text is None else [(n, v.encode()) for n, v in orjson.loads(text).items()]
+        produce(topic, value, key, headers=[*own, *marks])
+
+
+def text_ends(column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    """Return the Arrow offsets of a text column: row n is between offsets n and n + 1."""
+    ends = column.buffers()[1]
+    if ends is None:
+        return np.zeros(len(column) + 1, np.int32)
+    return np.frombuffer(memoryview(ends), np.int32)[column.offset :][: len(column) + 1]
+
+
+def _cells(column: pa.Array[Any]) -> list[bytes] | list[bytes | None]:
+    """Return the texts of a column as bytes, several times as fast as Arrow's `to_pylist`."""
+    text = column.buffers()[2]
+    if column.null_count or text is None:
+        return column.cast(pa.binary()).to_pylist()
+    ends = text_ends(column)
+    data = bytes(memoryview(text)[ends[0] : ends[-1]])
+    return [data[start:stop] for start, stop in pairwise((ends - ends[0]).tolist())]

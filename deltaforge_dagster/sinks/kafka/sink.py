@@ -1,0 +1,419 @@
+"""The Kafka sink: each message becomes one record of its destination topic.
+
+A record consists of the message key, the envelope as its value, and the event's headers; a replay adds
+the header `df-replay` with the run's id. The key determines the partition, so that all changes of a
+row are in one partition, in the order of the log. The sink never creates topics, but the brokers may
+(`auto.create.topics.enable`).
+
+Messages are sent in client chunks (`kafka_client`), each one only after the brokers have acknowledged
+the one before it. So after any error each partition holds a prefix of its messages, without gaps.
+
+To find a message that can never be delivered, because it is too large or its topic name is invalid,
+the sink delivers everything before it. Brokers refuse whole record batches, so the sink sends the
+refused messages again, each in a record batch of its own, until one of them is refused alone.
+
+At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
+that is sent again does. Exactly once: each `SinkBatch` is a transaction that also stores the sink's
+position (`kafka_transactions`). A replay moves no position and is sent without transactions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PositionMoved,
+    SinkRejected,
+    SpecError,
+    Undeliverable,
+)
+from deltaforge_dagster.sinks.base import (
+    SendGuard,
+    SinkBatch,
+    SinkPosition,
+    Traffic,
+    whole_ordinals,
+)
+from deltaforge_dagster.sinks.kafka.client import Client, Refusal, text_ends
+from deltaforge_dagster.sinks.kafka.errors import translated
+from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.kafka.transactions import Transactions
+from deltaforge_dagster.sinks.use import Use
+
+PIECE_ROWS = 20_000
+PIECE_BYTES = 16 << 20
+"""Limits of a client chunk: its messages are handed to librdkafka between two calls of the guard and
+acknowledged together. It exceeds them only if the messages of a single change do."""
+
+_TOPIC_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
+"""Kafka's rule for topic names (`org.apache.kafka.common.internals.Topic`)."""
+
+_WHERE = frozenset(["bootstrap.servers", "metadata.broker.list"])
+
+
+class KafkaSink:
+    """Sends to the topics of one Kafka cluster.
+
+    Args:
+        sink_id: Name of the sink in messages.
+        brokers: `host:port`, several separated by commas.
+        client_conf: Properties of librdkafka, which override the sink's defaults.
+        send_timeout: Seconds in which the brokers must acknowledge a client chunk.
+        lease_seconds: Minimum time for which a run that stalls now keeps its lease; messages that
+            have not left by then are dropped.
+        transactional_id: Name of the sink's transactions and of the group that holds its position,
+            for exactly-once delivery.
+    """
+
+    def __init__(
+        self,
+        sink_id: str,
+        brokers: str,
+        client_conf: Mapping[str, str] | None = None,
+        *,
+        send_timeout: float = 30.0,
+        lease_seconds: float = 25.0,
+        transactional_id: str | None = None,
+    ) -> None:
+        self._settings = Settings(sink_id, brokers, client_conf or {}, send_timeout, lease_seconds)
+        self._transactional_id = transactional_id
+        self._client: Client | None = None
+        self._transactions: Transactions | None = None
+        self._use = Use(sink_id, self._drop)
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether there is a transactional id."""
+        return self._transactional_id is not None
+
+    @property
+    def traffic(self) -> Traffic:
+        """The traffic counts of librdkafka."""
+        return self._settings.traffic
+
+    @property
+    def commits(self) -> bool:
+        """Whether each batch is a transaction."""
+        return self.exactly_once
+
+    def check(self) -> None:
+        """Let librdkafka validate `client_conf`, without connecting to a broker.
+
+        Raises:
+            SpecError: A property is unknown or has an invalid value. Properties that name files
+                (`.location`) are not reported, because the files may exist only on other machines.
+        """
+        conf = {
+            name: text for name, text in self._settings.client_conf.items() if name not in _WHERE
+        }
+        try:
+            client = Client(
+                replace(self._settings, brokers="", client_conf=conf), self._transactional_id
+            )
+        except SpecError as error:
+            if ".location" not in str(error):
+                raise
+        else:
+            client.discard()
+
+    def open(self) -> None:
+        """Wait until a broker answers; may be called again after `close`.
+
+        Raises:
+            SinkUnavailable: No broker answers.
+            AuthFailed: User, password or certificate refused.
+            SpecError: A property in `client_conf` is unknown or has an invalid value.
+        """
+        with self._use.held():
+            self._use.closed.clear()
+            client = self._renewed().client if self.exactly_once else self._connected()
+            client.connect()
+
+    def position(self) -> SinkPosition | None:
+        """Return the position stored in the cluster, or None if none is stored or the sink keeps none.
+
+        Fences every other producer with the same transactional id.
+
+        Raises:
+            SinkUnavailable: No broker answers.
+            PermissionMissing: An ACL is missing.
+            SinkRejected: Something else is stored in its place.
+        """
+        if not self.exactly_once:
+            return None
+        with self._use.held():
+            transactions = self._renewed()
+            transactions.take_over()
+            return transactions.position()
+
+    def send(self, batch: SinkBatch, guard: SendGuard) -> int:
+        """Append the batch's messages to their topics and return the last ordinal.
+
+        A batch with an origin is one transaction, or several if it takes very long.
+
+        Raises:
+            SinkUnavailable: Not acknowledged in time, a topic does not exist, or the sink is closed.
+            AuthFailed: The brokers no longer accept the credentials.
+            PermissionMissing: An ACL is missing.
+            Undeliverable: A message can never be delivered. Everything before its ordinal is
+                acknowledged. Messages after it may have arrived, unless the batch has an origin.
+            SinkRejected: Refused for another permanent reason.
+            PositionMoved: Another sender has taken over.
+        """
+        with self._use.held():
+            stop, undeliverable = self._impossible_topic(batch)
+            send = self._acknowledged if batch.origin is None else self._committed
+            start, alone = 0, False
+            while start < stop:
+                try:
+                    for place in send(batch, start, stop, guard, alone=alone):
+                        start = place
+                except _Refused as refused:
+                    if alone:
+                        stop, undeliverable = refused.row, refused.error
+                    alone = True
+                    if batch.origin is not None:
+                        self._take_over_again(guard, alone=start < stop)
+            if alone and batch.origin is not None:
+                self._take_over_again(guard, alone=False)
+            if undeliverable is not None:
+                raise undeliverable
+            return cast("int", batch.messages.column("ordinal")[-1].as_py())
+
+    def close(self) -> None:
+        """Close the connection; a `send` that is running in another thread fails."""
+        self._use.end(self._interrupt)
+
+    def _interrupt(self) -> None:
+        for client in self._clients():
+            client.stopped.set()
+
+    def _impossible_topic(self, batch: SinkBatch) -> tuple[int, Undeliverable | None]:
+        """Return the first row of the first change with an invalid topic name, and the error for it.
+
+        If all names are valid, return the number of rows and None.
+        """
+        topics = batch.messages.column("destination")
+        names = cast("list[str]", topics.unique().to_pylist())  # in the order of their first rows
+        name = next((one for one in names if not _TOPIC_NAME.fullmatch(one)), None)
+        if name is None:
+            return len(topics), None
+        first = _first_of_change(batch.messages, pc.index(topics, name).as_py())
+        ordinal = cast("int", batch.messages.column("ordinal")[first].as_py())
+        return first, Undeliverable(
+            f"sink {self._settings.sink_id}: {name!r} cannot be the name of a topic (1 to 249 "
+            "letters, digits, `.`, `_` and `-`; not `.` or `..`): the message of segment "
+            f"{batch.segment}, ordinal {ordinal}",
+            ordinal,
+            "routing",
+        )
+
+    def _acknowledged(
+        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+    ) -> Iterator[int]:
+        """Send the rows `start` to `stop`; yield the end of the acknowledged rows after each chunk."""
+        client = self._connected(alone=alone)
+        while start < stop:
+            start = self._send_piece(client, batch, start, stop, guard)
+            yield start
+
+    def _committed(
+        self, batch: SinkBatch, start: int, stop: int, guard: SendGuard, *, alone: bool
+    ) -> Iterator[int]:
+        """Like `_acknowledged`, but in transactions; yield the end of the committed rows."""
+        transactions = self._transacting()
+        transactions.take_over()
+        assert transactions.client.alone == alone
+        try:
+            while start < stop:
+                transactions.begin(cast("str", batch.messages.column("destination")[start].as_py()))
+                start = self._send_piece(transactions.client, batch, start, stop, guard)
+                if start == stop or transactions.due:
+                    guard()
+                    transactions.commit(batch.position_at(start - 1))
+                    yield start
+        except BaseException:
+            transactions.abort()
+            raise
+
+    def _send_piece(
+        self, client: Client, batch: SinkBatch, start: int, stop: int, guard: SendGuard
+    ) -> int:
+        """Send one client chunk of rows from `start`, ending at `stop` at the latest; return its end."""
+        end = _end_of_piece(batch.messages, start, stop)
+        piece = batch.messages.slice(start, end - start)
+        for topic in cast("list[str]", piece.column("destination").unique().to_pylist()):
+            client.check_topic(topic)
+        guard()  # as late as possible: the answer about a topic may have taken long
+        client.raise_when_stopped()
+        refusals = client.send(piece, batch.replay, guard)
+        if refusals:
+            raise _Refused.of(refusals, client.where, batch, start, piece)
+        return end
+
+    def _connected(self, *, alone: bool = False) -> Client:
+        """Return a client that sends without transactions; create one if there is none."""
+        self._use.raise_when_closed()
+        client = self._client
+        if client is None or not client.usable or (client.alone != alone and not client.timed_out):
+            self._client = client = Client(self._settings, alone=alone)
+        client.stopped.clear()
+        self._use.raise_when_closed()  # `close` may have been called before there was a client to stop
+        return client
+
+    def _transacting(self) -> Transactions:
+        """Return the transactional producer; raise `PositionMoved` if it failed.
+
+        After a failure, the position must be read before anything more is sent.
+        """
+        self._use.raise_when_closed()
+        if self._transactions is not None and self._transactions.client.spent:
+            raise PositionMoved(
+                f"{self._transactions.client.where}: a transaction has failed; what has arrived "
+                "must be read before anything more is sent"
+            )
+        return self._renewed()
+
+    def _take_over_again(self, guard: SendGuard, *, alone: bool) -> None:
+        """Continue with a new producer after a refusal, provided that nobody else has sent meanwhile."""
+        assert self._transactions is not None
+        assert self._transactional_id is not None
+        held = self._transactions.newest
+        guard()  # without it, this would fence a sender that has taken our place
+        self._transactions = Transactions(self._settings, self._transactional_id, alone=alone)
+        self._use.raise_when_closed()
+        self._transactions.take_over()
+        if self._transactions.newest != held:
+            self._transactions.client.spent = True
+            raise PositionMoved(
+                f"{self._transactions.client.where}: another sender with the same pipeline and "
+                "sink name was at work on this cluster"
+            )
+
+    def _renewed(self) -> Transactions:
+        """Return a transactional producer that can send; create one if there is none."""
+        self._use.raise_when_closed()
+        assert self._transactional_id is not None
+        if self._transactions is None or self._transactions.client.spent:
+            self._transactions = Transactions(self._settings, self._transactional_id)
+        self._use.raise_when_closed()
+        return self._transactions
+
+    def _clients(self) -> list[Client]:
+        transactions = self._transactions
+        return [one for one in (self._client, transactions and transactions.client) if one]
+
+    def _drop(self) -> None:
+        transactions, self._transactions = self._transactions, None
+        if transactions is not None:
+            transactions.client.discard()
+        # After a timeout the same producer must continue (see `kafka_client`), so it is kept.
+        if self._client is not None and not (self._client.usable and self._client.timed_out):
+            self._client.discard()
+            self._client = None
+
+
+class _Refused(Exception):  # noqa: N818 - tells what happened, within this module
+    """Brokers refused a message, or a record batch that contains it.
+
+    Attributes:
+        row: Row of the `SinkBatch` at which the message's change begins.
+        error: The error to raise if the message was refused alone.
+    """
+
+    def __init__(self, row: int, error: Undeliverable) -> None:
+        super().__init__(str(error))
+        self.row = row
+        self.error = error
+
+    @classmethod
+    def of(
+        cls,
+        refusals: Sequence[Refusal],
+        where: str,
+        batch: SinkBatch,
+        start: int,
+        piece: pa.RecordBatch,
+    ) -> Self:
+        """Return the first message that was refused because of its own content or size.
+
+        Raises:
+            DeltaforgeError: All messages were refused for other reasons.
+        """
+        found = [(_row_of(one, piece), one) for one in refusals if one.cause is not None]
+        if not found:
+            raise _other_reason(refusals, where, batch.segment, piece)
+        row, refusal = min(found, key=itemgetter(0))
+        topic, ordinal, size = _named(piece, row)
+        assert refusal.cause is not None
+        error = Undeliverable(
+            f"{where}: topic {topic!r}: {refusal.error.str()} ({refusal.error.name()}): the "
+            f"message of segment {batch.segment}, ordinal {ordinal}, {size} bytes"
+            f"{_ADVICE.get(refusal.cause, '')}",
+            ordinal,
+            refusal.cause,
+        )
+        return cls(_first_of_change(batch.messages, start + row), error)
+
+
+_ADVICE = {
+    "too_large": "; raise the topic's max.message.bytes, or leave out what makes it so large",
+}
+
+
+def _other_reason(
+    refusals: Sequence[Refusal], where: str, segment: int, piece: pa.RecordBatch
+) -> DeltaforgeError:
+    refusal = refusals[0]
+    topic, ordinal, _ = _named(piece, _row_of(refusal, piece))
+    error = translated(f"{where}: topic {topic!r}", refusal.error)
+    if isinstance(error, SinkRejected):
+        return SinkRejected(f"{error}: the message of segment {segment}, ordinal {ordinal}")
+    return error
+
+
+def _first_of_change(messages: pa.RecordBatch, row: int) -> int:
+    """Return the first row of the change to which a row belongs."""
+    ordinals = messages.column("ordinal").to_numpy()
+    return int(np.searchsorted(ordinals, ordinals[row]))
+
+
+def _named(piece: pa.RecordBatch, row: int) -> tuple[str, int, int]:
+    """Return a message's topic, ordinal and value size in bytes."""
+    value = piece.column("value")[row].as_py() or ""
+    topic, ordinal = (piece.column(name)[row].as_py() for name in ("destination", "ordinal"))
+    return topic, ordinal, len(value.encode())
+
+
+def _end_of_piece(messages: pa.RecordBatch, start: int, stop: int) -> int:
+    """Return the end of the client chunk that begins at `start` (`PIECE_ROWS`, `PIECE_BYTES`)."""
+    ends = text_ends(messages.column("value"))
+    most = int(np.searchsorted(ends, int(ends[start]) + PIECE_BYTES, side="right")) - 1
+    return min(whole_ordinals(messages, start, min(max(most, start + 1), start + PIECE_ROWS)), stop)
+
+
+def _row_of(refusal: Refusal, piece: pa.RecordBatch) -> int:
+    """Return the row of the refused message, or of the largest one if the refusal does not name it.
+
+    librdkafka names no message when it refuses one itself.
+    """
+    values = piece.column("value")
+    if refusal.topic:
+        refused = (
+            values.is_null()
+            if refusal.value is None
+            else pc.equal(values.cast(pa.binary()), pa.scalar(refusal.value, pa.binary()))
+        )
+        found = pc.index(refused, True).as_py()
+        if found >= 0:
+            return int(found)
+    return int(np.argmax(np.diff(text_ends(values))))

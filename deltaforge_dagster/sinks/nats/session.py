@@ -1,0 +1,346 @@
+"""Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
+
+`nats` describes the rules. The progress of a batch outlives the session (`nats_task`); `nats_allowed`
+checks beforehand which messages can be sent at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import deque
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pyarrow.compute as pc
+
+from deltaforge_dagster.errors import PositionMoved, SinkUnavailable, Undeliverable
+from deltaforge_dagster.sinks.base import SendGuard
+from deltaforge_dagster.sinks.nats.allowed import check_stream, not_taken, sendable
+from deltaforge_dagster.sinks.nats.answers import DUPLICATE, STORED
+from deltaforge_dagster.sinks.nats.errors import (
+    NOBODY_LISTENS,
+    WRONG_MESSAGE,
+    WRONG_SEQUENCE,
+    ApiError,
+    api_error,
+    refusal,
+)
+from deltaforge_dagster.sinks.nats.link import Link
+from deltaforge_dagster.sinks.nats.pack import MAX_BLOCK_ROWS, Block, Keeping, Packer
+from deltaforge_dagster.sinks.nats.stream import Held, Reader, Stream, fits, is_wild
+from deltaforge_dagster.sinks.nats.task import Task, Terms
+
+_ON_THE_WAY = 2
+"""Maximum number of blocks that are sent and not yet acknowledged."""
+
+_STRICT_BEGINNINGS = 3
+"""Number of attempts, without progress, in which a chain's first message requires the stream's last
+sequence to be the known one; if others publish all the time, that would never succeed."""
+
+_SHRINK = 4
+_KNOWN_SUBJECTS = 100_000
+
+
+class Session:
+    """A connection on which a sink sends.
+
+    Args:
+        link: The connection, already connected.
+        terms: Settings shared by all sessions of the sink.
+
+    Attributes:
+        link: The connection.
+        held: What the stream holds of the sink; read by `read_held`, updated by `deliver`.
+    """
+
+    def __init__(self, link: Link, terms: Terms) -> None:
+        self.link = link
+        self.held = Held(0, 0)
+        self._terms = terms
+        self._stream: Stream | None = None
+        self._known: set[str] = set()  # subjects that the stream captures
+        # Id of the last message sent, which is the stream's last one if all messages were stored.
+        self._chain: str | None = None
+        self._expected: int | None = None  # the stream's last sequence, as far as known
+        self._alone = False  # the block is a single message, whose answer the next block awaits
+        self._most = MAX_BLOCK_ROWS
+
+    def begin(self) -> None:
+        """Read the stream's configuration and check it; do nothing without a stream.
+
+        Raises:
+            SinkRejected: The stream does not exist or is unsuitable for the sink.
+            SinkUnavailable: The server does not answer.
+        """
+        if self._terms.stream is None:
+            return
+        stream = self._stream = self._read_stream()
+        self._expected = stream.last_sequence
+        check_stream(self.link, stream, self._terms)
+
+    def read_held(self) -> None:
+        """Read what the stream holds of the sink into `held`.
+
+        Raises:
+            SinkUnavailable: The server does not answer.
+        """
+        self.held = self._reader().held()
+        self._break_chain()
+
+    def deliver(self, task: Task, guard: SendGuard) -> None:
+        """Send the remaining messages of a task.
+
+        Raises:
+            SinkUnavailable: Connection lost, timeout, or refused for now; `task` holds the progress.
+            Undeliverable: One message cannot be sent; all messages before its change have arrived.
+            SinkRejected: The stream or the server refuses for a permanent reason.
+            PositionMoved: The stream does not hold what this sender left there.
+        """
+        packer = self._packer(task)
+        stop, failure = sendable(self.link, self._stream, self._terms, packer, task)
+        if self._stream is None:
+            self._send_plainly(packer, task, stop, guard)
+        else:
+            self._check_subjects(task, stop)
+            self._skip_partial(packer, task)
+            try:
+                self._send_chained(packer, task, stop, guard)
+            finally:
+                task.uncertain = self.link.sending
+        if failure is not None:
+            raise failure
+
+    def _packer(self, task: Task) -> Packer:
+        replay = task.batch.replay
+        suffix = self._terms.suffix if replay is None else f"{self._terms.suffix}|replay|{replay}"
+        reply = None if self._stream is None else self.link.inbox
+        return Packer(task.batch.messages, suffix + task.passing.again, reply)
+
+    def _send_plainly(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
+        while task.row < stop:
+            block = packer.pack(task.row, stop, 0, first={}, marks=self._marks(task))
+            guard()
+            deadline = time.monotonic() + self._terms.batch_timeout
+            self.link.transmit(block.data, deadline)
+            self.link.flush(deadline)
+            task.row = block.stop
+
+    def _send_chained(self, packer: Packer, task: Task, stop: int, guard: SendGuard) -> None:
+        answers = self.link.answers
+        waiting: deque[tuple[Block, float]] = deque()
+        row = task.row
+        known = task.passing.sent
+        breaks = 0
+        if task.passing.anew:
+            self._break_chain()
+            task.passing.anew = False
+        while task.row < stop:
+            if row < stop and len(waiting) < (1 if self._alone else _ON_THE_WAY):
+                block = self._packed(packer, task, row, stop, strictly=breaks < _STRICT_BEGINNINGS)
+                self._ask(guard)
+                deadline = time.monotonic() + self._terms.batch_timeout
+                self.link.send_block(block, deadline, answered=True)
+                waiting.append((block, deadline))
+                self._chain = packer.message_id(block.stop - 1)
+                row = block.stop
+                task.passing.sent = max(known, (task.batch.segment, task.ordinal(row - 1)))
+                continue
+            block, deadline = waiting[0]
+            self.link.await_answers(block.number + block.rows, deadline)
+            again = self._row_to_store_again(task, block, known)
+            if answers.refusal is None and again is None:
+                waiting.popleft()
+                self._alone = False
+                self._stored(task, block.stop)
+                answers.forget(block.number + block.rows)
+                self._most = min(2 * self._most, MAX_BLOCK_ROWS)
+                breaks = 0
+                continue
+            self.link.await_answers(answers.next_number, waiting[-1][1])
+            row, refusal = block.stop, answers.refusal
+            if refusal is not None:
+                row = refusal.number - block.number + block.start
+            if again is not None:
+                row = min(again, row)
+            breaks = 1 if row > task.row else breaks + 1
+            self._stored(task, row)
+            waiting.clear()
+            answers.forget(answers.next_number)
+            answers.forget_refusal()
+            self._break_chain()
+            if again == row:
+                task.passing.again = f"|again|{secrets.token_hex(4)}"
+                packer = self._packer(task)
+            elif refusal is not None:
+                self._go_on_after(api_error(refusal.text), task)
+
+    def _row_to_store_again(self, task: Task, block: Block, known: tuple[int, int]) -> int | None:
+        """Return the block's first row that the stream wrongly dropped as a duplicate; see `Pass`."""
+        outcomes = self.link.answers.outcomes(block.number, block.rows)
+        stored = np.flatnonzero(outcomes == STORED)
+        first = int(stored[0]) if len(stored) else block.rows
+        exactly = self._terms.exactly_once and task.batch.origin is not None
+        found = None
+        for place in np.flatnonzero(outcomes == DUPLICATE).tolist():
+            row = block.start + place
+            unheard = (task.batch.segment, task.ordinal(row)) <= known
+            if exactly or not (unheard or (task.passing.fresh and place < first)):
+                found = row
+                break
+        if len(stored):
+            task.passing.fresh = False
+        return found
+
+    def _break_chain(self) -> None:
+        """Let the next message begin a new chain."""
+        self._chain = None
+        self._expected = self.link.answers.sequence or self._expected
+
+    def _ask(self, guard: SendGuard) -> None:
+        """Call the guard; if it refuses, wait for the answers to the messages that are on their way."""
+        try:
+            guard()
+        except BaseException:
+            answers = self.link.answers
+            with contextlib.suppress(SinkUnavailable):
+                self.link.await_answers(
+                    answers.next_number, time.monotonic() + self._terms.batch_timeout
+                )
+            self._break_chain()
+            raise
+
+    def _stored(self, task: Task, row: int) -> None:
+        """Record that everything before this row has been stored."""
+        if row == task.row:
+            return
+        task.row = row
+        sequence = max(self.held.sequence, self.link.answers.sequence)
+        live = self.held.live if task.batch.origin is None else sequence
+        self.held = Held(sequence, live)
+
+    def _packed(self, packer: Packer, task: Task, row: int, stop: int, *, strictly: bool) -> Block:
+        first: dict[str, str] = {}
+        before = "-1"
+        if self._chain is not None:
+            first["Nats-Expected-Last-Msg-Id"] = self._chain
+        elif self._terms.exactly_once:
+            before = f"-@{self.held.live}"
+            first["Nats-Expected-Last-Subject-Sequence"] = str(self.held.sequence)
+            if is_wild(self._terms.pattern):
+                first["Nats-Expected-Last-Subject-Sequence-Subject"] = self._terms.pattern
+        elif self._expected is not None and strictly:
+            first["Nats-Expected-Last-Sequence"] = str(self._expected)
+        # A first message with a condition is sent alone. If it were refused, messages behind it could be
+        # dropped as duplicates, and the message after those would still fit into the chain.
+        self._alone = self._chain is None and len(first) > 0
+        keeping = self._keeping(task, before)
+        redrive = task.batch.origin is not None and task.batch.origin.redrive is not None
+        return packer.pack(
+            row,
+            stop,
+            self.link.answers.next_number,
+            first=first,
+            marks=self._marks(task),
+            keeping=keeping,
+            max_rows=1 if redrive or self._alone else self._most,
+        )
+
+    def _keeping(self, task: Task, before: str) -> Keeping | None:
+        batch = task.batch
+        if batch.origin is None or not self._terms.exactly_once:
+            return None
+        last = batch.messages.num_rows - 1
+        ends = batch.origin.redrive is None and task.ordinal(last) == batch.origin.rows - 1
+        return Keeping(lambda row: batch.position_at(row).to_json(), last if ends else None, before)
+
+    def _marks(self, task: Task) -> dict[str, str]:
+        marks = {}
+        if task.batch.replay is not None:
+            marks["df-replay"] = task.batch.replay
+        if self._terms.exactly_once and task.batch.origin is None:
+            marks["df-position"] = f"@{self.held.live}"
+        return marks
+
+    def _go_on_after(self, error: ApiError, task: Task) -> None:
+        """Prepare a new chain that begins at the refused `task.row`; raise if that cannot help."""
+        assert self._stream is not None
+        where = f"{self.link.where}: stream {self._stream.name!r}"
+        if error.code == WRONG_MESSAGE or error.code in WRONG_SEQUENCE:
+            self._most = max(1, self._most // _SHRINK)
+            if self._terms.exactly_once:
+                now = self._reader().held()
+                if task.batch.origin is None:
+                    self.held = now
+                elif now.problem is not None or now.live != self.held.live:
+                    raise PositionMoved(
+                        f"{where} does not hold what this run left there: another sender is at "
+                        "work, or the server has lost data"
+                    )
+                else:
+                    self.held = replace(self.held, sequence=now.sequence)
+            elif error.sequence is not None:
+                self._expected = error.sequence
+            return
+        subject = task.batch.messages.column("destination")[task.row].as_py()
+        if error.code == NOBODY_LISTENS:
+            self._stream = self._read_stream()
+            if not self._stream.takes(subject):
+                raise not_taken(where, subject, self._stream)
+            raise SinkUnavailable(f"{where}: nobody listens to subject {subject!r} for now")
+        if error.too_large:
+            ordinal = task.ordinal(task.row)
+            raise Undeliverable(
+                f"{where}: the message of segment {task.batch.segment}, ordinal {ordinal} is "
+                "larger than the stream takes; raise its max_msg_size",
+                ordinal,
+                "too_large",
+            )
+        raise refusal(where, error)
+
+    def _check_subjects(self, task: Task, stop: int) -> None:
+        """Check, before anything is sent, that the stream captures all subjects."""
+        assert self._stream is not None
+        messages = task.batch.messages.slice(task.row, stop - task.row)
+        subjects = cast("set[str]", set(messages.column("destination").unique().to_pylist()))
+        fresh = subjects - self._known
+        for subject in fresh:
+            if not self._stream.takes(subject):
+                self._stream = self._read_stream()
+            if not self._stream.takes(subject):
+                where = f"{self.link.where}: stream {self._stream.name!r}"
+                raise not_taken(where, subject, self._stream)
+            if self._terms.exactly_once and not fits(self._terms.pattern, subject):
+                row = task.row + pc.index(messages.column("destination"), subject).as_py()
+                raise Undeliverable(
+                    f"{self.link.where}: subject {subject!r} is not one of {self._terms.pattern!r}, "
+                    "where the sink keeps its position (exactly_once)",
+                    task.ordinal(row),
+                    "routing",
+                )
+        self._known = subjects if len(self._known) > _KNOWN_SUBJECTS else self._known | fresh
+
+    def _skip_partial(self, packer: Packer, task: Task) -> None:
+        """Skip messages of the first change that have arrived already, if only some of them have."""
+        partial = self.held.partial
+        if partial is None or task.batch.origin is None or task.row > 0:
+            return
+        row = 0
+        while row < task.batch.messages.num_rows and task.ordinal(row) == task.ordinal(0):
+            row += 1
+            if f"{partial}|".startswith(f"{packer.message_id(row - 1)}|"):
+                task.row = row
+                return
+
+    def _read_stream(self) -> Stream:
+        assert self._terms.stream is not None
+        return Stream.read(self.link, self._terms.stream, self._terms.batch_timeout)
+
+    def _reader(self) -> Reader:
+        assert self._stream is not None
+        terms = self._terms
+        return Reader(
+            self.link, self._stream.name, terms.pattern, terms.suffix, terms.batch_timeout
+        )

@@ -1,0 +1,135 @@
+"""Redis Cluster: finds the node for each stream (redis.io, "Redis cluster specification").
+
+A key belongs to one of 16,384 slots, and each slot to one node. A transaction is limited to one slot. So
+the messages for the streams of each slot are sent separately, in order within the slot, and a sink that
+delivers exactly once needs its position and all its streams in the same slot. The part of a key
+in braces is its *hash tag*, which alone decides the slot: `{shop}.orders` and `{shop}.customers` share
+one.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from deltaforge_dagster.config.templates import Template
+from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_dagster.sinks.redis.endpoint import Address
+from deltaforge_dagster.sinks.redis.errors import Redirected
+from deltaforge_dagster.sinks.redis.node import Node
+
+_SLOTS = 16_384
+
+
+def _hashed(key: str) -> str:
+    """Return the part of a key that decides its slot: its hash tag, or else the whole key."""
+    _, brace, rest = key.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return tag if brace and closed and tag else key
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key: the CRC16 (XMODEM variant) of its hashed part, modulo 16,384."""
+    return binascii.crc_hqx(_hashed(key).encode(), 0) % _SLOTS
+
+
+def common_tag(stream: Template) -> str | None:
+    """Return a hash tag of the slot that all streams of a template share, or None if they need not."""
+    first = stream.parts[0]
+    if not isinstance(first, str):
+        return None
+    tag = _hashed(first)
+    if stream.variables and tag == first:
+        return None  # a variable is part of the hashed text
+    return None if "}" in tag else tag
+
+
+def by_slot(batch: SinkBatch) -> list[tuple[int, SinkBatch]]:
+    """Split a batch by slot; the messages of each slot stay in order."""
+    streams = batch.messages.column("destination").dictionary_encode()
+    names = cast("list[str]", streams.dictionary.to_pylist())
+    slots = np.array([slot_of(name) for name in names])
+    of_rows = slots[streams.indices.to_numpy()]
+    present = np.unique(of_rows)
+    if len(present) == 1:
+        return [(int(present[0]), batch)]
+    order = np.argsort(of_rows, kind="stable")
+    parts = np.split(order, np.searchsorted(of_rows[order], present[1:]))
+    return [
+        (int(slot), replace(batch, messages=batch.messages.take(rows)))
+        for slot, rows in zip(present, parts, strict=True)
+    ]
+
+
+class Cluster:
+    """Maps slots to nodes: the map is read from the cluster and corrected by its redirections.
+
+    Args:
+        sink_id: Name of the sink in messages.
+        seed: Node that the sink's URI names.
+        make_node: Returns a `Node` for an address.
+    """
+
+    def __init__(self, sink_id: str, seed: Node, make_node: Callable[[Address], Node]) -> None:
+        self._sink_id = sink_id
+        self._seed = seed
+        self._make_node = make_node
+        self._nodes: dict[Address, Node] = {}
+        self._slots: dict[int, Address] = {}
+        self._asked: Address | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All known nodes."""
+        return [*self._nodes.values(), self._seed]
+
+    def node_of(self, slot: int) -> Node:
+        """Return the node of a slot, according to the latest information.
+
+        Raises:
+            SinkUnavailable: No node answers, or none has the slot.
+        """
+        if not self._slots:
+            self._ask()
+        if slot not in self._slots:
+            raise SinkUnavailable(f"sink {self._sink_id}: no node of the cluster has slot {slot}")
+        asked, self._asked = self._asked, None
+        node = self._node(asked or self._slots[slot])
+        node.asking = asked is not None
+        return node
+
+    def follow(self, redirected: Redirected) -> None:
+        """Apply a redirection to the next block (ASK) or to the map (MOVED)."""
+        if redirected.asking:
+            self._asked = redirected.address
+        else:
+            self._slots[redirected.slot] = redirected.address
+
+    def forget(self) -> None:
+        """Discard the map, so that it is read from the cluster again before the next block."""
+        self._slots.clear()
+        self._asked = None
+
+    def _node(self, address: Address) -> Node:
+        if address not in self._nodes:
+            self._nodes[address] = self._make_node(address)
+        return self._nodes[address]
+
+    def _ask(self) -> None:
+        """Read the map from the first node that answers; nodes with a connection are tried first."""
+        for node in sorted(self.nodes, key=lambda node: node.link is None):
+            try:
+                link = node.connected()
+                with node.giving_up(link.address):
+                    found = link.slots()
+            except SinkUnavailable as error:
+                failure = error
+            else:
+                self._slots = {slot: address for slots, address in found for slot in slots}
+                return
+        raise failure

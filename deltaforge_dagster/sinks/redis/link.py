@@ -1,0 +1,255 @@
+"""One connection to a Redis server for blocks: redis-py sets it up, then its socket is used directly.
+
+Blocks (`resp`) and their replies are too large for redis-py to pack and parse, so their bytes bypass it.
+The link also watches the key of a sink's position, knows its own client id on the server, and can end
+other connections there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import redis
+from redis import exceptions
+
+from deltaforge_dagster.errors import SinkUnavailable
+from deltaforge_dagster.sinks.deadlines import timed, too_late
+from deltaforge_dagster.sinks.redis.endpoint import Address
+from deltaforge_dagster.sinks.redis.errors import address, refusal
+from deltaforge_dagster.sinks.redis.resp import Block
+from deltaforge_dagster.sinks.redis.resp_replies import Replies, Verdict
+
+_PIECE = 1 << 18
+"""Bytes handed to the socket at once: small enough that the timeout measures progress."""
+
+_NOT_TEXT = b"(not a text)"
+"""Stands for a position key that is not a string: it is not a position, but can be replaced by one."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Identity(NamedTuple):
+    """A connection as its server identifies it; client ids start again when the server restarts."""
+
+    server: str = ""
+    client_id: int = 0
+
+
+class Link:
+    """One connection: redis-py connects and authenticates, then blocks are sent through its socket.
+
+    Attributes:
+        address: Name of the server in messages.
+        identity: Known once connected; its server part is empty if the user may not run INFO.
+        in_cluster: Whether the server is a node of a Redis Cluster; known once connected.
+        clean: Whether the link is connected and everything sent has been answered.
+        sending: Whether a block has been sent, at least in part, and not answered.
+        held: Value of the watched key, None if it does not exist.
+        alone: Whether the other connections of the same name have been ended.
+    """
+
+    def __init__(self, sink_id: str, connection: redis.Connection, send_timeout: float) -> None:
+        self.identity = Identity()
+        self.in_cluster = False
+        self.clean = False
+        self.sending = False
+        self.held: bytes | None = None
+        self.alone = False
+        self._watched: str | None = None
+        self._sink_id = sink_id
+        self.address = address(connection)
+        self._connection = connection
+        self._send_timeout = send_timeout
+        self._replies = Replies()
+
+    def connect(self) -> None:
+        """Connect, and check that the server can take blocks.
+
+        Raises:
+            SinkUnavailable: The server is a replica.
+            redis.RedisError: As raised by redis-py.
+        """
+        self._connection.connect()
+        answer = self._ask("HELLO", 2)  # alternating names and values
+        hello = dict(zip(answer[::2], answer[1::2], strict=True))
+        self.in_cluster = hello[b"mode"] == b"cluster"
+        if hello[b"role"] != b"master" and not self.in_cluster:
+            raise SinkUnavailable(
+                f"sink {self._sink_id}: {self.address} is a replica, which takes no writes"
+            )
+        # Try MULTI before any block: if it were refused in one, the block's commands would run singly.
+        self._ask("MULTI")
+        self._ask("EXEC")
+        self.identity = Identity(self._server_process(), hello[b"id"])
+        self.clean = True
+
+    def slots(self) -> list[tuple[range, Address]]:
+        """Return the slot ranges and their masters in the cluster (`CLUSTER SLOTS`).
+
+        Raises:
+            redis.RedisError: As raised by redis-py.
+        """
+        found = []
+        for first, last, (host, port, *_), *_ in self._ask("CLUSTER", "SLOTS"):
+            # An empty host means the node that was asked.
+            name = host.decode() if host else self._connection.host
+            found.append((range(first, last + 1), (name, port)))
+        return found
+
+    def ask(self) -> None:
+        """Make the node accept the next block for a slot that is being migrated to it (`ASKING`).
+
+        Raises:
+            redis.RedisError: As raised by redis-py.
+        """
+        self._ask("ASKING")
+
+    def kill(self, client_id: int) -> bool:
+        """End another connection on the server; return False if the server refuses."""
+        try:
+            self._ask("CLIENT", "KILL", "ID", client_id)
+        except redis.ResponseError:
+            return False
+        return True
+
+    def end_others(self, name: str) -> None:
+        """Give this connection `name` and end the others that have it, dropping their partial blocks.
+
+        Otherwise a run that was suspended within a block and has lost its lease would send the rest
+        when it resumes. Without the permission to end connections, only the guard prevents that.
+        """
+        self.alone = True
+        with contextlib.suppress(redis.ResponseError):
+            for line in self._ask("CLIENT", "LIST").decode().splitlines():
+                other = dict(word.partition("=")[::2] for word in line.split(" "))
+                if other.get("name") == name and int(other["id"]) != self.identity.client_id:
+                    self.kill(int(other["id"]))
+            self._ask("CLIENT", "SETNAME", name)
+
+    def watch(self, key: str | None) -> None:
+        """Watch `key`, so that the next block has no effect if it changes, and read it into `held`.
+
+        Does nothing if the key is already watched. With None, the next block is always executed.
+
+        Raises:
+            redis.RedisError: As raised by redis-py.
+        """
+        if key == self._watched:
+            return
+        if self._watched is not None:
+            self._ask("UNWATCH")
+        self._watched = key
+        if key is None:
+            return
+        self._ask("WATCH", key)
+        try:
+            self.held = self._ask("GET", key)
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            self.held = _NOT_TEXT
+
+    def transmit(self, block: Block, deadline: float) -> None:
+        """Send a block; `deadline` is a monotonic time."""
+        self._replies.expect(block.rows, keeping=block.position is not None)
+        self.clean, self.sending = False, True
+        with self._socket(deadline) as next_socket:
+            sent = 0
+            while sent < len(block.data):
+                sent += next_socket().send(block.data[sent : sent + _PIECE])
+
+    def receive(self, deadline: float) -> Verdict:
+        """Wait for the reply to the block that was sent."""
+        with self._socket(deadline) as next_socket:
+            verdict = None
+            while verdict is None:
+                size = next_socket().recv_into(self._replies.space())
+                if size == 0:
+                    raise ConnectionResetError("the server closed it")
+                verdict = self._replies.received(size)
+        self.clean, self.sending = True, False
+        self.held = verdict.held  # and watched again, if it was
+        return verdict
+
+    def rehearse(self, commands: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Let the server check commands, given with their keys, without executing them.
+
+        The server checks permissions when it queues a command in a transaction. The transaction ends
+        only with the connection, which cannot be used for anything else afterwards.
+
+        Raises:
+            PermissionMissing: The user may not run one of the commands.
+            redis.RedisError: As raised by redis-py.
+        """
+        self.clean = False
+        self._ask("MULTI")
+        for key, command in commands:
+            try:
+                self._ask(*command)
+            except exceptions.NoPermissionError as error:
+                raise refusal(self._sink_id, f"NOPERM {error}", key) from error
+
+    def interrupt(self) -> None:
+        """Make calls in another thread fail that are waiting for the server."""
+        with contextlib.suppress(OSError):
+            # Not the TLS socket's own method: it would discard the other thread's state.
+            socket.socket.shutdown(self._raw(), socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection; the part of a block that has not left yet never will."""
+        with contextlib.suppress(OSError):
+            sock = self._raw()
+            if self.sending:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                sock.close()
+        self._connection.disconnect()
+
+    def _ask(self, *command: str | int) -> Any:
+        self._connection.send_command(*command)
+        return self._connection.read_response()
+
+    def _server_process(self) -> str:
+        """Return the random id of the server's process, or "" if the user may not run INFO."""
+        try:
+            info: bytes = self._ask("INFO", "server")
+        except redis.ResponseError:
+            return ""
+        return info.partition(b"run_id:")[2].partition(b"\r")[0].decode()
+
+    def _raw(self) -> socket.socket:
+        # redis-py has no public access to the socket of a connection.
+        sock: socket.socket | None = self._connection._sock  # noqa: SLF001
+        if sock is None:
+            raise ConnectionResetError("not connected")
+        return sock
+
+    @contextlib.contextmanager
+    def _socket(self, deadline: float) -> Iterator[Callable[[], socket.socket]]:
+        """Yield a function that returns the socket with its next timeout; translate failures."""
+        sock = self._raw()
+
+        where = f"sink {self._sink_id}: {self.address}"
+        try:
+            yield partial(timed, sock, deadline, self._send_timeout)
+        except TimeoutError as error:
+            raise too_late(where, self._send_timeout) from error
+        except OSError as error:
+            if (said := self._last_words()) is not None:
+                raise refusal(self._sink_id, said, None) from error
+            raise SinkUnavailable(f"{where}: connection lost: {error}") from error
+        except SinkUnavailable as error:
+            raise SinkUnavailable(f"{where}: {error}") from error
+
+    def _last_words(self) -> str | None:
+        """Return the error that the server sent before it closed the connection, or None."""
+        with contextlib.suppress(OSError, SinkUnavailable):
+            sock = self._raw()
+            sock.settimeout(0)
+            while (size := sock.recv_into(self._replies.space())) > 0:
+                self._replies.received(size)
+        return self._replies.so_far().error

@@ -1,0 +1,196 @@
+"""What the server says about its binary log: settings, where it ends, what is still there.
+
+Manual: "Binary Logging Options and Variables", "SHOW BINARY LOG STATUS" (before MySQL 8.2: "SHOW
+MASTER STATUS"), "SHOW BINARY LOGS".
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.positions import BinlogPosition, covers
+from deltaforge_dagster.sources.mysql.connection import mariadb_log
+from deltaforge_dagster.sources.mysql.connection.refusals import SYNTAX, lost
+from deltaforge_dagster.sources.mysql.connection.server import Session
+
+_OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
+
+_WANTED = {
+    "log_bin": ("ON", "start the server with --log-bin"),
+    "binlog_format": ("ROW", "run: SET PERSIST binlog_format = ROW, and reconnect what writes"),
+}  # fmt: skip
+"""Per variable: what it must be where the server has it, and how to get there."""
+
+FILE_START = 4
+"""Where the first event of a file stands, behind its magic number."""
+
+_EXECUTED_SECONDS = 5.0
+_NO_SUCH_PLACE = 1220
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The server's settings that decide how its log is read.
+
+    Attributes:
+        gtids: Every transaction has a GTID, and reading may start from a set of them.
+    """
+
+    gtids: bool
+
+
+def facts(session: Session, where: str) -> Facts:
+    """Return what the server is, once it is as needed.
+
+    Raises:
+        SourceMisconfigured: Another product, an old version, or a setting; the message has the
+            statement that changes it.
+    """
+    if session.version < (_OLDEST_MARIADB if session.is_mariadb else _OLDEST):
+        raise SourceMisconfigured(
+            f"{where}: version {session.server_version} is too old; needed is MySQL 5.7 or later, or"
+            " MariaDB 10.5 or later"
+        )
+    names = ", ".join(f"'{name}'" for name in (*_WANTED, "gtid_mode"))
+    values = {
+        row["Variable_name"]: str(row["Value"])
+        for row in session.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    }
+    for name, (wanted, advice) in _WANTED.items():
+        if name in values and values[name].upper() != wanted:
+            raise SourceMisconfigured(
+                f"{where}: {name} is {values[name]}; {lasting(session, advice)}"
+            )
+    if session.is_mariadb:
+        return Facts(gtids=True)
+    return Facts(gtids=values.get("gtid_mode", "OFF").upper() == "ON")
+
+
+def lasting(session: Session, statement: str) -> str:
+    """Return a statement that sets a variable as this server can: only MySQL 8 has SET PERSIST.
+
+    Elsewhere it holds until the next restart, and belongs into the configuration file as well.
+    """
+    if session.version >= (8,) and not session.is_mariadb:
+        return statement
+    return statement.replace("SET PERSIST ", "SET GLOBAL ")
+
+
+def tail(session: Session, where: str, *, gtids: bool) -> BinlogPosition:
+    """Return where the log ends now: file, offset and, with GTIDs, every one executed.
+
+    With GTIDs the set is the position, and the rest says roughly where that is: a busy server's
+    log has grown between the two answers.
+    """
+    found = status(session)
+    if found is None:
+        raise SourceMisconfigured(f"{where}: log_bin is OFF; start the server with --log-bin")
+    gtid_set = executed(session) if gtids else None
+    return BinlogPosition(str(found["File"]), int(found["Position"]), gtid_set)
+
+
+def status(session: Session) -> dict[str, Any] | None:
+    """Return the log's newest file, where that ends, and which databases are left out; None without a log."""
+    found = session.rows_or_refusal("SHOW BINARY LOG STATUS", SYNTAX)
+    if found is None:  # before MySQL 8.2
+        found = session.rows("SHOW MASTER STATUS")
+    return found[0] if found else None
+
+
+def check_grants(session: Session) -> None:
+    """Ask for the beginning of the log, which takes the same privilege as reading it."""
+    session.rows("SHOW BINLOG EVENTS LIMIT 1")
+
+
+def executed(session: Session) -> str:
+    """Return every GTID that the server has executed, or of MariaDB the last one of each domain."""
+    if session.is_mariadb:
+        return str(mariadb_log.executed(session))
+    return str(GtidSet.parse(_global(session, "gtid_executed")))
+
+
+def _purged(session: Session) -> str:
+    """Return those that the log no longer has."""
+    if session.is_mariadb:
+        return str(mariadb_log.purged(session))
+    return str(GtidSet.parse(_global(session, "gtid_purged")))
+
+
+def check_held(session: Session, where: str, position: BinlogPosition, found: Facts) -> None:
+    """See to it that the log still has everything after `position`.
+
+    Raises:
+        PositionLost: It has not, or it is another log.
+        SourceMisconfigured: The position needs GTIDs, and they were switched off.
+    """
+    if position.gtid_set is None:
+        _check_file(session, where, position)
+        return
+    if not found.gtids:
+        raise SourceMisconfigured(
+            f"{where}: gtid_mode is not ON, but the position is a GTID set; switch it on "
+            'again, step by step (manual: "Enabling GTID Transactions Online")'
+        )
+    if not covers(position.gtid_set, _purged(session)):
+        raise lost(where, "the binary log with the transactions after the position was purged")
+    # The log shows a transaction a moment before the server counts it as executed.
+    deadline = time.monotonic() + _EXECUTED_SECONDS
+    while not covers(executed(session), position.gtid_set):
+        if time.monotonic() > deadline:
+            raise lost(
+                where,
+                "the server has not executed every transaction that was read before; was it "
+                "restored from a backup, or is it another server?",
+            )
+        time.sleep(0.1)
+    if not session.is_mariadb:
+        _check_anonymous(session, where, position)
+
+
+def log_files(session: Session) -> dict[str, int]:
+    """Return the files of the log, oldest first, and their sizes in bytes."""
+    return {row["Log_name"]: int(row["File_size"]) for row in session.rows("SHOW BINARY LOGS")}
+
+
+def _check_anonymous(session: Session, where: str, position: BinlogPosition) -> None:
+    """See to it that the next transaction has a GTID.
+
+    By GTIDs the server begins at the newest file that only lacks what the reader has. Transactions
+    in the files before, logged while gtid_mode was not ON, it passes over without a word.
+    """
+    files = list(log_files(session))
+    if position.file not in files:
+        return  # another server's
+    begin = f" FROM {position.pos:d}"
+    for file in files[files.index(position.file) :]:
+        query = f"SHOW BINLOG EVENTS IN '{file}'{begin} LIMIT 10"
+        for row in session.rows_or_refusal(query, _NO_SUCH_PLACE) or ():
+            if row["Event_type"] == "Anonymous_Gtid":
+                raise lost(
+                    where,
+                    f"{file} has transactions without GTID after the position, since gtid_mode was "
+                    "not ON for a while: the server does not send them to who reads by GTIDs",
+                )
+            if row["Event_type"].startswith("Gtid"):
+                return
+        begin = ""
+
+
+def _check_file(session: Session, where: str, position: BinlogPosition) -> None:
+    sizes = log_files(session)
+    if position.file not in sizes:
+        raise lost(where, f"the binary log file {position.file} was purged")
+    if position.pos > sizes[position.file]:
+        raise lost(
+            where,
+            f"the binary log file {position.file} ends before position {position.pos}; was the "
+            "server restored from a backup, or did it crash with sync_binlog = 0?",
+        )
+
+
+def _global(session: Session, name: str) -> str:
+    return str(session.rows(f"SELECT @@GLOBAL.{name} AS value")[0]["value"])

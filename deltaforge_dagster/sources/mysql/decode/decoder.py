@@ -1,0 +1,301 @@
+"""From bytes of the binary log to change batches: the decoder of the MySQL source.
+
+A `Decoder` is given the dump stream in pieces, as the socket hands them out, and returns record
+batches in the columns of `frame.CAPTURED`. A piece is handled in rounds: `scan` notes the changes and
+transactions in it until something stops it, `write_changes` writes their row images, and the rest of
+the columns is put around them in bulk (`transaction_assembler`). Python acts once per piece and for rare events
+(`non_row_events`), never per row. The decoder has no socket, no thread and no clock: what comes out depends
+on what went in, wherever it is cut.
+
+Some events hold others, or call back earlier ones: a compressed transaction, the commit of a prepared
+one. Those go through the same rounds, as streams within the stream (`inner`), a piece at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import Bytes, read_only
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
+from deltaforge_dagster.sources.mysql.decode.batches import BatchWriter
+from deltaforge_dagster.sources.mysql.decode.held import KeptRows
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    BARE,
+    BEGUN,
+    CHECKSUM,
+    EVENT_POS,
+    INDEX,
+    INNER,
+    JOINED,
+    OFFSET,
+    OPEN,
+    PACKET_END,
+    POS,
+    TX_TAG,
+    TXS,
+)
+from deltaforge_dagster.sources.mysql.decode.non_row_events import DAMAGE, NonRowEvents
+from deltaforge_dagster.sources.mysql.decode.scan import SPLIT_SIZE, pass_event, scan
+from deltaforge_dagster.sources.mysql.decode.stops import (
+    BAD_EVENT,
+    FOREIGN,
+    FULL,
+    NEED_MORE,
+    REACHED,
+    SPLIT,
+)
+from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
+    MAX_ROWS,
+    Progress,
+    TransactionAssembler,
+)
+from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.mysql.stream.prepared import FindsEncoded
+from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms
+from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.rows.event_ids import id_seed
+from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
+
+_FOREIGN = {0xFF: "ERR", 0xFE: "EOF"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a piece of the stream held.
+
+    Attributes:
+        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        batches: Changes and idle progress, in log order.
+        foreign: `ERR` or `EOF` for a packet that is no event and ends the stream, else ""; it
+            stands at `consumed`.
+        error: Why decoding cannot go on, to be raised after `batches` were handed on.
+        again: There is more in what was fed: drop what is consumed, and feed the rest, even if it is
+            nothing, before new bytes.
+    """
+
+    consumed: int
+    batches: tuple[ChangeBatch, ...]
+    foreign: str = ""
+    error: DeltaforgeError | None = None
+    again: bool = False
+
+
+class Decoder:
+    """Decodes one dump stream, from the first packet after the command to its end.
+
+    Changes of tables for which `captures(database, table)` is false are passed over, but counted,
+    so that ids do not depend on the choice of tables. `forms` says how
+    values look where there is a choice. Events of the tables in `held`, and of those that nobody
+    knows the columns of, come out as they are, to be kept back (`held`). With `until`, the end of a
+    transaction, nothing behind it is decoded. Changes of `outboxes` are marked as such.
+    `rules` say what is hidden of columns.
+    """
+
+    _non_row_events: ClassVar[type[NonRowEvents]] = NonRowEvents
+
+    def __init__(
+        self,
+        *,
+        source_id: str,
+        progress: Progress,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        prepared: FindsEncoded,
+        forms: ValueForms = LABEL_FORMS,
+        held: Mapping[str, str] | None = None,
+        until: BinlogPosition | None = None,
+        outboxes: OutboxTables = NO_OUTBOX,
+        rules: ColumnRules = NO_RULES,
+    ) -> None:
+        self._inner: list[NestedEvents] = []
+        self._inner_bytes = 0
+        self._versions = TableVersions(
+            registry=registry,
+            catalog=catalog,
+            captures=captures,
+            forms=forms,
+            held=held,
+            rules=rules,
+        )
+        self._writer = BatchWriter(self._versions, id_seed(source_id), MAX_ROWS, outboxes)
+        self._found = TransactionAssembler(self._writer, progress)
+        self._state = self._found.state
+        self._state[CHECKSUM] = 1  # as asked for, until a file says otherwise
+        self._non_row = self._non_row_events(
+            self._found,
+            self._writer,
+            self._versions,
+            catalog=catalog,
+            captures=captures,
+            prepared=prepared,
+            until=until,
+            inner=self._inner,
+        )
+        self._error: DeltaforgeError | None = None
+
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+
+        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
+        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        """
+        source = read_only(data)[:length]
+        state = self._state
+        state[OFFSET] = 0
+        self._found.batches = []
+        foreign, again = "", False
+        self._inner_bytes = 0
+        # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
+        with np.errstate(over="ignore"):
+            while self._error is None and self._inner_bytes < PIECE_BYTES:
+                if self._inner:
+                    self._step_inside()
+                    continue
+                stop = self._round(source)
+                if stop == SPLIT and self._error is None:
+                    if not self._joined(source):
+                        break
+                elif stop in (NEED_MORE, FOREIGN, REACHED):
+                    if stop == FOREIGN and self._error is None:
+                        code = int(source[state[OFFSET] + 4])
+                        foreign = _FOREIGN.get(code, "ERR")
+                    break
+            else:
+                again = self._error is None
+        if self._error is None and not again and not state[OPEN]:
+            self._found.tell_passed()
+        return Decoded(int(state[OFFSET]), tuple(self._found.batches), foreign, self._error, again)
+
+    def _round(self, source: Bytes) -> int:
+        """Scan once, hand on what was found, act where Python has to; return why it stopped."""
+        state, versions, found = self._state, self._versions, self._found
+        found.begin_round()
+        begun = int(state[OFFSET])
+        stop = int(
+            scan(
+                source,
+                source.size,
+                state,
+                versions.maps,
+                versions.map_texts,
+                versions.tables,
+                versions.layout.columns,
+                found.rows,
+                found.txs,
+            )
+        )
+        try:
+            found.flush(source, begun)
+            if stop not in (NEED_MORE, FULL, FOREIGN, SPLIT, REACHED):
+                self._non_row.act(stop, source)
+                found.claim(int(state[PACKET_END] - state[OFFSET]))
+                pass_event(state)
+        except DeltaforgeError as error:
+            self._fail(error)
+        return stop
+
+    def _fail(self, error: DeltaforgeError) -> None:
+        """Stop at an error, which says where it is."""
+        where = self._where()
+        if type(error) in (CorruptLog, UnsupportedEvent) and where not in str(error):
+            placed = type(error)(f"{error}, {where}")
+            placed.__cause__ = error
+            error = placed
+        self._error = error
+
+    def _joined(self, source: Bytes) -> bool:
+        """Decode the event in several packets at the offset; False when it is not whole."""
+        state = self._state
+        at = int(state[OFFSET])
+        begun = at
+        parts: list[Bytes] = []
+        size = SPLIT_SIZE
+        while size == SPLIT_SIZE:
+            if source.size - at < 4:
+                return False
+            size = int.from_bytes(source[at : at + 3].tobytes(), "little")
+            if source.size - at - 4 < size:
+                return False
+            # Only the first packet has the byte that says what it is.
+            parts.append(source[at + (4 if parts else 5) : at + 4 + size])
+            at += 4 + size
+        event = read_only(np.concatenate(parts))
+        if source[begun + 4] != 0:
+            self._error = CorruptLog(f"a packet of 16 MiB that is no event, {self._where()}")
+            return True
+        state[OFFSET], state[BARE] = 0, JOINED
+        stop = FULL
+        while stop != NEED_MORE and self._error is None:
+            stop = self._round(event)
+        if self._error is None and state[OFFSET] != event.size:
+            self._error = CorruptLog(f"{DAMAGE[BAD_EVENT]}, {self._where()}")
+        state[OFFSET], state[BARE] = at, 0
+        self._found.claim(at - begun - event.size)
+        return True
+
+    def _step_inside(self) -> None:
+        """Decode a piece of the innermost of the streams in the stream."""
+        state, inner = self._state, self._inner[-1]
+        offset = int(state[OFFSET])
+        try:
+            piece = inner.next()
+            if piece is None:
+                self._inner.pop()
+                inner.end()
+                return
+        except DeltaforgeError as error:
+            self._fail(error)
+            return
+        self._inner_bytes += piece.size
+        state[OFFSET], state[BARE] = 0, INNER
+        while self._error is None and self._inner[-1] is inner:
+            if self._round(piece) == NEED_MORE:
+                break
+        inner.keep(piece[state[OFFSET] :])
+        state[OFFSET], state[BARE] = offset, 0
+
+    def forget_tables(self) -> None:
+        """Let every table be described again."""
+        self._versions.forget()
+
+    def decode_held(self, kept: KeptRows, *, last: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of a rows event that was kept back, in its place in the log.
+
+        `last` says whether it is the last one that was kept of its transaction.
+
+        Raises:
+            UnsupportedEvent: The columns of its table are still not known.
+        """
+        state, versions = self._state, self._versions
+        self._found.batches = []
+        self._found.file, self._found.txs[0] = kept.file, kept.tx
+        self._writer.tags[int(self._found.txs[0, TX_TAG])] = kept.tag
+        state[TXS], state[OPEN], state[INDEX] = 1, BEGUN, kept.index
+        state[EVENT_POS] = state[POS] = kept.pos
+        versions.describe(kept.table_map, self._found.here())
+        for reason in versions.held.values():
+            raise UnsupportedEvent(reason)
+        self._inner.append(NestedEvents(iter([kept.event])))
+        with np.errstate(over="ignore"):
+            while self._inner and self._error is None:
+                self._step_inside()
+            if last and self._error is None:
+                self._found.commit()
+        if self._error is not None:
+            raise self._error
+        for batch in self._found.batches:
+            if batch.rows is not None:
+                yield batch.rows
+
+    def _where(self) -> str:
+        return self._found.where(inside=bool(self._inner))

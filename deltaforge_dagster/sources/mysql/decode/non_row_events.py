@@ -1,0 +1,340 @@
+"""What events mean that come rarely: statements, tables, XA, a new file, events that hold others.
+
+The kernel `scan` reads what a transaction has as a rule, its begin, its rows and its end, and stops at
+everything else. Python acts on that here, once for each such event, and scanning goes on behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import Bytes
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, BatchWriter, Place
+from deltaforge_dagster.sources.mysql.decode.held import Kept, KeptBatch, KeptRows, KeptStatement
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    BEGUN,
+    CHECKSUM,
+    EVENT,
+    EVENT_END,
+    EVENT_POS,
+    FILE_A,
+    FILE_B,
+    GROUP,
+    GTID_OF_MYSQL,
+    HELD_INDEX,
+    INDEX,
+    OPEN,
+    PACKET_END,
+    POS,
+    PREPARING,
+    TX_A,
+    TX_B,
+    TX_END,
+    TX_HAS_GTID,
+    TX_NUMBER,
+    TX_TAG,
+    TX_TS_US,
+    TXS,
+    UNTIL,
+)
+from deltaforge_dagster.sources.mysql.decode.partial_json import whole_event
+from deltaforge_dagster.sources.mysql.decode.stops import (
+    BAD_EVENT,
+    BAD_ORDER,
+    BAD_ROWS,
+    BAD_SUM,
+    COMPRESSED,
+    FORMAT,
+    HELD_ROWS,
+    NEW_FILE,
+    NEW_TABLE,
+    NO_COLUMNS,
+    OF_XA,
+    PARTIAL,
+    PAYLOAD,
+    PREPARED,
+    STATEMENT,
+    TAGGED,
+    UNKNOWN_TABLE,
+    UNSUPPORTED,
+)
+from deltaforge_dagster.sources.mysql.decode.transaction_assembler import TransactionAssembler
+from deltaforge_dagster.sources.mysql.events.binlog import (
+    EVENT_NAMES,
+    HEADER,
+    Query,
+    has_checksums,
+    is_of_mariadb,
+    parse_query,
+    parse_rotate,
+)
+from deltaforge_dagster.sources.mysql.events.gtid_events import (
+    GtidEvent,
+    parse_tagged_gtid,
+    tag_hash,
+)
+from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.statements import Kind, Xid, statement, xid_of
+from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
+from deltaforge_dagster.sources.mysql.schema.ddl import Change, table_changes
+from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
+from deltaforge_dagster.sources.mysql.stream.log_scan import table_of
+from deltaforge_dagster.sources.mysql.stream.prepared import (
+    FindsEncoded,
+    PreparedRows,
+    parse_xa_prepare,
+)
+
+DAMAGE = {
+    BAD_EVENT: "an event that is shorter or longer than its kind",
+    BAD_SUM: "an event that differs from its checksum",
+    BAD_ORDER: "an event where a transaction may not have it",
+    BAD_ROWS: "a change that does not follow its table's description",
+    UNKNOWN_TABLE: "a change of a table that was never described",
+}
+"""What is wrong with a log, by the stops that say so."""
+
+
+class NonRowEvents:
+    """Acts on the events of one stream that the kernel leaves to Python.
+
+    Args:
+        found: The transactions and changes so far.
+        writer: Writes rows of statements.
+        versions: The tables that events have described.
+        catalog: Told of statements that define tables.
+        captures: Whether a table is captured.
+        prepared: Finds rows of XA transactions that are no longer known.
+        until: The end of a transaction behind which nothing is decoded, or None.
+        inner: The streams within the stream, the innermost last; what events hold is put there.
+    """
+
+    def __init__(
+        self,
+        found: TransactionAssembler,
+        writer: BatchWriter,
+        versions: TableVersions,
+        *,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        prepared: FindsEncoded,
+        until: BinlogPosition | None,
+        inner: list[NestedEvents],
+    ) -> None:
+        self._found = found
+        self._state = found.state
+        self._writer = writer
+        self._versions = versions
+        self._catalog = catalog
+        self._captures = captures
+        self._prepared = prepared
+        self._kept = PreparedRows()
+        self._until = until
+        self._inner = inner
+
+    def act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the event when this returns.
+
+        Raises:
+            UnsupportedEvent: An event, or a statement, that this version does not decode.
+            CorruptLog: The log does not follow its format.
+        """
+        state = self._state
+        start, end = int(state[EVENT]), int(state[EVENT_END])
+        if stop in DAMAGE:
+            raise CorruptLog(DAMAGE[stop])
+        if stop == NO_COLUMNS:
+            raise UnsupportedEvent(
+                "a change whose image has no column, so that it does not say how many rows it is"
+                f" about (binlog_row_image=MINIMAL), {self._where()}; set binlog_row_image=FULL"
+            )
+        if stop == UNSUPPORTED:
+            code = int(source[start + 4])
+            name = EVENT_NAMES.get(code, f"type {code}")
+            raise UnsupportedEvent(
+                f"the log holds an event {name}, which this version does not decode"
+            )
+        if stop == FORMAT:
+            packet = source[start : int(state[PACKET_END])].tobytes()
+            state[CHECKSUM] = has_checksums(packet)
+            self._versions.fixed_binary = is_of_mariadb(packet)
+            self._versions.forget()  # table ids begin again when a server starts
+        elif stop == PARTIAL:
+            self._nest(iter([whole_event(source[start:end].tobytes(), self._versions)]))
+        elif stop == OF_XA:
+            self._kept.keep(source[start:end].tobytes())
+        elif stop == HELD_ROWS:
+            self._keep_rows(source[start:end].tobytes())
+        elif stop == COMPRESSED:
+            self._nest(iter([decompressed(source[start:end].tobytes())]))
+        else:
+            self._read(stop, source[start + HEADER : end].tobytes())
+
+    def _read(self, stop: int, body: bytes) -> None:
+        """Act on the body of an event."""
+        if stop == NEW_TABLE:
+            self._versions.describe(body, self._found.here())
+        elif stop == STATEMENT:
+            self._statement(parse_query(body))
+        elif stop == PAYLOAD:
+            self._nest(payload_pieces(body))
+        elif stop == PREPARED:
+            self._prepare(*parse_xa_prepare(body))
+        elif stop == TAGGED:
+            self._begin(parse_tagged_gtid(body))
+        elif stop == NEW_FILE:
+            self._open_file(*parse_rotate(body))
+
+    def _nest(self, events: Iterator[bytes]) -> None:
+        """Have these events decoded next, as if they stood where the event stands that is read.
+
+        They are whole ones, one behind the other, without checksums, in pieces cut anywhere.
+        """
+        self._inner.append(NestedEvents(events))
+
+    def _begin(self, event: GtidEvent) -> None:
+        """Open the transaction of a GTID event that the kernel does not read."""
+        state, line = self._state, self._found.txs[int(self._state[TXS])]
+        line[[TX_A, TX_B]] = np.frombuffer(event.sid, ">i8")
+        line[TX_NUMBER], line[TX_TAG] = event.number, tag_hash(event.tag)
+        line[TX_HAS_GTID], line[TX_TS_US], line[TX_END] = GTID_OF_MYSQL, event.ts_us, 0
+        self._writer.tags[int(line[TX_TAG])] = event.tag
+        state[TXS] += 1
+        state[OPEN], state[INDEX] = GROUP, 0
+
+    def _open_file(self, name: str, position: int) -> None:
+        """Go on in a file, from a position."""
+        state = self._state
+        digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"binlog_file").digest()
+        state[FILE_A], state[FILE_B] = np.frombuffer(digest, "<i8")
+        state[EVENT_POS] = state[POS] = position
+        state[UNTIL] = self._until.pos if self._until and self._until.file == name else 0
+        self._found.file = name
+
+    def _statement(self, query: Query) -> None:
+        """Act on a statement that is no transaction control as every transaction has it."""
+        state = self._state
+        found = statement(query)
+        match found.kind:
+            case Kind.PASSED:
+                pass
+            case Kind.ROLLBACK if state[INDEX] == 0 and found.words == "ROLLBACK":
+                self._found.commit()
+                return
+            case Kind.DEFINES | Kind.EMPTIES:
+                self._define(query, found.kind)
+            case Kind.XA_START if state[OPEN] == GROUP:
+                state[OPEN] = PREPARING
+                self._kept.begin()
+            case Kind.XA_END if state[OPEN] == PREPARING:
+                pass
+            case Kind.XA_COMMIT | Kind.XA_ROLLBACK if state[OPEN] == GROUP:
+                self._decide(query, found.kind)
+                return
+            case Kind.UNKNOWN:
+                raise UnsupportedEvent(
+                    f"the log holds a statement {found.words} ..., which this version does not know,"
+                    f" {self._where()}"
+                )
+            case _:
+                raise UnsupportedEvent(
+                    f"the log holds the statement {found.words} ..., which changes rows that are not"
+                    f" in the log, or takes changes back, {self._where()}; it takes"
+                    " binlog_format=ROW, and tables with transactions"
+                )
+        if state[OPEN] == GROUP:
+            self._found.commit()
+
+    def _keep_rows(self, event: bytes) -> None:
+        """Hand on a rows event of a table that is held."""
+        state = self._state
+        table_id = int.from_bytes(event[HEADER : HEADER + ID_SIZE], "little")
+        table_map = self._versions.map_of(table_id)
+        tx = self._found.txs[int(state[TXS]) - 1]
+        kept = KeptRows(
+            file=self._found.file,
+            pos=int(state[EVENT_POS]),
+            tx=tuple(tx.tolist()),
+            tag=self._writer.tags.get(int(tx[TX_TAG]), ""),
+            index=int(state[HELD_INDEX]),
+            table_map=table_map,
+            event=event,
+        )
+        self._keep(".".join(table_of(table_map)), kept)
+
+    def _keep(self, table: str, kept: Kept) -> None:
+        event = HeldEvent(table, self._versions.held[table], kept.data())
+        self._found.batches.append(ChangeBatch(None, None, held=(event,)))
+
+    def _define(self, query: Query, kind: Kind) -> None:
+        """Take notice of DDL, and make a row of it; a TRUNCATE is one of the captured table's."""
+        self._catalog.statement(query.database, query.statement, self._found.here())
+        self._versions.forget()
+        if kind is Kind.DEFINES:
+            for table in self._versions.held:
+                self._keep(table, KeptStatement(query.database, query.statement))
+        if kind is Kind.DEFINES:
+            self._add_statement("ddl", query.database, DDL_TABLE, query)
+            return
+        for change in table_changes(query.statement, query.database):
+            if change.change is Change.EMPTIES and change.table is not None:
+                self._truncated(change.db, change.table, query)
+
+    def _truncated(self, db: str, table: str, query: Query) -> None:
+        if self._captures(db, table):
+            self._add_statement("t", db, table, query)
+
+    def _add_statement(self, op: str, db: str, table: str, query: Query) -> None:
+        """Hold the row of a statement, as the last change of its transaction so far."""
+        state = self._state
+        tx = self._found.txs[int(state[TXS]) - 1]
+        row = self._writer.statement(
+            query,
+            Place(op, db, table, self._found.file, int(state[EVENT_POS]), int(state[INDEX])),
+            tx,
+        )
+        state[INDEX] += 1
+        if op == "t" and f"{db}.{table}" in self._versions.held:
+            self._keep(f"{db}.{table}", KeptBatch(tuple(tx.tolist()), row))
+            return
+        self._found.add(row)
+
+    def _prepare(self, xid: Xid, one_phase: bool) -> None:
+        """End a transaction of XA: decided at once, or later by another one."""
+        self._kept.prepare(xid)
+        if one_phase:
+            self._replay(xid)
+        else:
+            self._found.commit()
+
+    def _decide(self, query: Query, kind: Kind) -> None:
+        """Commit or roll back a prepared transaction; its rows belong to this one."""
+        xid = xid_of(query.statement)
+        if xid is None:
+            raise CorruptLog(f"an XA statement that names no transaction, {self._where()}")
+        if kind is Kind.XA_COMMIT:
+            self._replay(xid)
+        else:
+            self._kept.forget(xid)
+            self._found.commit()
+
+    def _replay(self, xid: Xid) -> None:
+        """Decode the rows of a prepared transaction, and commit them."""
+        kept = self._kept.take(xid)
+        pieces = iter(kept) if kept is not None else self._prepared.rows(xid, self._place())
+        self._state[OPEN] = BEGUN
+        self._inner.append(NestedEvents(pieces, self._found.commit))
+
+    def _place(self) -> BinlogPosition:
+        return BinlogPosition(self._found.file, int(self._state[EVENT_POS]))
+
+    def _where(self) -> str:
+        return self._found.where(inside=bool(self._inner))

@@ -1,0 +1,364 @@
+"""Second kernel: write the row images of scanned changes as JSON text.
+
+An image (drawn in `scan_rows`) becomes `{"column":value,...}`, columns in the table's order, without
+white space; columns that are not in the image are not written. `write_changes` fills three texts
+at once, each in the form of an Arrow string array (bytes, ends of the rows, validity)::
+
+    change   before      after       key, from
+    insert   null        image       the image
+    update   old image   new image   the new image; the old one for columns that are not in it
+    delete   old image   null        the old image
+
+`scan` has compared every size with the end of its event, and has counted what room a row needs at
+most, so that here nothing but the room of whole rows is looked at.
+"""
+
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE, QUOTE
+from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_text import INVALID, write_null
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    COLUMN_FIRST,
+    COLUMN_KEY,
+    COLUMN_KIND,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    COLUMN_PREFIX,
+    COLUMN_SECOND,
+    COLUMN_SIZE,
+    OP_DELETE,
+    OP_INSERT,
+    ROW_NEW,
+    ROW_NEW_BITS,
+    ROW_NEW_COUNT,
+    ROW_OLD,
+    ROW_OLD_BITS,
+    ROW_OLD_COUNT,
+    ROW_OP,
+    ROW_SIZE,
+    ROW_TABLE,
+    TABLE_COLUMNS,
+    TABLE_FIRST,
+    TABLE_KEYS,
+)
+from deltaforge_dagster.sources.mysql.values.fixed_binary import (
+    write_inet4,
+    write_inet6,
+    write_uuid,
+)
+from deltaforge_dagster.sources.mysql.values.floats import write_float, write_vector
+from deltaforge_dagster.sources.mysql.values.json_binary import write_json
+from deltaforge_dagster.sources.mysql.values.numbers import (
+    read_8,
+    read_big,
+    read_size,
+    read_unsigned,
+)
+from deltaforge_dagster.sources.mysql.values.scalars import (
+    write_date,
+    write_datetime,
+    write_decimal,
+    write_micros,
+    write_signed,
+    write_time,
+    write_timestamp,
+    write_unsigned,
+)
+from deltaforge_dagster.sources.mysql.values.texts import (
+    CodePoints,
+    write_padded,
+    write_set,
+    write_text,
+)
+from deltaforge_dagster.sources.mysql.values.types import (
+    BIT,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    ENUM,
+    FLOAT,
+    INET4,
+    INET6,
+    JSON,
+    MICROS,
+    PADDED_BYTES,
+    SET,
+    SIGNED,
+    TIME,
+    TIMESTAMP,
+    UNSIGNED,
+    UTF_8_TEXT,
+    UUID,
+    VECTOR,
+    YEAR,
+)
+
+BEFORE, AFTER, KEY = range(3)
+"""Lines of `ends` and `valid`."""
+
+BAD_VALUE = INVALID
+NO_ROOM, NO_KEY_VALUE = -2, -3
+"""Codes of `report[CODE]`: a value is not of its type's form; a text is full; a key column is in
+neither image."""
+
+CODE, COLUMN = range(2)
+"""Of `report`: why `write_changes` stopped; line of the column, -1 if none."""
+REPORT_WIDTH = 2
+
+_ABSENT = -1
+
+
+@kernel
+def _write_image(
+    source: Bytes,
+    at: int,
+    bits: int,
+    present: int,
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    labels: Longs,
+    names: Bytes,
+    characters: CodePoints,
+    out: Bytes,
+    place: int,
+    spans: Longs,
+    stack: Longs,
+    report: Longs,
+) -> int:
+    """Write the image at `at` into `out` from `place` on.
+
+    Returns the place after it in `out`, or a negative code. `spans` gets where each key column's
+    value stands in `out`, `_ABSENT` for one that is not in the image. `bits` is where the bitmap of
+    its columns stands, `present` how many are in it.
+    """
+    first, count = tables[table, TABLE_FIRST], tables[table, TABLE_COLUMNS]
+    nulls = at
+    at += (present + 7) >> 3
+    sent = 0
+    opening = OPEN_BRACE
+    for index in range(count):
+        column = first + index
+        if (source[bits + (index >> 3)] >> (index & 7)) & 1 == 0:
+            spans[index, 0] = _ABSENT
+            continue
+        out[place] = opening
+        opening = COMMA
+        place = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        )
+        started = place
+        null = (source[nulls + (sent >> 3)] >> (sent & 7)) & 1
+        sent += 1
+        if null != 0:
+            place = write_null(out, place)
+        else:
+            kind = columns[column, COLUMN_KIND]
+            size = columns[column, COLUMN_SIZE]
+            prefix = columns[column, COLUMN_PREFIX]
+            if prefix != 0:
+                size = read_size(source, at, prefix)
+                at += prefix
+            end = at + size
+            if kind == UTF_8_TEXT:
+                place = write_utf_8(source, at, end, out, place)
+                if place == INVALID:
+                    place = write_base64(source, at, end, out, started)
+            elif kind == SIGNED:
+                place = write_signed(source, at, size, out, place)
+            elif kind == UNSIGNED:
+                place = write_unsigned(read_unsigned(source, at, size), out, place)
+            elif kind == DECIMAL:
+                place = write_decimal(
+                    source, at, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND],
+                    out, place,
+                )  # fmt: skip
+            elif kind == DATETIME:
+                place = write_datetime(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == TIMESTAMP:
+                place = write_timestamp(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == DATE:
+                place = write_date(source, at, out, place)
+            elif kind == TIME:
+                place = write_time(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == FLOAT:
+                place = write_float(source, at, size, out, place)
+            elif kind == JSON:
+                place = write_json(source, at, end, out, place, stack)
+            elif kind == VECTOR:
+                place = write_vector(source, at, end, out, place)
+            elif kind == MICROS:
+                place = write_micros(source, at, columns[column, COLUMN_FIRST], out, place)
+            elif kind == YEAR:
+                year = read_8(source, at)
+                place = write_unsigned(np.uint64(year + 1900 if year != 0 else 0), out, place)
+            elif kind == BIT:
+                place = write_unsigned(np.uint64(read_big(source, at, size)), out, place)
+            elif kind == ENUM:
+                label = read_size(source, at, size)
+                if label > columns[column, COLUMN_SECOND]:
+                    place = INVALID
+                else:
+                    out[place] = QUOTE
+                    place += 1
+                    if label != 0:
+                        line = columns[column, COLUMN_FIRST] + label - 1
+                        place = copy(names, labels[line, 0], labels[line, 1], out, place)
+                    out[place] = QUOTE
+                    place += 1
+            elif kind == SET:
+                place = write_set(
+                    read_unsigned(source, at, size), columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], labels, names, out, place,
+                )  # fmt: skip
+            elif kind == PADDED_BYTES:
+                place = write_padded(
+                    source, at, end, columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], out, place,
+                )  # fmt: skip
+            elif kind == UUID:
+                place = write_uuid(source, at, end, out, place)
+            elif kind == INET4:
+                place = write_inet4(source, at, end, out, place)
+            elif kind == INET6:
+                place = write_inet6(source, at, end, out, place)
+            else:
+                place = write_text(
+                    kind, source, at, end, columns[column, COLUMN_FIRST],
+                    columns[column, COLUMN_SECOND], characters, out, place,
+                )  # fmt: skip
+            if place == INVALID:
+                report[COLUMN] = column
+                return BAD_VALUE
+            at = end
+        if columns[column, COLUMN_KEY] != 0:
+            spans[index, 0] = started
+            spans[index, 1] = place
+    if opening == OPEN_BRACE:
+        out[place] = OPEN_BRACE
+        place += 1
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def _write_key(
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    image: Bytes,
+    spans: Longs,
+    old_image: Bytes,
+    old_spans: Longs,
+    out: Bytes,
+    place: int,
+    report: Longs,
+) -> int:
+    """Write the key columns' values as they stand in `image`; where absent, in `old_image`."""
+    opening = OPEN_BRACE
+    for index in range(tables[table, TABLE_KEYS]):
+        column = tables[table, TABLE_FIRST] + index
+        if columns[column, COLUMN_KEY] == 0:
+            continue
+        out[place] = opening
+        opening = COMMA
+        place = copy(
+            names, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END], out, place + 1
+        )
+        if spans[index, 0] != _ABSENT:
+            place = copy(image, spans[index, 0], spans[index, 1], out, place)
+        elif old_spans[index, 0] != _ABSENT:
+            place = copy(old_image, old_spans[index, 0], old_spans[index, 1], out, place)
+        else:
+            report[COLUMN] = column
+            return NO_KEY_VALUE
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def write_changes(
+    source: Bytes,
+    rows: Longs,
+    first: int,
+    last: int,
+    tables: Longs,
+    columns: Longs,
+    labels: Longs,
+    names: Bytes,
+    characters: CodePoints,
+    before: Bytes,
+    after: Bytes,
+    key: Bytes,
+    ends: Longs,
+    valid: Bytes,
+    spans: Longs,
+    stack: Longs,
+    report: Longs,
+) -> int:
+    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+
+    `before`, `after` and `key` (of one size) are filled from their start; `ends[text, i]` is where
+    the text of row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it
+    stopped before `last`; nothing of that row counts. `spans` is scratch of shape
+    (2, `MAX_COLUMNS`, 2), `stack` that of `json_binary`.
+    """
+    before_at, after_at, key_at = 0, 0, 0
+    new_spans, old_spans = spans[0], spans[1]
+    for row in range(first, last):
+        op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
+        need = rows[row, ROW_SIZE]
+        line = row - first
+        before_to, after_to, key_to = before_at, after_at, key_at
+        report[CODE], report[COLUMN] = NO_ROOM, -1
+        if before.size - max(before_at, after_at, key_at) < need:
+            return row
+        has_key = tables[table, TABLE_KEYS] > 0
+        if op != OP_INSERT:
+            before_to = _write_image(
+                source, rows[row, ROW_OLD], rows[row, ROW_OLD_BITS], rows[row, ROW_OLD_COUNT],
+                table, tables, columns, labels, names, characters,
+                before, before_at, old_spans, stack, report,
+            )  # fmt: skip
+            if before_to < 0:
+                report[CODE] = before_to
+                return row
+        elif has_key:
+            for index in range(tables[table, TABLE_KEYS]):
+                old_spans[index, 0] = _ABSENT
+        if op != OP_DELETE:
+            after_to = _write_image(
+                source, rows[row, ROW_NEW], rows[row, ROW_NEW_BITS], rows[row, ROW_NEW_COUNT],
+                table, tables, columns, labels, names, characters,
+                after, after_at, new_spans, stack, report,
+            )  # fmt: skip
+            if after_to < 0:
+                report[CODE] = after_to
+                return row
+        if has_key:
+            if op == OP_DELETE:
+                key_to = _write_key(
+                    table, tables, columns, names, before, old_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            else:
+                key_to = _write_key(
+                    table, tables, columns, names, after, new_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            if key_to < 0:
+                report[CODE] = key_to
+                return row
+        before_at, after_at, key_at = before_to, after_to, key_to
+        ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+        valid[BEFORE, line] = op != OP_INSERT
+        valid[AFTER, line] = op != OP_DELETE
+        valid[KEY, line] = has_key
+    return last

@@ -1,0 +1,1 @@
+"""Formats and meaning of events in the binary log that are not rows."""

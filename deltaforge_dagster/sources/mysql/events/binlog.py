@@ -1,0 +1,204 @@
+"""The wire format of MySQL's binary log, and its rare events in Python.
+
+MySQL internals documentation, "Replication Protocol": "Binlog Network Stream" and "Binlog Event".
+Numbers are little-endian unless said; a packed number is the protocol's length-encoded integer.
+After `COM_BINLOG_DUMP` the server sends packets, one event each::
+
+    packet      Int24 size | Int8 sequence | Byte1 | content
+                  Byte1 0x00: an event follows; 0xFF: an error; 0xFE: end of the stream.
+                  Size 0xFFFFFF: the next packet goes on with the same event (without Byte1), and
+                  so on until a packet of another size, which may be 0.
+
+    event       Int32 time, seconds since 1970 | Int8 type | Int32 server id | Int32 size
+                | Int32 end position in the file, modulo 2^32; 0 if it stands in none
+                | Int16 flags | body | CRC32 of everything before it, where the file has checksums
+
+    type and body
+      2 QUERY             Int32 thread | Int32 seconds | Int8 size of database | Int16 error
+                          | Int16 size of status variables | variables | database | 0 | statement
+                            variables: Int8 code | a value whose size the code fixes, or says ...
+      4 ROTATE            Int64 position | file name
+     15 FORMAT_DESCR.     Int16 version 4 | Byte50 server version | Int32 time | Int8 19
+                          | sizes of the events' fixed parts ... | Int8 checksum: 0 none, 1 CRC32
+     16 XID               Int64 xid                                          the commit of InnoDB
+     19 TABLE_MAP         see `table_map`
+     23-25, 30-32 ROWS    see `scan`
+     33 GTID, 34 ANON.    Int8 flags | Byte16 UUID | Int64 number | Int8 2 | Int64, Int64 clocks
+                          | Int56 commit time here, microseconds since 1970 (MySQL 8.0); its highest
+                          bit: Int56 commit time on the first server follows | ...
+     38 XA_PREPARE        Int8 1 for one phase | Int32 format | Int32 size of gtrid | Int32 of bqual
+                          | gtrid | bqual                                       see `prepared`
+     40 TRANSACTION_PAYLOAD, 42 GTID_TAGGED       see `payload`, `gtid_events`
+     160-171              MariaDB's own               see `mariadb_events`
+     27, 41 HEARTBEAT, 3 STOP, 28 IGNORABLE, 29 ROWS_QUERY, 35 PREVIOUS_GTIDS,
+     36 TRANSACTION_CONTEXT, 37 VIEW_CHANGE: no change, passed over, like any event whose flags
+     have 0x80 ("ignorable")
+
+A transaction is GTID (or ANONYMOUS_GTID, or GTID_TAGGED), QUERY `BEGIN`, any number of TABLE_MAP and
+ROWS events, XID or QUERY `COMMIT`; everything behind the GTID may stand in a TRANSACTION_PAYLOAD. A DDL
+statement is GTID and QUERY alone. A transaction of XA is GTID, QUERY `XA START`, TABLE_MAP and ROWS
+events, QUERY `XA END`, XA_PREPARE, and later, as one of its own, GTID and QUERY `XA COMMIT` or
+`XA ROLLBACK`.
+
+Frequent events are read by the kernels (`scan`, `rows`). Here are those that steer the stream, and
+the words for errors.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
+
+HEADER = 19
+"""Bytes of an event before its body."""
+CHECKSUM_SIZE = 4
+
+QUERY, STOP, ROTATE, FORMAT_DESCRIPTION, XID, TABLE_MAP = 2, 3, 4, 15, 16, 19
+WRITE_ROWS_1, UPDATE_ROWS_1, DELETE_ROWS_1 = 23, 24, 25
+WRITE_ROWS_2, UPDATE_ROWS_2, DELETE_ROWS_2 = 30, 31, 32
+PARTIAL_UPDATE_ROWS = 39
+HEARTBEAT, IGNORABLE, ROWS_QUERY, HEARTBEAT_2 = 27, 28, 29, 41
+GTID, ANONYMOUS_GTID, PREVIOUS_GTIDS, TRANSACTION_CONTEXT, VIEW_CHANGE = 33, 34, 35, 36, 37
+XA_PREPARE, PARTIAL_UPDATE_ROWS, TRANSACTION_PAYLOAD, GTID_TAGGED = 38, 39, 40, 42
+ANNOTATE_ROWS, BINLOG_CHECKPOINT, MARIADB_GTID, GTID_LIST, START_ENCRYPTION = range(160, 165)
+QUERY_COMPRESSED = 165
+WRITE_ROWS_COMPRESSED_1, UPDATE_ROWS_COMPRESSED_1, DELETE_ROWS_COMPRESSED_1 = 166, 167, 168
+WRITE_ROWS_COMPRESSED_2, UPDATE_ROWS_COMPRESSED_2, DELETE_ROWS_COMPRESSED_2 = 169, 170, 171
+
+FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x20, 0x80
+"""Made by the server for this connection, in no file; safe to pass over when not known."""
+
+EVENT_NAMES = {
+    0: "UNKNOWN",
+    1: "START_V3",
+    5: "INTVAR",
+    9: "APPEND_BLOCK",
+    11: "DELETE_FILE",
+    13: "RAND",
+    14: "USER_VAR",
+    17: "BEGIN_LOAD_QUERY",
+    18: "EXECUTE_LOAD_QUERY",
+    20: "WRITE_ROWS (version 0)",
+    21: "UPDATE_ROWS (version 0)",
+    22: "DELETE_ROWS (version 0)",
+    26: "INCIDENT (the server lost events)",
+    MARIADB_GTID: "GTID of an ALTER TABLE in two phases (binlog_alter_two_phase=ON)",
+}
+"""Events that are not decoded, as `SHOW BINLOG EVENTS` and this package call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement of the log: its default database ("" for none) and its text."""
+
+    database: str
+    statement: str
+
+
+def parse_query(body: bytes) -> Query:
+    """Read a QUERY event's body.
+
+    Raises:
+        CorruptLog: It is too short.
+    """
+    try:
+        _, _, database_size, _, status_size = struct.unpack_from("<IIBHH", body)
+    except struct.error as error:
+        raise CorruptLog("a QUERY event that is too short") from error
+    at = 13 + status_size
+    database = body[at : at + database_size]
+    if len(body) < at + database_size + 1:
+        raise CorruptLog("a QUERY event that is too short")
+    charset = CHARSETS.get(_collation(body[13:at])) or CHARSETS[_UTF_8]
+    text = body[at + database_size + 1 :]
+    try:
+        statement = charset.decode(text)
+    except (ValueError, LookupError):  # a statement may hold bytes of any kind in its literals
+        statement = text.decode(errors="replace")
+    return Query(database.decode(errors="replace"), statement)
+
+
+_UTF_8 = 45
+_CHARSET = 4
+_SIZES = {0: 4, 1: 8, 3: 4, _CHARSET: 6}
+"""Sizes of the status variables that stand before the one of the client's character set."""
+_TEXTS = {6: 0, 2: 1, 5: 0}
+"""Those that say their size first, and how many bytes stand behind the text."""
+
+
+def _collation(variables: bytes) -> int:
+    """Return the collation of the client that sent a statement, 0 where the log does not say it.
+
+    `Query_event` in the server's `statement_events.h`: the variables stand in the order of its
+    writer, flags and modes first.
+    """
+    at = 0
+    while at + 2 < len(variables):
+        code = variables[at]
+        if code == _CHARSET:
+            return int.from_bytes(variables[at + 1 : at + 3], "little")
+        if code in _SIZES:
+            at += 1 + _SIZES[code]
+        elif code in _TEXTS:
+            at += 2 + variables[at + 1] + _TEXTS[code]
+        else:
+            break
+    return 0
+
+
+def parse_rotate(body: bytes) -> tuple[str, int]:
+    """Return the file that follows, and the position in it.
+
+    Raises:
+        CorruptLog: The body is too short.
+    """
+    if len(body) <= 8:
+        raise CorruptLog("a ROTATE event that is too short")
+    return body[8:].decode(errors="replace"), int.from_bytes(body[:8], "little")
+
+
+def has_checksums(event: bytes) -> bool:
+    """Return whether the file that a FORMAT_DESCRIPTION event (header included) opens has CRC32s.
+
+    The event itself always ends in one.
+
+    Raises:
+        CorruptLog: It is not of version 4, has no sum, or a wrong one.
+    """
+    if len(event) < HEADER + 57 + CHECKSUM_SIZE + 1 or event[HEADER : HEADER + 2] != b"\4\0":
+        raise CorruptLog("a FORMAT_DESCRIPTION event that is not of version 4")
+    algorithm = event[-CHECKSUM_SIZE - 1]
+    if algorithm not in (0, 1):
+        raise CorruptLog(f"a binary log with checksums of unknown kind {algorithm}")
+    checksum = int.from_bytes(event[-CHECKSUM_SIZE:], "little")
+    if algorithm == 1 and zlib.crc32(event[:-CHECKSUM_SIZE]) != checksum:
+        raise CorruptLog("a FORMAT_DESCRIPTION event that differs from its checksum")
+    return algorithm == 1
+
+
+def is_of_mariadb(event: bytes) -> bool:
+    """Return whether a FORMAT_DESCRIPTION event (header included) is one of MariaDB's."""
+    return b"mariadb" in event[HEADER + 2 : HEADER + 52].lower()
+
+
+_SKIP = re.compile(r"(?:\s+|/\*(?!!).*?\*/|/\*!\d*|#[^\n]*\n|--\s[^\n]*\n)*", re.DOTALL)
+
+
+def first_words(statement: str, count: int = 2) -> str:
+    """Return the first words of a statement in capitals, comments left out, one space between."""
+    words = []
+    at = 0
+    for _ in range(count):
+        skipped = _SKIP.match(statement, at)
+        at = skipped.end() if skipped else at
+        word = re.compile(r"\w+").match(statement, at)
+        if word is None:
+            break
+        words.append(word[0].upper())
+        at = word.end()
+    return " ".join(words)

@@ -1,0 +1,147 @@
+"""GTID events: what a transaction is called, and when it was committed.
+
+Without a tag the event has fixed places (`binlog`), which a kernel reads. With one (MySQL 8.3 and
+later, type 42) it is a message of the server's serialization library (manual of the server's source:
+"PageLibsMysqlSerialization"; fields as in `Gtid_event::define_fields`)::
+
+    version 1 | size of the message, from here back to its start | last field that must be known, + 1
+    | for each field that is there: number of the field | value
+
+      0 flags   1 UUID, a number per byte   2 number of the GTID (signed)   3 tag: size, text
+      4, 5 clocks (signed)   6 commit time here   7 commit time on the first server, if another
+      8 size of the transaction   9 version here   10 version on the first server   11 commit group
+
+Every number is of variable size: the ones at the low end of the first byte say how many bytes follow,
+the value stands above the zero behind them, little-endian. A signed number has its sign in the lowest
+bit, and the others are inverted when it is negative.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.sources.mysql.events.binlog import GTID, GTID_TAGGED
+
+_VERSION = 1
+_UUID, _NUMBER, _TAG, _COMMITTED, _FIRST_COMMITTED = 1, 2, 3, 6, 7
+_SIGNED = (_NUMBER, 4, 5)
+_FIELDS = 12
+_UUID_SIZE = 16
+_MAX_TAG = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GtidEvent:
+    """A transaction's name; `ts_us` is when it was committed first, 0 where the log does not say."""
+
+    sid: bytes
+    number: int
+    tag: str
+    ts_us: int
+
+    @property
+    def server(self) -> str:
+        """The server's UUID as text."""
+        return str(uuid.UUID(bytes=self.sid))
+
+
+def parse_gtid(kind: int, body: bytes) -> GtidEvent | None:
+    """Return the GTID in a GTID or GTID_TAGGED event's body, None for any other event.
+
+    Without commit time where there is no tag.
+
+    Raises:
+        CorruptLog: The body does not follow the format.
+        UnsupportedEvent: A tagged GTID event has a field that is not known, and must be.
+    """
+    if kind == GTID_TAGGED:
+        return parse_tagged_gtid(body)
+    if kind != GTID:
+        return None
+    if len(body) < 25:
+        raise CorruptLog("a GTID event that is too short")
+    return GtidEvent(body[1:17], int.from_bytes(body[17:25], "little"), "", 0)
+
+
+def tag_hash(tag: str) -> int:
+    """Return the number that stands for a tag in the kernels' arrays: 63 bits of a hash, not 0."""
+    if not tag:
+        return 0
+    digest = hashlib.blake2b(tag.encode(), digest_size=8, person=b"gtid_tag").digest()
+    return int.from_bytes(digest, "little") >> 1 or 1
+
+
+class _Message:
+    """Reads numbers of variable size one after the other."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.at = 0
+
+    def number(self) -> int:
+        if self.at >= len(self._body):
+            raise CorruptLog("a GTID_TAGGED event that is too short")
+        first = self._body[self.at]
+        more = 0
+        while first >> more & 1:
+            more += 1
+        text = self.take(more + 1)
+        if more == 8:  # the first byte is all ones, and the value stands behind it
+            return int.from_bytes(text[1:], "little")
+        return int.from_bytes(text, "little") >> (more + 1)
+
+    def signed(self) -> int:
+        number = self.number()
+        return ~(number >> 1) if number & 1 else number >> 1
+
+    def octets(self, size: int) -> bytes:
+        numbers = [self.number() for _ in range(size)]
+        if max(numbers) > 0xFF:
+            raise CorruptLog("a GTID_TAGGED event with a number where a byte should be")
+        return bytes(numbers)
+
+    def take(self, size: int) -> bytes:
+        self.at += size
+        if self.at > len(self._body):
+            raise CorruptLog("a GTID_TAGGED event that is too short")
+        return self._body[self.at - size : self.at]
+
+
+def parse_tagged_gtid(body: bytes) -> GtidEvent:
+    """Return the GTID in a GTID_TAGGED event's body.
+
+    Raises:
+        CorruptLog: The body does not follow the format.
+        UnsupportedEvent: It has a field that is not known, and must be.
+    """
+    message = _Message(body)
+    version, size, needed = message.number(), message.number(), message.number()
+    if version != _VERSION or needed > _FIELDS:
+        raise UnsupportedEvent(
+            f"a GTID_TAGGED event of version {version}, with a field {needed - 1} that must be known"
+        )
+    if not message.at <= size <= len(body):
+        raise CorruptLog("a GTID_TAGGED event with a size that is none")
+    sid, tag = bytes(_UUID_SIZE), b""
+    numbers: dict[int, int] = {}
+    last = -1
+    while message.at < size:
+        field = message.number()
+        if field <= last:
+            raise CorruptLog("a GTID_TAGGED event with fields out of order")
+        last = field
+        if field == _UUID:
+            sid = message.octets(_UUID_SIZE)
+        elif field == _TAG:
+            tag = message.take(min(message.number(), _MAX_TAG + 1))
+        elif field < _FIELDS:
+            numbers[field] = message.signed() if field in _SIGNED else message.number()
+        else:
+            break  # of a later version, which says that it need not be known
+    if numbers.get(_NUMBER, 0) < 1 or len(tag) > _MAX_TAG or not tag.isascii():
+        raise CorruptLog("a GTID_TAGGED event without a GTID")
+    committed = numbers.get(_FIRST_COMMITTED, numbers.get(_COMMITTED, 0))
+    return GtidEvent(sid, numbers[_NUMBER], tag.decode(), committed)

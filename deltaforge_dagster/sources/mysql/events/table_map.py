@@ -1,0 +1,243 @@
+"""TABLE_MAP events: what the log says of a table before each group of its changes.
+
+MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are those of
+`Table_map_event::Optional_metadata_field_type` in the server's `rows_event.h`::
+
+    Int48 table id | Int16 flags | Int8 size, database, 0 | Int8 size, table, 0
+    | packed columns | Byte1 type per column | packed size | metadata of the types (`values`)
+    | bitmap: 1 for columns that may be null | optional metadata
+
+    optional metadata: Int8 type | packed size | content
+       1 SIGNEDNESS           bit per number column, highest first: 1 unsigned
+       2 DEFAULT_CHARSET      packed collation | (packed index among text columns, collation) ...
+       3 COLUMN_CHARSET       packed collation per text column
+       4 COLUMN_NAME          packed size, name; per column            (binlog_row_metadata=FULL)
+       5 SET_STR_VALUE        packed number, (packed size, label) ...; per SET column      (FULL)
+       6 ENUM_STR_VALUE       the same for ENUM columns                                    (FULL)
+       8 SIMPLE_PRIMARY_KEY   packed index of column ...                                   (FULL)
+       9 PRIMARY_KEY_WITH_PREFIX  (packed index of column, packed length) ...              (FULL)
+      10, 11                  as 2 and 3, for ENUM and SET columns                         (FULL)
+       7 GEOMETRY_TYPE, 12 COLUMN_VISIBILITY, 13 VECTOR_DIMENSIONALITY: not needed
+
+Without FULL the names, labels and the key come from the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS
+from deltaforge_dagster.sources.mysql.values.types import LogType, log_type, metadata_size
+
+MAX_COLUMNS = 4096
+"""MySQL allows no more columns in a table."""
+
+ID_SIZE = 6
+"""Bytes of the table id that the event starts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogColumn:
+    """What the catalog says of a column.
+
+    Attributes:
+        name: Its name.
+        labels: Those of an ENUM or SET, in order.
+        type: As `information_schema.columns.column_type` has it; "" when the log says it.
+        charset: Character set of a text, `binary` for bytes; "" when only the log may know.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    type: str = ""
+    charset: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """What the log leaves out without `binlog_row_metadata=FULL`: all columns, and the key."""
+
+    columns: tuple[CatalogColumn, ...]
+    primary_key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why it is not known what the log leaves out; says what to do."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class TableMap:
+    """A TABLE_MAP event.
+
+    Attributes:
+        db, table: Names.
+        types, nullable: By column.
+        unsigned: By column; None for a number of which the log does not say it.
+        collations: By column; None where there is none, or the log does not say it.
+        described: Names, labels and key; None when the log leaves them out.
+    """
+
+    db: str
+    table: str
+    types: list[LogType]
+    nullable: list[bool]
+    unsigned: list[bool | None] = field(default_factory=list)
+    collations: list[int | None] = field(default_factory=list)
+    described: CatalogTable | None = None
+
+    def text_collations(self) -> list[int | None]:
+        """Return those of the text columns."""
+        pairs = zip(self.types, self.collations, strict=True)
+        return [collation for type_, collation in pairs if type_.is_text]
+
+
+class _Reader:
+    """Reads the fields of an event one after the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._content)
+
+    def take(self, size: int) -> bytes:
+        if size > len(self._content) - self._at:
+            raise CorruptLog("a TABLE_MAP event that is too short")
+        self._at += size
+        return self._content[self._at - size : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "little")
+
+    def packed(self) -> int:
+        first = self.number(1)
+        if first < 251:
+            return first
+        if first not in (252, 253, 254):
+            raise CorruptLog("a TABLE_MAP event with a number that is none")
+        return self.number({252: 2, 253: 3, 254: 8}[first])
+
+    def text(self) -> bytes:
+        return self.take(self.packed())
+
+    def name(self) -> str:
+        name = self.take(self.number(1)).decode(errors="replace")
+        self.take(1)
+        return name
+
+    def rest(self) -> Iterator[int]:
+        while self:
+            yield self.packed()
+
+
+def parse_table_map(content: bytes) -> TableMap:
+    """Read the body of a TABLE_MAP event, from its table id on.
+
+    Raises:
+        CorruptLog: The bytes do not follow the format.
+        UnsupportedEvent: Labels are in a character set that is not decoded.
+    """
+    reader = _Reader(content)
+    reader.take(ID_SIZE + 2)
+    db, table = reader.name(), reader.name()
+    count = reader.packed()
+    if not 0 < count <= MAX_COLUMNS:
+        raise CorruptLog(f"a TABLE_MAP event of {db}.{table} with {count} columns")
+    codes = reader.take(count)
+    metadata = _Reader(reader.text())
+    types = [log_type(code, metadata.take(metadata_size(code))) for code in codes]
+    if metadata:
+        raise UnsupportedEvent(f"table {db}.{table} has a type that is not known ({list(codes)})")
+    null_bits = reader.take((count + 7) // 8)
+    nullable = [bool(null_bits[i >> 3] >> (i & 7) & 1) for i in range(count)]
+    fields: dict[int, bytes] = {}
+    while reader:
+        kind = reader.number(1)
+        fields[kind] = reader.text()
+    found = TableMap(db, table, types, nullable)
+    found.unsigned = _unsigned(types, fields.get(1))
+    found.collations = _collations(types, lambda t: t.has_collation, fields.get(2), fields.get(3))
+    if 4 in fields:
+        found.described = _described(types, fields)
+    return found
+
+
+def _unsigned(types: list[LogType], bits: bytes | None) -> list[bool | None]:
+    unsigned: list[bool | None] = [None if t.is_number else False for t in types]
+    if bits is None:
+        return unsigned
+    numbers = [i for i, t in enumerate(types) if t.is_number]
+    if len(bits) != (len(numbers) + 7) // 8:
+        raise CorruptLog("a TABLE_MAP event whose SIGNEDNESS does not fit its columns")
+    for place, column in enumerate(numbers):
+        unsigned[column] = bool(bits[place >> 3] << (place & 7) & 0x80)
+    return unsigned
+
+
+def _collations(
+    types: list[LogType],
+    concerns: Callable[[LogType], bool],
+    default: bytes | None,
+    each: bytes | None,
+) -> list[int | None]:
+    collations: list[int | None] = [None] * len(types)
+    concerned = [i for i, t in enumerate(types) if concerns(t)]
+    if each is not None:
+        numbers = list(_Reader(each).rest())
+        if len(numbers) != len(concerned):
+            raise CorruptLog("a TABLE_MAP event whose collations do not fit its columns")
+        for column, number in zip(concerned, numbers, strict=True):
+            collations[column] = number
+    elif default is not None:
+        reader = _Reader(default)
+        number = reader.packed()
+        for column in concerned:
+            collations[column] = number
+        while reader:
+            place = reader.packed()
+            if place >= len(concerned):
+                raise CorruptLog("a TABLE_MAP event whose collations do not fit its columns")
+            collations[concerned[place]] = reader.packed()
+    return collations
+
+
+def _described(types: list[LogType], fields: dict[int, bytes]) -> CatalogTable:
+    """Return what FULL metadata say; the labels are in each column's character set."""
+    names_of = _Reader(fields[4])
+    names = [names_of.text().decode(errors="replace") for _ in types]
+    collations = _collations(types, lambda t: t.has_labels, fields.get(10), fields.get(11))
+    sets, enums = _Reader(fields.get(5, b"")), _Reader(fields.get(6, b""))
+    columns = []
+    for name, type_, collation in zip(names, types, collations, strict=True):
+        labels: tuple[str, ...] = ()
+        if type_.has_labels:
+            reader = enums if type_.is_enum else sets
+            raw = [reader.text() for _ in range(reader.packed())]
+            labels = tuple(_label(label, collation, name) for label in raw)
+        columns.append(CatalogColumn(name, labels))
+    key: list[int] = []
+    if 8 in fields:
+        key = list(_Reader(fields[8]).rest())
+    elif 9 in fields:
+        key = list(_Reader(fields[9]).rest())[::2]
+    if any(column >= len(types) for column in key):
+        raise CorruptLog("a TABLE_MAP event whose key does not fit its columns")
+    return CatalogTable(tuple(columns), tuple(names[column] for column in key))
+
+
+def _label(label: bytes, collation: int | None, column: str) -> str:
+    charset = None if collation is None else CHARSETS.get(collation)
+    if charset is None:
+        raise UnsupportedEvent(f"column {column} has labels in an unknown character set")
+    try:
+        return charset.decode(label)
+    except ValueError as error:
+        raise UnsupportedEvent(
+            f"column {column} has labels that are not text in {charset.name}"
+        ) from error

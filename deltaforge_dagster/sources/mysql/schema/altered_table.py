@@ -1,0 +1,289 @@
+"""One table while a statement acts on it: columns that are added, dropped, renamed or moved.
+
+The rules are those by which the server builds the new list of columns (manual: "ALTER TABLE
+Statement"). `definitions` says which tables a statement is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.schema.column_types import (
+    ANY_TEXT,
+    TEXTS,
+    column_type,
+    is_binary,
+    is_text,
+    labels,
+)
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    NotUnderstoodError,
+    TokenReader,
+    items,
+)
+
+
+@dataclass(slots=True)
+class _Column:
+    """A column as a statement writes it.
+
+    Attributes:
+        column: Its new name and type.
+        in_key: Whether PRIMARY KEY stands behind it.
+        after: The name it shall stand behind, "" to be the first, None where no place is given.
+    """
+
+    column: CatalogColumn
+    in_key: bool
+    after: str | None
+
+
+@dataclass(slots=True)
+class AlteredTable:
+    """A table while a statement is applied to it, action by action (`act`, `add`).
+
+    `old` names the columns as they were, and stands still: actions of one statement speak of it all
+    at once, so that two columns can swap their names. `placed` are columns that are added, or get
+    another place, in the order of the statement, after everything else has its name.
+    """
+
+    columns: list[tuple[str, CatalogColumn]]
+    key: list[str]
+    placed: list[tuple[str | None, _Column]] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
+    changed: dict[str, CatalogColumn] = field(default_factory=dict)
+    new_key: list[str] | None = None
+    loses_key: bool = False
+
+    @classmethod
+    def of(cls, table: CatalogTable) -> AlteredTable:
+        """Return a table as it is before the statement."""
+        return cls([(one.name, one) for one in table.columns], list(table.primary_key))
+
+    def old(self, name: str) -> str | None:
+        """Return a column's name as the table has it; names are told apart without their case."""
+        for known, _ in self.columns:
+            if known == name:
+                return known
+        found = [known for known, _ in self.columns if known.lower() == name.lower()]
+        if len(found) == 1:
+            return found[0]
+        if not name.isascii() or any(not known.isascii() for known, _ in self.columns):
+            raise NotUnderstoodError  # MySQL also takes letters with and without accents as equal
+        return None
+
+    def must(self, name: str) -> str:
+        """Return what `old` does, for a column that has to be there."""
+        known = self.old(name)
+        if known is None:
+            raise NotUnderstoodError
+        return known
+
+    def made(self) -> CatalogTable:
+        """Return the table when all actions were taken in."""
+        made: list[tuple[str | None, CatalogColumn]] = [
+            (name, self.changed.get(name, column))
+            for name, column in self.columns
+            if name not in self.dropped
+        ]
+        for origin, one in self.placed:
+            if origin is not None:
+                made = [pair for pair in made if pair[0] != origin]
+            if one.after is None:
+                made.append((origin, one.column))
+            elif not one.after:
+                made.insert(0, (origin, one.column))
+            else:
+                made.insert(_index(made, one.after) + 1, (origin, one.column))
+        names = [column.name.lower() for _, column in made]
+        if not made or len(set(names)) != len(names):
+            raise NotUnderstoodError
+        return CatalogTable(tuple(column for _, column in made), self._key_of(made))
+
+    def _key_of(self, made: list[tuple[str | None, CatalogColumn]]) -> tuple[str, ...]:
+        if self.new_key is not None:
+            return tuple(made[_index(made, name)][1].name for name in self.new_key)
+        if self.loses_key:
+            return ()
+        now = {origin: column.name for origin, column in made if origin is not None}
+        return tuple(now[name] for name in self.key if name in now)
+
+
+def _index(made: list[tuple[str | None, CatalogColumn]], name: str) -> int:
+    found = [at for at, (_, column) in enumerate(made) if column.name.lower() == name.lower()]
+    if len(found) != 1:
+        raise NotUnderstoodError
+    return found[0]
+
+
+_VERSIONING = {("SYSTEM", "VERSIONING"), ("PERIOD", "FOR")}
+"""MariaDB's words for columns that no statement names."""
+_INDEXES = {"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK"}
+_OPTIONS = {
+    "ALGORITHM", "ANALYZE", "AUTOEXTEND_SIZE", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARACTER",
+    "CHARSET", "CHECK", "CHECKSUM", "COALESCE", "COLLATE", "COMMENT", "COMPRESSION", "CONNECTION",
+    "DATA", "DEFAULT", "DELAY_KEY_WRITE", "DISABLE", "DISCARD", "ENABLE", "ENCRYPTION", "ENGINE",
+    "ENGINE_ATTRIBUTE", "EXCHANGE", "FORCE", "IMPORT", "INDEX", "INSERT_METHOD", "KEY_BLOCK_SIZE",
+    "LOCK", "MAX_ROWS", "MIN_ROWS", "OPTIMIZE", "PACK_KEYS", "PARTITION", "PASSWORD", "REBUILD",
+    "REMOVE", "REORGANIZE", "REPAIR", "ROW_FORMAT", "SECONDARY_ENGINE", "SECONDARY_LOAD",
+    "SECONDARY_UNLOAD", "STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES", "STORAGE",
+    "TABLESPACE", "TRUNCATE", "UNION", "UPGRADE", "WITH", "WITHOUT",
+}  # fmt: skip
+"""First words of actions and options that change neither columns nor the key of a table."""
+
+
+def act(table: AlteredTable, item: TokenReader) -> None:
+    """Take in one action of ALTER TABLE.
+
+    Raises:
+        NotUnderstoodError: What it does is not certain.
+    """
+    verb = item.take().word
+    if verb == "ADD":
+        _add_action(table, item)
+    elif verb == "DROP":
+        _drop(table, item)
+    elif verb in {"CHANGE", "MODIFY"}:
+        _change(table, item, renames=verb == "CHANGE")
+    elif verb == "RENAME":
+        if item.skip("COLUMN"):
+            old = table.must(item.name())
+            if not item.skip("TO"):
+                raise NotUnderstoodError
+            known = table.changed.get(old) or dict(table.columns)[old]
+            table.changed[old] = replace(known, name=item.name())
+    elif verb == "CONVERT":
+        # Types of text may become wider ones, or binary ones: those of the log count.
+        _loosen(table)
+    elif verb == "ALTER":
+        item.skip("COLUMN")
+    elif verb not in _OPTIONS:
+        raise NotUnderstoodError
+
+
+def _loosen(table: AlteredTable) -> None:
+    for name, column in table.columns:
+        known = table.changed.get(name, column)
+        if known.type.split("(")[0] in TEXTS:
+            known = replace(known, type=ANY_TEXT)
+        if is_text(known.type):
+            table.changed[name] = replace(known, charset="")
+
+
+def _add_action(table: AlteredTable, item: TokenReader) -> None:
+    if item.word == "PARTITION":
+        return
+    if (item.word, item.ahead(1)) in _VERSIONING:
+        raise NotUnderstoodError
+    item.skip("COLUMN")
+    if item.word == "(":
+        for one in items(item.group()):
+            add(table, item.within(one))
+    elif item.skip("IF", "NOT", "EXISTS"):
+        name = item.name()
+        if table.old(name) is None:
+            _add_column(table, name, item)
+    else:
+        add(table, item)
+
+
+def add(table: AlteredTable, item: TokenReader) -> None:
+    """Take in a column, a key or an index, as CREATE TABLE lists them.
+
+    Raises:
+        NotUnderstoodError: What it is is not certain.
+    """
+    """Take in a column, a key or a constraint, as in CREATE TABLE or behind ADD."""
+    if item.skip("CONSTRAINT") and item.word not in _INDEXES | {"PRIMARY"}:
+        item.name()
+    if item.word in _INDEXES:
+        return
+    if item.skip("PRIMARY"):
+        while item.word != "(":
+            item.take()
+        table.new_key = [item.within(one).name() for one in items(item.group())]
+        return
+    _add_column(table, item.name(), item)
+
+
+def _add_column(table: AlteredTable, name: str, item: TokenReader) -> None:
+    column = _column(name, item)
+    if column.in_key:
+        table.new_key = [name]
+    table.placed.append((None, column))
+
+
+def _drop(table: AlteredTable, item: TokenReader) -> None:
+    if item.skip("PRIMARY"):
+        table.loses_key = True
+    elif item.word in {"INDEX", "KEY", "CONSTRAINT"}:
+        item.take()
+        item.skip("IF", "EXISTS")
+        if item.name().upper() == "PRIMARY":
+            table.loses_key = True
+    elif (item.word, item.ahead(1)) in _VERSIONING:
+        raise NotUnderstoodError
+    elif item.word not in {"FOREIGN", "CHECK", "PARTITION"}:
+        item.skip("COLUMN")
+        _, old = _old(table, item)
+        if old is not None:
+            table.dropped.add(old)
+
+
+def _old(table: AlteredTable, item: TokenReader) -> tuple[str, str | None]:
+    """Take the name of a column that is there; return it as written, and as the table has it.
+
+    The second is None when the column is not there and need not be.
+    """
+    if item.skip("IF", "EXISTS"):
+        written = item.name()
+        return written, table.old(written)
+    written = item.name()
+    return written, table.must(written)
+
+
+def _change(table: AlteredTable, item: TokenReader, *, renames: bool) -> None:
+    item.skip("COLUMN")
+    written, old = _old(table, item)
+    if old is None:
+        return
+    # MODIFY gives a column the name as it is written there, in these letters.
+    column = _column(item.name() if renames else written, item)
+    if column.in_key:
+        table.new_key = [column.column.name]
+    table.changed[old] = column.column
+    if column.after is not None:
+        table.placed.append((old, column))
+
+
+def _column(name: str, item: TokenReader) -> _Column:
+    """Read what follows a column's name."""
+    type_ = column_type(item)
+    in_key = False
+    after: str | None = None
+    while item and item.word not in {"PARTITION", "REMOVE"}:
+        if item.word == "(":
+            item.group()
+            continue
+        word = item.take().word
+        if word in {"UNSIGNED", "ZEROFILL"}:
+            type_ = f"{type_.removesuffix(' unsigned')} unsigned"
+        elif word in {"PRIMARY", "KEY"}:
+            in_key = True
+            item.skip("KEY")
+        elif word == "UNIQUE":
+            item.skip("KEY")
+        elif word == "FIRST":
+            after = ""
+        elif word == "AFTER":
+            after = item.name()
+        elif word in _WITH_VALUE and item.word != "(":
+            item.take()
+    # In which character set a text is depends on the table, its database and the server.
+    charset = "binary" if is_binary(type_) else ""
+    return _Column(CatalogColumn(name, labels(type_), type_, charset), in_key, after)
+
+
+_WITH_VALUE = {"COLLATE", "COLUMN_FORMAT", "COMMENT", "CONSTRAINT", "DEFAULT", "STORAGE"}
+"""What a name, or a word that means something else elsewhere, follows."""

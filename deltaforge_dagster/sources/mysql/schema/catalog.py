@@ -1,0 +1,315 @@
+"""What the server's catalog says of tables, for logs that do not say it themselves.
+
+With `binlog_row_metadata = FULL` the log names the columns of every table, and nothing is asked
+here. With MINIMAL, MySQL's default, names, labels and keys come from `information_schema` as it was
+when the pipeline began, carried on by every statement that the log has since (`definitions`), and
+noted with its position before a row depends on it, so that the next run goes on with it.
+
+Where that ends (a statement that is not understood, a table that was not known at the start), the
+catalog is asked as it is today. That is right for a row only if its table was not defined anew
+since. So it is vouched for in two ways: its types must be those of the log, and the log between the
+row and the moment when the catalog was read must not hold a statement that changes the table. The
+rest of the log is looked through once for that, piece by piece as tables come up. A table of which
+nobody knows what it was is `Unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.sources.base import SourceNotes
+from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.events import binlog
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
+from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
+from deltaforge_dagster.sources.mysql.schema.ddl import Change, TableChange, table_changes
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
+from deltaforge_dagster.sources.mysql.schema.definitions import (
+    Definitions,
+    apply,
+    fit,
+    key_of,
+    lacks_charsets,
+    name_of,
+    parse_definition,
+    text_of,
+)
+from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan
+from deltaforge_dagster.tables import ColumnDetails, TableDetails
+
+SYSTEM_DATABASES = ("mysql", "information_schema", "performance_schema", "sys")
+"""Never captured."""
+
+_SECONDS = 30.0
+_COLUMNS = """
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col, COLUMN_TYPE AS type,
+        CHARACTER_SET_NAME AS charset
+    FROM information_schema.COLUMNS WHERE {which} ORDER BY ORDINAL_POSITION
+"""
+_KEYS = """
+    SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name, COLUMN_NAME AS col
+    FROM information_schema.STATISTICS WHERE INDEX_NAME = 'PRIMARY' AND {which}
+    ORDER BY SEQ_IN_INDEX
+"""
+_DETAILS = """
+    SELECT COLUMN_NAME AS name, IS_NULLABLE AS nullable, COLUMN_DEFAULT AS value, EXTRA AS extra
+    FROM information_schema.COLUMNS WHERE {which}
+"""
+_TABLE_DETAILS = """
+    SELECT ENGINE AS engine, TABLE_COLLATION AS collation
+    FROM information_schema.TABLES WHERE {which}
+"""
+_OF_USERS = "TABLE_SCHEMA NOT IN (%s, %s, %s, %s)"
+_ONE = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+_ADVICE = (
+    "with binlog_row_metadata = FULL, which MySQL 8 and MariaDB have, the log itself describes every"
+    " table from then on"
+)
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table of the catalog, and where the log ended when the catalog had been read."""
+
+    read_at: BinlogPosition
+    columns: list[CatalogColumn] = field(default_factory=list)
+    primary_key: list[str] = field(default_factory=list)
+
+    def definition(self) -> CatalogTable:
+        """Return it as definitions are kept."""
+        return CatalogTable(tuple(self.columns), tuple(self.primary_key))
+
+
+class Catalog:
+    """The definitions of a server's tables, for one reader of its log.
+
+    Args:
+        server: Where.
+        registry: Where definitions are noted, and those of before are found.
+        start: Where the reader begins.
+        reader_id: A server id for looking ahead in the log.
+    """
+
+    def __init__(
+        self, server: Server, registry: SourceNotes, start: BinlogPosition, reader_id: int
+    ) -> None:
+        self._server = server
+        self._registry = registry
+        self._reader_id = reader_id
+        self._now: dict[Name, _Table] = {}
+        self._looked: BinlogPosition | None = None
+        self._ahead: list[tuple[BinlogPosition, TableChange]] = []
+        self._fold: bool | None = None
+        self._tables: Definitions = {
+            name_of(key): parse_definition(text) for key, text in registry.defined(start).items()
+        }
+
+    def table(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
+    ) -> CatalogTable | Unknown:
+        """Return the table that a row of the log at `position` belongs to, or why it is not known.
+
+        Args:
+            db: Its database.
+            table: Its name.
+            types: What the log says of its columns.
+            position: Where the log describes it.
+            charsets: Whether the character sets of its texts must be known, too.
+        """
+        assert isinstance(position, BinlogPosition)
+        known = self._tables.get((db, table))
+        if known is not None and fit(known, types) and not (charsets and lacks_charsets(known)):
+            return known
+        found = self._vouched_for(db, table, types, position)
+        if isinstance(found, CatalogTable):
+            self._tables[db, table] = found
+            self._note({(db, table)}, position)
+        return found
+
+    def statement(self, db: str, sql: str, position: Position) -> None:
+        """Follow a statement in the log that may define tables."""
+        assert isinstance(position, BinlogPosition)
+        touched = apply(self._tables, sql, db, fold=self._folds())
+        for name in touched:
+            self._now.pop(name, None)
+        if touched:
+            self._note(touched, position)
+
+    def _note(self, names: Iterable[Name], position: Position) -> None:
+        self._registry.define(
+            {key_of(name): text_of(self._tables, name) for name in names}, position
+        )
+
+    def _folds(self) -> bool:
+        """Say whether names of tables are kept in small letters; asked once there is a statement."""
+        if self._fold is None:
+            with self._server.query(_SECONDS) as session:
+                rows = session.rows("SELECT @@lower_case_table_names AS fold")
+            self._fold = bool(int(rows[0]["fold"]))
+        return self._fold
+
+    def _vouched_for(
+        self, db: str, table: str, types: tuple[str, ...], position: BinlogPosition
+    ) -> CatalogTable | Unknown:
+        """Return a table as the catalog has it now, if it had it so at `position`."""
+        found = self._find(db, table)
+        where = f"table {db}.{table} at {position.file}, {position.pos}"
+        if found is None:
+            return Unknown(
+                f"{where}: the catalog does not have it, and the log does not name its columns;"
+                f" grant SELECT on it, unless it was dropped; {_ADVICE}"
+            )
+        changed = self._changed(db, table, position, found.read_at)
+        if changed is not None:
+            return Unknown(
+                f"{where}: a statement at {changed.file}, {changed.pos} changed it since, and the"
+                f" log does not name the columns that it had; {_ADVICE}"
+            )
+        definition = found.definition()
+        if not fit(definition, types):
+            return Unknown(
+                f"{where}: its columns in the log ({', '.join(types)}) are not those of the catalog"
+                f" ({', '.join(column.type for column in found.columns)}); {_ADVICE}"
+            )
+        return definition
+
+    def _find(self, db: str, table: str) -> _Table | None:
+        """Return a table as the catalog has it; the first question reads them all."""
+        if not self._now:
+            self._now = read_tables(self._server, _SECONDS)
+        if (db, table) not in self._now:
+            self._now |= read_tables(self._server, _SECONDS, (db, table))
+        return self._now.get((db, table))
+
+    def _changed(
+        self, db: str, table: str, after: BinlogPosition, until: BinlogPosition
+    ) -> BinlogPosition | None:
+        """Return where between two places the table was defined anew."""
+        begin = after if self._looked is None else max(after, self._looked)
+        if begin < until:
+            self._look(begin, until)
+        return next(
+            (
+                place
+                for place, change in self._ahead
+                if after < place <= until and change.concerns(db, table)
+            ),
+            None,
+        )
+
+    def _look(self, begin: BinlogPosition, until: BinlogPosition) -> None:
+        self._ahead += statements_between(self._server, begin, until, self._reader_id)
+        self._looked = until
+
+
+def statements_between(
+    server: Server, begin: BinlogPosition, until: BinlogPosition, reader_id: int
+) -> list[tuple[BinlogPosition, TableChange]]:
+    """Return which tables the log changes between two places, and where each statement ends."""
+    if until <= begin:
+        return []
+    # By place where the protocol can, which is nearer: by GTIDs it begins at an older file.
+    by_set = begin.pos >> 32 and begin.gtid_set is not None
+    start = begin if by_set else BinlogPosition(begin.file, begin.pos)
+    found: list[tuple[BinlogPosition, TableChange]] = []
+    with LogScan(server, start, reader_id, _SECONDS) as scan:
+        for event in scan:
+            if event is None:
+                continue
+            if event.type == binlog.QUERY:
+                query = binlog.parse_query(event.body)
+                changes = table_changes(query.statement, query.database)
+                found += [(event.end, one) for one in changes if one.change is Change.DEFINES]
+            if event.end >= until:
+                break
+    return found
+
+
+def definitions_now(
+    server: Server, start: BinlogPosition, reader_id: int, seconds: float
+) -> dict[str, str]:
+    """Return the definitions of all tables that have not changed since `start`, as texts by key."""
+    found = read_tables(server, seconds)
+    if not found:
+        return {}
+    read_at = next(iter(found.values())).read_at
+    changes = [change for _, change in statements_between(server, start, read_at, reader_id)]
+    tables: Definitions = {
+        name: table.definition()
+        for name, table in found.items()
+        if not any(change.concerns(*name) for change in changes)
+    }
+    return {key_of(name): text for name in tables if (text := text_of(tables, name))}
+
+
+def tables_now(server: Server, name: Name) -> dict[Name, CatalogTable]:
+    """Return one table as the catalog has it now, nothing when it has none of that name."""
+    found = read_tables(server, _SECONDS, name)
+    return {one: table.definition() for one, table in found.items()}
+
+
+def read_tables(server: Server, seconds: float, only: Name | None = None) -> dict[Name, _Table]:
+    """Return all tables of users, or one, as the catalog has them now."""
+    which, parameters = (_OF_USERS, SYSTEM_DATABASES) if only is None else (_ONE, only)
+    with server.query(seconds) as session:
+        columns = session.rows(_COLUMNS.format(which=which), *parameters)
+        keys = session.rows(_KEYS.format(which=which), *parameters)
+        now = server_log.tail(session, server.where, gtids=False)
+    found: dict[Name, _Table] = {}
+    for row in columns:
+        table = found.setdefault((row["db"], row["name"]), _Table(now))
+        type_ = row["type"]
+        charset = row["charset"] or ("binary" if is_binary(type_) else "")
+        table.columns.append(CatalogColumn(row["col"], labels(type_), type_, charset))
+    for row in keys:
+        if (row["db"], row["name"]) in found:
+            found[row["db"], row["name"]].primary_key.append(row["col"])
+    return found
+
+
+def table_details(session: Session, where: str, table: str) -> TableDetails:
+    """Return what the log does not say of `database.table`.
+
+    Raises:
+        SourceMisconfigured: There is no such table.
+    """
+    name = table.split(".", 1)
+    columns = session.rows(_DETAILS.format(which=_ONE), *name)
+    of_table = session.rows(_TABLE_DETAILS.format(which=_ONE), *name)
+    if not columns or not of_table:
+        raise SourceMisconfigured(f"{where}: there is no table {table}")
+    # MariaDB writes defaults as expressions, also the one of a column without any.
+    none = "NULL" if session.is_mariadb else None
+    collation = of_table[0]["collation"]
+    return TableDetails(
+        {
+            row["name"]: ColumnDetails(
+                row["nullable"] == "YES",
+                None if row["value"] == none else row["value"],
+                row["extra"],
+            )
+            for row in columns
+        },
+        engine=of_table[0]["engine"],
+        charset=collation and collation.partition("_")[0],  # collations are named so
+        collation=collation,
+    )
+
+
+def captured_tables(session: Session, captures: Callable[[str, str], bool]) -> list[str]:
+    """Return `database.table` of every base table that is captured."""
+    found = session.rows(
+        "SELECT TABLE_SCHEMA AS db, TABLE_NAME AS name FROM information_schema.TABLES"
+        " WHERE TABLE_TYPE = 'BASE TABLE' ORDER BY 1, 2"
+    )
+    return [f"{row['db']}.{row['name']}" for row in found if captures(row["db"], row["name"])]

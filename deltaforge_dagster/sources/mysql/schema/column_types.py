@@ -1,0 +1,185 @@
+"""Types of columns as statements and the catalog write them, to be compared with those of the log.
+
+A statement may use synonyms and leave out sizes (manual: "Data Types", "Using Data Types from Other
+Database Engines"); here they become what `information_schema.columns.column_type` shows. The log
+knows no display widths, and lengths of text in bytes, so not everything is compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    Kind,
+    NotUnderstoodError,
+    Token,
+    TokenReader,
+    items,
+)
+
+ANY_TEXT = "any text"
+"""A text whose size or character set the server chooses."""
+TEXTS = {
+    "tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob",
+    "varchar", "varbinary",
+}  # fmt: skip
+"""What `ANY_TEXT` may be."""
+
+ANY_SIGN = " signed or unsigned"
+"""What stands behind an integer type of a log that does not say which."""
+
+_GEOMETRIES = {
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+}  # fmt: skip
+_SYNONYMS = {
+    "bool": "tinyint", "boolean": "tinyint", "int1": "tinyint", "int2": "smallint",
+    "int3": "mediumint", "middleint": "mediumint", "integer": "int", "int4": "int",
+    "int8": "bigint", "dec": "decimal", "numeric": "decimal", "fixed": "decimal",
+    "float4": "float", "float8": "double", "character": "char", "nchar": "char",
+    "nvarchar": "varchar", "varcharacter": "varchar",
+}  # fmt: skip
+_KNOWN = {
+    "tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "real", "bit",
+    "date", "time", "datetime", "timestamp", "year", "char", "binary", "enum", "set", "json",
+    "vector", "uuid", "inet4", "inet6",
+} | TEXTS | _GEOMETRIES  # fmt: skip
+_SIZED = {"decimal": "10,0", "bit": "1", "datetime": "0", "timestamp": "0", "time": "0"}
+"""Types whose size is in the log, and the size that they have without one."""
+_INTEGERS = {"tinyint", "smallint", "mediumint", "int", "bigint"}
+_FLOAT_DIGITS = 24
+"""`FLOAT(p)` with more binary digits is a DOUBLE."""
+
+_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
+
+
+def column_type(reader: TokenReader) -> str:
+    """Read a type, as far as its size; UNSIGNED may follow.
+
+    Raises:
+        NotUnderstoodError: It is not known for certain what type that is.
+    """
+    name = _type_name(reader)
+    if name in {ANY_TEXT, "bigint unsigned"}:
+        return name
+    inner = reader.group() if reader.word == "(" else []
+    if name in {"enum", "set"}:
+        return f"{name}({','.join(_label(one) for one in items(inner))})"
+    size = "".join(token.text for token in inner)
+    if name == "float" and size.isdigit() and int(size) > _FLOAT_DIGITS:
+        return "double"
+    if name in {"text", "blob"} and size:
+        return ANY_TEXT
+    if name == "decimal" and size.isdigit():
+        size += ",0"
+    return f"{name}({size or _SIZED[name]})" if name in _SIZED else name
+
+
+def _type_name(reader: TokenReader) -> str:
+    word = reader.take().word.lower()
+    if word == "serial":
+        return "bigint unsigned"
+    if word == "national":
+        word = reader.take().word.lower()
+    if word == "long":
+        reader.skip_any("VARCHAR", "VARBINARY", "CHAR", "CHARACTER", "VARYING")
+        return ANY_TEXT
+    name = _SYNONYMS.get(word, word)
+    if name not in _KNOWN:
+        raise NotUnderstoodError
+    if name == "double":
+        reader.skip("PRECISION")
+    if name == "char" and (reader.skip("VARYING") or reader.skip("VARCHAR")):
+        return "varchar"
+    return name
+
+
+def _label(tokens: list[Token]) -> str:
+    """Return a label in quotes."""
+    if len(tokens) != 1 or tokens[0].kind not in {Kind.TEXT, Kind.EITHER}:
+        raise NotUnderstoodError
+    text = tokens[0].text
+    # A backslash depends on the session's mode, blanks at the end on the character set.
+    if "\\" in text or text.endswith(" "):
+        raise NotUnderstoodError
+    return "'" + text.replace("'", "''") + "'"
+
+
+def labels(column_type: str) -> tuple[str, ...]:
+    """Return the labels of `enum('a','b')` or `set(...)`, unquoted; none for other types."""
+    if not column_type.lower().startswith(("enum(", "set(")):
+        return ()
+    return tuple(
+        re.sub(
+            r"''|\\(.)",
+            lambda match: _ESCAPES.get(match[1], match[1]) if match[1] else "'",
+            label,
+            flags=re.DOTALL,
+        )
+        for label in _LABEL.findall(column_type)
+    )
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """Return labels as `COLUMN_TYPE` shows them behind the type's name; nothing without any."""
+    if not labels:
+        return ""
+    return "(" + ",".join("'" + label.replace("'", "''") + "'" for label in labels) + ")"
+
+
+def fits(defined: str, logged: str) -> bool:
+    """Say whether a column that is defined so can be one that the log describes so."""
+    if logged.endswith(ANY_SIGN):
+        return fits(_without_sign(defined), logged.removesuffix(ANY_SIGN))
+    ours, theirs = _comparable(defined), _comparable(logged)
+    if ours == theirs:
+        return True
+    if ours == ANY_TEXT:
+        return theirs in {_comparable(text) for text in TEXTS}
+    if ours == "real":  # by the session's mode
+        return theirs in {"float", "double"}
+    return (ours, theirs) == ("json", "longtext")  # MariaDB
+
+
+def is_text(column_type: str) -> bool:
+    """Say whether values of a type are text in a character set, so far as that is known."""
+    return re.match(r"any text|(?:var)?char|\w*text", column_type.lower()) is not None
+
+
+def is_binary(column_type: str) -> bool:
+    """Say whether a text type is one of bytes."""
+    return re.match(r"(?:var)?binary|\w*blob", column_type.lower()) is not None
+
+
+def is_unsigned(column_type: str) -> bool:
+    """Say whether a number type has no negative values."""
+    return "unsigned" in column_type.lower().split()
+
+
+def _without_sign(column_type: str) -> str:
+    return re.sub(r"(?i)\s+unsigned\b|\s+zerofill\b", "", column_type)
+
+
+def _comparable(column_type: str) -> str:
+    if column_type == ANY_TEXT:
+        return ANY_TEXT
+    base, _, rest = column_type.lower().partition("(")
+    words = base.split()
+    name = words[0]
+    size, _, after = rest.partition(")")
+    if name in _INTEGERS:
+        unsigned = "unsigned" in words[1:] or "unsigned" in after.split()
+        return f"{name} unsigned" if unsigned else name
+    if name in _SIZED:
+        return f"{name}({size.replace(' ', '') or 0})"
+    if name in _GEOMETRIES:
+        return "geometry"
+    # By the character set, which the log knows, one is the other.
+    return _IN_THE_LOG.get(name, name.replace("blob", "text"))
+
+
+_IN_THE_LOG = {
+    "binary": "char", "varbinary": "varchar", "uuid": "char", "inet4": "char", "inet6": "char",
+}  # fmt: skip

@@ -1,0 +1,240 @@
+"""What statements of the log make of tables: the definitions of all tables, followed in log order.
+
+The log tells the types of a table's columns before its rows, and with MySQL's defaults nothing else:
+names, labels, order of the names and the key must be known from elsewhere. Here they are carried
+from one statement to the next (manual: "CREATE TABLE Statement", "ALTER TABLE Statement"), by the
+rules by which the server itself builds the new list of columns. What a statement makes of a table is
+either certain or *unknown*: whatever is not understood to the letter (an action that `altered_table` does not
+know, a label with a backslash, a name that is not found) makes the tables that it names unknown.
+Types are carried to be compared with those of the log, which they never overrule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableMapping, Sequence
+
+from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable
+from deltaforge_dagster.sources.mysql.schema.altered_table import AlteredTable, act, add
+from deltaforge_dagster.sources.mysql.schema.column_types import fits, is_text, labels
+from deltaforge_dagster.sources.mysql.schema.ddl_tokens import (
+    Name,
+    NotUnderstoodError,
+    Token,
+    TokenReader,
+    items,
+)
+
+_UNKNOWN = "null"
+
+Definitions = MutableMapping[Name, CatalogTable | None]
+"""Tables by name; None for one that is there, but whose columns are unknown."""
+
+
+def apply(tables: Definitions, statement: str, database: str, *, fold: bool = False) -> set[Name]:
+    """Let a statement of the log act on `tables`, and return the names that it concerns.
+
+    Args:
+        tables: All tables that are known; changed in place.
+        statement: Its text.
+        database: Where names without a database belong.
+        fold: Whether the server keeps all names of tables in small letters
+            (`lower_case_table_names` is not 0).
+    """
+    reader = TokenReader(statement, database, fold=fold)
+    touched: set[Name] = set()
+    try:
+        _statement(tables, reader, touched)
+    except NotUnderstoodError:
+        touched = touched or set(tables)
+        for name in touched:
+            tables[name] = None
+    return touched
+
+
+def key_of(name: Name) -> str:
+    """Return the key under which a table's definition is kept."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def name_of(key: str) -> Name:
+    """Return the table of a key."""
+    database, table = json.loads(key)
+    return str(database), str(table)
+
+
+def text_of(tables: Definitions, name: Name) -> str | None:
+    """Return a table's definition as JSON text, None for a table that is gone."""
+    if name not in tables:
+        return None
+    table = tables[name]
+    if table is None:
+        return _UNKNOWN
+    columns = [[column.name, column.type, column.charset] for column in table.columns]
+    definition = {"columns": columns, "primary_key": list(table.primary_key)}
+    return json.dumps(definition, ensure_ascii=False)
+
+
+def parse_definition(text: str) -> CatalogTable | None:
+    """Return the table that `text_of` wrote, None for one that is unknown."""
+    if text == _UNKNOWN:
+        return None
+    fields = json.loads(text)
+    columns = tuple(
+        CatalogColumn(name, labels(type_), type_, *charset)
+        for name, type_, *charset in fields["columns"]
+    )
+    return CatalogTable(columns, tuple(fields["primary_key"]))
+
+
+def fit(known: CatalogTable, types: Sequence[str]) -> bool:
+    """Say whether a table can be one whose columns the log describes so."""
+    return len(known.columns) == len(types) and all(
+        fits(column.type, type_) for column, type_ in zip(known.columns, types, strict=True)
+    )
+
+
+def lacks_charsets(known: CatalogTable) -> bool:
+    """Say whether it is not known of each text in which character set it is."""
+    return any(is_text(column.type) and not column.charset for column in known.columns)
+
+
+def table_of_statement(statement: str, database: str) -> CatalogTable | None:
+    """Return the table that a CREATE TABLE statement makes, None if that is not certain."""
+    tables: dict[Name, CatalogTable | None] = {}
+    touched = apply(tables, statement, database)
+    return tables.get(next(iter(touched))) if len(touched) == 1 else None
+
+
+def _statement(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    if reader.skip("CREATE"):
+        reader.skip("OR", "REPLACE")
+        if reader.skip("TABLE"):
+            _create(tables, reader, touched)
+    elif reader.skip("DROP"):
+        _drop_something(tables, reader, touched)
+    elif reader.skip("RENAME"):
+        if reader.skip("TABLE") or reader.skip("TABLES"):
+            _rename(tables, reader, touched)
+    elif reader.skip("ALTER"):
+        reader.skip_any("ONLINE", "OFFLINE", "IGNORE")
+        if reader.skip("TABLE"):
+            reader.skip("IF", "EXISTS")
+            _alter(tables, reader, touched)
+
+
+def _drop_something(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    if reader.skip("TABLE") or reader.skip("TABLES"):
+        for name in _names(reader, touched):
+            tables.pop(name, None)
+    elif reader.skip("DATABASE") or reader.skip("SCHEMA"):
+        reader.skip("IF", "EXISTS")
+        _drop_database(tables, reader.table()[1], touched)
+    elif reader.skip("INDEX"):
+        _drop_index(tables, reader, touched)
+
+
+def _names(reader: TokenReader, touched: set[Name]) -> list[Name]:
+    reader.skip("IF", "EXISTS")
+    found = [reader.table()]
+    while reader.skip(","):
+        found.append(reader.table())
+    touched.update(found)
+    return found
+
+
+def _drop_database(tables: Definitions, database: str, touched: set[Name]) -> None:
+    gone = [name for name in tables if name[0] == database]
+    touched.update(gone)
+    for name in gone:
+        del tables[name]
+
+
+def _drop_index(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    index = reader.name()
+    if index.upper() == "PRIMARY" and reader.skip("ON"):
+        name = reader.table()
+        touched.add(name)
+        known = tables.get(name)
+        tables[name] = None if known is None else CatalogTable(known.columns, ())
+
+
+def _rename(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    while True:
+        reader.skip("IF", "EXISTS")
+        old = reader.table()
+        if not reader.skip("TO"):
+            raise NotUnderstoodError
+        new = reader.table()
+        _move(tables, old, new, touched)
+        if not reader.skip(","):
+            return
+
+
+def _move(tables: Definitions, old: Name, new: Name, touched: set[Name]) -> None:
+    touched.update((old, new))
+    tables[new] = tables.pop(old, None)
+
+
+def _create(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    spared = reader.skip("IF", "NOT", "EXISTS")
+    name = reader.table()
+    if spared and tables.get(name) is not None:
+        return  # logged even where the table was there, and then without effect
+    touched.add(name)
+    if spared:
+        raise NotUnderstoodError  # whether it was there is not known
+    inner = reader.within(reader.group()) if reader.word == "(" else reader
+    if inner.skip("LIKE"):
+        tables[name] = tables.get(inner.table())
+        return
+    if inner is reader or _is_filled(reader.rest()):
+        raise NotUnderstoodError
+    new = AlteredTable([], [])
+    for item in items(inner.rest()):
+        add(new, reader.within(item))
+    tables[name] = new.made()
+
+
+def _is_filled(options: Sequence[Token]) -> bool:
+    """Say whether a query stands behind the columns, which may add some."""
+    depth = 0
+    for token in options:
+        depth += (token.word == "(") - (token.word == ")")
+        if token.word == "SELECT" or (depth == 0 and token.word in {"TABLE", "VALUES"}):
+            return True
+    return False
+
+
+def _alter(tables: Definitions, reader: TokenReader, touched: set[Name]) -> None:
+    name = reader.table()
+    touched.add(name)
+    renamed: list[Name] = []
+    reader.skip("WAIT") or reader.skip("NOWAIT")
+    actions = list(items(reader.rest()))
+    # Also what is not understood may hold a new name.
+    for item in actions:
+        new_name = _renamed_to(reader.within(item))
+        if new_name is not None:
+            renamed.append(new_name)
+            touched.add(new_name)
+    known = tables.get(name)
+    if known is not None:
+        table = AlteredTable.of(known)
+        for item in actions:
+            act(table, reader.within(item))
+        tables[name] = table.made()
+    else:
+        tables[name] = None
+    for new in renamed[-1:]:
+        if new != name:
+            _move(tables, name, new, touched)
+
+
+def _renamed_to(item: TokenReader) -> Name | None:
+    if not item.skip("RENAME") or item.word in {"COLUMN", "INDEX", "KEY"}:
+        return None
+    for word in ("TO", "AS", "="):
+        if item.skip(word):
+            break
+    return item.table()

@@ -1,0 +1,336 @@
+"""Table versions: what the changes after a TABLE_MAP event are decoded with.
+
+The server describes a table before each group of its changes, almost always as before. Each
+different description becomes a version: registered, so that it is durable with its position before
+any row of it is, and laid out in integer arrays for the kernels. Versions are never altered; a
+repeated description finds the version it made before. Tables that are not captured have versions,
+too: their changes are counted, for which the sizes of their values must be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.mysql.decode.column_layout import ColumnLayout
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    HELD,
+    MAP_END,
+    MAP_ID,
+    MAP_START,
+    MAP_VERSION,
+    MAP_WIDTH,
+    TABLE_WIDTH,
+)
+from deltaforge_dagster.sources.mysql.decode.scan_rows import find_table
+from deltaforge_dagster.sources.mysql.events.table_map import (
+    ID_SIZE,
+    CatalogTable,
+    TableMap,
+    Unknown,
+    parse_table_map,
+)
+from deltaforge_dagster.sources.mysql.schema.column_types import ANY_SIGN, is_unsigned, labels_text
+from deltaforge_dagster.sources.mysql.values.charsets import BINARY_COLLATION, any_collation
+from deltaforge_dagster.sources.mysql.values.types import (
+    ValueForms,
+    ValueType,
+    fixed_type,
+    may_be_fixed,
+    skipped_type,
+    value_type,
+)
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.rows.hiding import Hiding
+from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+_NO_STAMP = SchemaStamp("", 0, 0)
+_MAX_MAPS = 4096
+"""Tables remembered at once; more are described again."""
+
+
+class Catalog(Protocol):
+    """What the decoder asks of the source's catalog; both may block, and both are asked rarely."""
+
+    def table(
+        self,
+        db: str,
+        table: str,
+        types: tuple[str, ...],
+        position: Position,
+        *,
+        charsets: bool = False,
+    ) -> CatalogTable | Unknown:
+        """Return what the log leaves out of a table as it was at `position`, if that is certain.
+
+        `types` are the columns' types in the log, as `information_schema.columns.column_type` has
+        them, without labels; integers of unknown sign end in `column_types.ANY_SIGN`. `charsets`
+        says whether the log leaves out the character sets, too.
+        """
+        ...
+
+    def statement(self, db: str, sql: str, position: Position) -> None:
+        """Take notice of a statement in the log (DDL, GRANT ...), whose default database is `db`."""
+        ...
+
+
+class TableVersions:
+    """The table versions of one stream, by number, and which of them is in force per table id.
+
+    Args:
+        registry: Where versions are registered.
+        catalog: What the log leaves out.
+        captures: Whether changes of (database, table) are wanted.
+        forms: How values look where there is a choice.
+        held: Full names of tables whose changes are kept back, and why.
+        rules: What is hidden of their columns.
+
+    Attributes:
+        held: The same, with those that are held from somewhere in this stream on.
+        schemas, stamps: The tables, and what was registered, by version; without columns where not
+            captured.
+        hiding: What of them rows do not show.
+        tables, layout: The versions, and their columns, for the kernels (`layout`).
+        maps, map_texts: The TABLE_MAP events in force: the hash table that `scan_rows.find_table`
+            reads, and the events' bodies.
+        fixed_binary: The log calls types BINARY that are none, as MariaDB's (`fixed_binary`).
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        forms: ValueForms,
+        held: Mapping[str, str] | None = None,
+        rules: ColumnRules = NO_RULES,
+    ) -> None:
+        self.held = dict(held or {})
+        self.hiding = Hiding(rules)
+        self._registry = registry
+        self._forms = forms
+        self._catalog = catalog
+        self._captures = captures
+        self.fixed_binary = False
+        self._known: dict[tuple[bytes, CatalogTable | None, bool], int] = {}
+        self._newest: dict[str, int] = {}
+        self._shown: dict[int, TableSchema] = {}
+        self.schemas: list[TableSchema] = []
+        self.stamps: list[SchemaStamp] = []
+        self.tables = np.empty((0, TABLE_WIDTH), np.int64)
+        self.layout = ColumnLayout()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let every table be described again: a statement or another file may have changed it."""
+        self._mapped = 0
+        self.maps = np.full((4 * _MAX_MAPS, MAP_WIDTH), -1, np.int64)
+        self.map_texts = np.empty(0, np.uint8)
+
+    def describe(self, content: bytes, position: Position) -> None:
+        """Take in the body of a TABLE_MAP event; `position` is registered with it.
+
+        Raises:
+            CorruptLog: The bytes are not a TABLE_MAP event.
+            UnsupportedEvent: A column is not decoded, or the catalog does not know the table.
+            DeltaforgeError: What catalog or registry raise.
+        """
+        described = parse_table_map(content)
+        captured = self._captures(described.db, described.table)
+        name = f"table {described.db}.{described.table}"
+        known = None
+        types: list[ValueType] = []
+        if captured:
+            known = self._unless_held(described, name, position)
+        if known is not None:
+            types = _types(described, known, name, self._forms)
+        key = (content[ID_SIZE:], known, captured)
+        version = self._known.get(key)
+        if version is None:
+            if known is not None:
+                version = self._add(described, types, known, position)
+            else:
+                version = self._add_skipped(described, name, HELD if captured else 0)
+            self._known[key] = version
+        elif version in self._shown and self._newest.get(name) != version:
+            self._registry.register(self._shown[version], position)  # it is in force again
+        self._newest[name] = version
+        self._put_in_force(content, version)
+
+    def map_of(self, table_id: int) -> bytes:
+        """Return the body of the TABLE_MAP event that is in force for a table id."""
+        line = self.maps[int(find_table(self.maps, table_id))]
+        return self.map_texts[line[MAP_START] : line[MAP_END]].tobytes()
+
+    def version_name(self, version: int) -> str:
+        """Return `database.table` of a version, for error messages."""
+        schema = self.schemas[version]
+        return f"{schema.db}.{schema.table}"
+
+    def _unless_held(
+        self, described: TableMap, name: str, position: Position
+    ) -> CatalogTable | None:
+        """Return a table's columns; None when its changes are kept back, perhaps from now on."""
+        table = f"{described.db}.{described.table}"
+        if table in self.held:
+            self._refuse_to_hold(described, self.held[table])
+            return None
+        known = self._known_columns(described, name, position)
+        if isinstance(known, CatalogTable) and len(known.columns) != len(described.types):
+            known = Unknown(
+                f"{name} has {len(described.types)} columns in the log, but"
+                f" {len(known.columns)} in the catalog; set binlog_row_metadata=FULL on the"
+                " server, so that the log describes its tables"
+            )
+        if isinstance(known, Unknown):
+            self._refuse_to_hold(described, known.reason)
+            self.held[table] = known.reason
+            return None
+        return known
+
+    def _refuse_to_hold(self, described: TableMap, reason: str) -> None:
+        """Stop where events that are kept back would hold what rules hide: they are kept as they are."""
+        if self.hiding.touches(described.db, described.table):
+            raise SourceMisconfigured(
+                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
+                " table, and what is held is the log as it is"
+            )
+
+    def _known_columns(
+        self, described: TableMap, name: str, position: Position
+    ) -> CatalogTable | Unknown:
+        """Return the columns as the log describes them, the rest from the catalog."""
+        logged = described.described
+        hidden = self.fixed_binary and any(map(may_be_fixed, described.types))
+        if logged is not None and not hidden:
+            return logged
+        answer = self._catalog.table(
+            described.db,
+            described.table,
+            _logged_types(described, name),
+            position,
+            charsets=None in described.text_collations(),
+        )
+        if isinstance(answer, Unknown) or logged is None:
+            return answer
+        pairs = list(zip(logged.columns, answer.columns, strict=True))
+        if any(ours.name != theirs.name for ours, theirs in pairs):
+            return Unknown(
+                f"{name}: which of its columns are UUID, INET4 or"
+                " INET6 only the catalog says, and it names other columns than the log"
+            )
+        columns = tuple(replace(ours, type=theirs.type) for ours, theirs in pairs)
+        return replace(logged, columns=columns)
+
+    def _put_in_force(self, content: bytes, version: int) -> None:
+        if self._mapped == _MAX_MAPS:
+            self.forget()
+        table_id = int.from_bytes(content[:ID_SIZE], "little")
+        line = self.maps[int(find_table(self.maps, table_id))]
+        self._mapped += line[MAP_ID] == -1
+        line[MAP_ID], line[MAP_VERSION] = table_id, version
+        line[MAP_START] = self.map_texts.size
+        line[MAP_END] = self.map_texts.size + len(content)
+        self.map_texts = np.concatenate([self.map_texts, np.frombuffer(content, np.uint8)])
+
+    def _add(
+        self, described: TableMap, types: list[ValueType], known: CatalogTable, position: Position
+    ) -> int:
+        """Register a new version, lay it out, and return its number."""
+        names = [column.name for column in known.columns]
+        schema = TableSchema(
+            db=described.db,
+            schema=None,
+            table=described.table,
+            columns=tuple(
+                Column(
+                    name=column.name,
+                    data_type=type_.name + labels_text(column.labels),
+                    type_oid=None,
+                    nullable=nullable,
+                    ordinal_position=ordinal,
+                )
+                for ordinal, (column, type_, nullable) in enumerate(
+                    zip(known.columns, types, described.nullable, strict=True), start=1
+                )
+            ),
+            primary_key=tuple(name for name in names if name in known.primary_key),
+        )
+        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        self.stamps.append(self._registry.register(shown, position))
+        self.schemas.append(schema)
+        in_key = [name in known.primary_key for name in names]
+        keys = len(in_key) - in_key[::-1].index(True) if any(in_key) else 0
+        room = 2
+        for column, type_, is_key in zip(known.columns, types, in_key, strict=True):
+            room += self.layout.add(column.name, type_, column.labels, is_key=is_key)
+        self._add_table(len(types), keys, 1, room)
+        return len(self.schemas) - 1
+
+    def _add_skipped(self, described: TableMap, name: str, captured: int) -> int:
+        """Lay out a table whose changes are counted, or kept back; return its version's number."""
+        for number, log_type in enumerate(described.types, start=1):
+            try:
+                type_ = skipped_type(log_type)
+            except UnsupportedEvent as error:
+                raise UnsupportedEvent(f"{name}, column {number}: {error}") from error
+            self.layout.add_skipped(type_)
+        self._add_table(len(described.types), 0, captured, 0)
+        self.schemas.append(TableSchema(described.db, None, described.table, (), ()))
+        self.stamps.append(_NO_STAMP)
+        return len(self.schemas) - 1
+
+    def _add_table(self, columns: int, keys: int, captured: int, room: int) -> None:
+        line = [len(self.layout.columns) - columns, columns, keys, captured, room]
+        self.tables = np.vstack([self.tables, np.array([line], np.int64)])
+
+
+def _logged_types(described: TableMap, name: str) -> tuple[str, ...]:
+    """Return the columns' types so far as the log says them."""
+    columns = zip(described.types, described.unsigned, described.collations, strict=True)
+    types = []
+    for number, (type_, sign, collation) in enumerate(columns, start=1):
+        with _named(f"{name}, column {number}"):
+            known = BINARY_COLLATION if collation is None else collation
+            logged = value_type(type_, known, unsigned=bool(sign)).name
+        types.append(logged + (ANY_SIGN if sign is None and type_.is_integer else ""))
+    return tuple(types)
+
+
+def _types(
+    described: TableMap, known: CatalogTable, name: str, forms: ValueForms
+) -> list[ValueType]:
+    """Return how the columns' values are read."""
+    columns = zip(
+        known.columns, described.types, described.unsigned, described.collations, strict=True
+    )
+    types = []
+    for column, type_, unsigned, collation in columns:
+        with _named(f"{name}, column {column.name}"):
+            fixed = fixed_type(type_, column.type)
+            if fixed is None and type_.is_text and collation is None:
+                collation = any_collation(column.charset)  # noqa: PLW2901 - now it is known
+                if collation is None:
+                    raise UnsupportedEvent(
+                        f"text in the character set {column.charset!r}, which the log leaves out"
+                    )
+            unsigned = is_unsigned(column.type) if unsigned is None else unsigned  # noqa: PLW2901
+            types.append(fixed or value_type(type_, collation, unsigned=unsigned, forms=forms))
+    return types
+
+
+@contextmanager
+def _named(column: str) -> Generator[None]:
+    """Say which column it is that cannot be decoded."""
+    try:
+        yield
+    except UnsupportedEvent as error:
+        raise UnsupportedEvent(f"{column} is not decoded: {error}") from error

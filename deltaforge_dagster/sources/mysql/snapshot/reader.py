@@ -1,0 +1,376 @@
+"""Snapshots of MySQL's tables: chunks of them, each as one transaction sees it.
+
+A chunk is read by one unbuffered SELECT in a transaction of its own. What that sees:
+
+==========================  ==========================================================================
+server                      the transaction sees
+==========================  ==========================================================================
+MySQL, gtid_mode ON         all that `gtid_executed` held before it began, and perhaps more
+MySQL without GTIDs         the log up to the place where it stood while the table was locked against
+                            writing, which takes as long as beginning the transaction
+MariaDB                     the log up to the place that it says itself (`binlog_snapshot_position`)
+==========================  ==========================================================================
+
+Its first statement of the table keeps the table from being altered, before it is asked what its columns
+are. Where the log stands is asked last, so that it has a statement that altered the table before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pymysql
+
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PermissionMissing,
+    PositionLost,
+    SourceMisconfigured,
+    UnsupportedEvent,
+)
+from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
+from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.preflight import retention_seconds
+from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
+from deltaforge_dagster.sources.mysql.schema.column_types import labels, labels_text
+from deltaforge_dagster.sources.mysql.schema.described_types import described_type
+from deltaforge_dagster.sources.mysql.snapshot import chunks
+from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, send_query
+from deltaforge_dagster.sources.mysql.snapshot.selected import (
+    SESSION,
+    SelectedColumn,
+    SelectedRows,
+    quoted,
+)
+from deltaforge_dagster.sources.mysql.values.types import ValueForms
+from deltaforge_dagster.sources.outbox import OutboxTables
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, ReadView
+from deltaforge_dagster.sources.snapshot.read_views import GtidReadView, PositionReadView
+from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
+from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
+from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.tables import Column, TableSchema
+
+_QUESTION_SECONDS = 30.0
+_PLAN_SECONDS = 3600.0
+_LOCK_SECONDS = 10
+_MAY_NOT_LOCK = 1044
+_SLOWEST_READER = 3600
+"""Seconds that the server waits for who reads a result (`net_write_timeout`)."""
+_BYTES_PER_SECOND = 20 << 20
+"""What a reader is taken to read, for an estimate."""
+
+_COLUMNS = """
+    SELECT COLUMN_NAME AS name, COLUMN_TYPE AS type, CHARACTER_SET_NAME AS charset,
+        IS_NULLABLE AS nullable
+    FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+    ORDER BY ORDINAL_POSITION
+"""
+_KEY = """
+    SELECT COLUMN_NAME AS name, SUB_PART AS part FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY' ORDER BY SEQ_IN_INDEX
+"""
+_SIZE = """
+    SELECT COALESCE(TABLE_ROWS, 0) AS row_count FROM information_schema.TABLES
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlSnapshots:
+    """One server's tables, as `sources.snapshot.Snapshots` promises.
+
+    Attributes:
+        server: Where.
+        source_id: `id` of the source.
+        patterns: Which tables the stream captures.
+        outboxes: Which of them are outboxes, whose rows are no table's.
+        forms: How values look where there is a choice.
+        rules: What is hidden of rows.
+    """
+
+    server: Server
+    source_id: str
+    patterns: TablePatterns
+    outboxes: OutboxTables
+    forms: ValueForms
+    rules: ColumnRules
+
+    def watermark(self) -> str:
+        """Return nothing: what a read sees says all."""
+        return "{}"
+
+    def plan(
+        self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of tables that the stream captures, table after table.
+
+        Raises:
+            SourceMisconfigured: There is no such table, or the stream does not capture it.
+            PermissionMissing: The message has the grant.
+        """
+        for table in self._tables(tables):
+            with self.server.query(_PLAN_SECONDS) as session:
+                found = self.target(session, table)
+                _run(session, *SESSION)
+                if where is not None:
+                    session.texts(f"SELECT 1 FROM {found.name} WHERE ({where}) LIMIT 0")  # noqa: S608 - the user's own
+                yield from chunks.plan(session, found, chunk_rows, where)
+
+    @contextmanager
+    def reader(self) -> Generator[MysqlReader]:
+        """Connect, to read chunks."""
+        made = MysqlReader(self)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:
+        """Return whether the log can be read, and is kept while the tables are."""
+        chosen = self._tables(tables)
+        found: list[Finding] = []
+        size = 0
+        with finding_errors("log settings", found), self.server.query(_QUESTION_SECONDS) as session:
+            server_log.facts(session, self.server.where)
+            for name in chosen:
+                rows = session.rows(
+                    "SELECT COALESCE(DATA_LENGTH + INDEX_LENGTH, 0) AS size FROM"
+                    " information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+                    *name.split(".", 1),
+                )
+                size += int(rows[0]["size"]) if rows else 0
+            seconds = size / (_BYTES_PER_SECOND * max(min(parallel, len(chosen)), 1))
+            kept = retention_seconds(session)
+            text = f"the tables may take {seconds / 60:,.0f} minutes to read"
+            if not kept:
+                found.append(Finding("retention", "ok", f"{text}, and the log is kept for ever"))
+            else:
+                longer = server_log.lasting(
+                    session, f"SET PERSIST binlog_expire_logs_seconds = {2 * kept}"
+                )
+                text += f", and log files are kept for {kept / 3600:g} hours"
+                found.append(share_of_retention(text, seconds / kept, longer))
+        return found
+
+    def guard(self, start: Position) -> list[Finding]:
+        """Return whether the log still has everything after `start`."""
+        assert isinstance(start, BinlogPosition)
+        where = self.server.where
+        try:
+            with self.server.query(_QUESTION_SECONDS) as session:
+                server_log.check_held(session, where, start, server_log.facts(session, where))
+        except PositionLost as lost:
+            return [Finding("position", "error", str(lost))]
+        except DeltaforgeError:
+            pass  # nothing is known; it is asked again
+        return []
+
+    def target(self, session: Session, table: str) -> chunks.Target:
+        """Return a table as it is now.
+
+        Raises:
+            SourceMisconfigured: There is no such table.
+            UnsupportedEvent: A column is not decoded.
+        """
+        db, _, name = table.partition(".")
+        described = session.rows(_COLUMNS, db, name)
+        if not described:
+            raise SourceMisconfigured(
+                f"{self.server.where}: there is no table {table}, or not for user {self.server.user!r}"
+            )
+        key = session.rows(_KEY, db, name)
+        key_names = {row["name"] for row in key}
+        columns: dict[str, chunks.KeyColumn] = {}
+        schema: list[Column] = []
+        for number, row in enumerate(described, start=1):
+            found = labels(row["type"])
+            try:
+                type_ = described_type(row["type"], row["charset"], found, self.forms)
+            except UnsupportedEvent as error:
+                raise UnsupportedEvent(
+                    f"table {table}, column {row['name']} is not decoded: {error}"
+                ) from error
+            column = SelectedColumn(row["name"], type_, found)
+            columns[row["name"]] = chunks.KeyColumn(column, row["charset"] or "")
+            data_type = type_.name + labels_text(found)
+            schema.append(Column(row["name"], data_type, None, row["nullable"] == "YES", number))
+        divides = tuple(columns[row["name"]] for row in key)
+        if any(row["part"] is not None for row in key) or not all(o.has_literals for o in divides):
+            divides = ()
+        as_read = TableSchema(
+            db, None, name, tuple(schema), tuple(c for c in columns if c in key_names)
+        )
+        if self.rules.hides(as_read, key_names):  # bounds are kept
+            divides = ()
+        return chunks.Target(
+            as_read,
+            tuple(one.column for one in columns.values()),
+            divides,
+            int(session.rows(_SIZE, db, name)[0]["row_count"]),
+        )
+
+    def _tables(self, names: Sequence[str] | None) -> list[str]:
+        with self.server.query(_QUESTION_SECONDS) as session:
+            captured = [
+                table
+                for table in captured_tables(session, self.patterns.matches)
+                if not self.outboxes.has(*table.split(".", 1))
+            ]
+        if names is None:
+            return captured
+        absent = [name for name in names if name not in captured]
+        if absent:
+            raise SourceMisconfigured(
+                f"{self.server.where}: not captured: {', '.join(absent)}; a table must match "
+                "source.config.tables, be no outbox, and be there for user "
+                f"{self.server.user!r} to see"
+            )
+        return list(names)
+
+
+class MysqlReader:
+    """Reads chunks, one after another, over one connection; for one thread."""
+
+    def __init__(self, snapshots: MysqlSnapshots) -> None:
+        self._snapshots = snapshots
+        self._connection: pymysql.Connection | None = None
+        self._gtids = False
+        self._busy = False
+
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:  # noqa: ARG002 - what a read sees says all
+        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+        server = self._snapshots.server
+        if self._busy:
+            self.close()
+        connection = self._connected()
+        with Cutter(_descriptor(connection), _QUESTION_SECONDS) as cutter:
+            try:
+                return self._read(connection, chunk)
+            except pymysql.MySQLError as error:
+                self.close()
+                raise server.problem(error, cutter, _QUESTION_SECONDS) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the connection; the next chunk opens another."""
+        connection, self._connection, self._busy = self._connection, None, False
+        if connection is not None and connection.open:
+            connection._force_close()  # noqa: SLF001 - a polite farewell is not understood amid rows
+
+    def _connected(self) -> pymysql.Connection:
+        if self._connection is None:
+            where = self._snapshots.server.where
+            connection = self._snapshots.server.connect(_QUESTION_SECONDS)
+            self._connection = connection
+            notice_loss(_descriptor(connection))
+            session = Session(connection)
+            found = server_log.facts(session, where)
+            self._gtids = found.gtids and not session.is_mariadb
+            _run(session, *SESSION[:-1], f"SET net_write_timeout = {_SLOWEST_READER}")
+            _run(session, f"SET lock_wait_timeout = {_LOCK_SECONDS}")
+            _run(session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        return self._connection
+
+    def _read(self, connection: pymysql.Connection, chunk: Chunk) -> ChunkRead:
+        ours, session = self._snapshots, Session(connection)
+        self._busy = True
+        _run(session, "SET character_set_results = utf8mb4")
+        name = ".".join(map(quoted, chunk.table.split(".", 1)))
+        read_view = self._begin(session, name)
+        session.rows(f"SELECT 1 FROM {name} LIMIT 0")  # noqa: S608 - quoted
+        found = ours.target(session, chunk.table)
+        position = server_log.tail(session, ours.server.where, gtids=False)
+        now = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED) AS us")
+        _run(session, SESSION[-1])
+        selected = SelectedRows(found.columns, found.table.primary_key)
+        rows = SnapshotRows(
+            ours.source_id,
+            chunk,
+            read_view,
+            table=found.table,
+            rules=ours.rules,
+            ts_us=int(now[0]["us"]),
+        )
+        conditions = []
+        index = ""
+        if chunk.kind == "key":
+            conditions = chunks.bounds([one.column.name for one in found.key], chunk)
+            index = " FORCE INDEX (PRIMARY)"
+        if chunk.where is not None:
+            conditions.append(f"({chunk.where})")
+        answer = send_query(
+            connection,
+            f"SELECT {', '.join(selected.expressions)} FROM {found.name}{index}"  # noqa: S608 - quoted names, literals
+            f" WHERE {' AND '.join(conditions) or 'TRUE'}",
+        )
+        return ChunkRead(rows.table, read_view, position, self._batches(answer, selected, rows))
+
+    def _batches(
+        self, answer: Iterator[Rows], selected: SelectedRows, rows: SnapshotRows
+    ) -> Iterator[pa.RecordBatch]:
+        connection = self._connection
+        assert connection is not None
+        try:
+            for piece in answer:
+                yield rows.batch(*selected.write(piece))
+            _run(Session(connection), "COMMIT")
+            self._busy = False
+        except pymysql.MySQLError as error:
+            raise self._snapshots.server.problem(error) from error
+
+    def _begin(self, session: Session, table: str) -> ReadView:
+        """Begin a transaction, and return what it sees."""
+        begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+        if self._gtids:
+            executed = server_log.executed(session)
+            _run(session, begin)
+            return GtidReadView(executed)
+        if session.is_mariadb:
+            _run(session, begin)
+            rows = session.rows("SHOW STATUS LIKE 'binlog_snapshot_%'")
+            said = {row["Variable_name"].lower(): row["Value"] for row in rows}
+            file, pos = said["binlog_snapshot_file"], int(said["binlog_snapshot_position"])
+            return PositionReadView(BinlogPosition(file, pos))
+        with self._locked(table) as locked:
+            place = server_log.tail(locked, self._snapshots.server.where, gtids=False)
+            _run(session, begin)
+        return PositionReadView(place)
+
+    @contextmanager
+    def _locked(self, table: str) -> Generator[Session]:
+        """Keep everybody from writing a table, once all who do have ended."""
+        server = self._snapshots.server
+        with server.query(_QUESTION_SECONDS) as session:
+            # Without autocommit the storage engine's own lock is taken, too.
+            _run(session, "SET autocommit = 0", f"SET lock_wait_timeout = {_LOCK_SECONDS}")
+            _run(session, f"SET innodb_lock_wait_timeout = {_LOCK_SECONDS}")
+            try:
+                _run(session, f"LOCK TABLES {table} READ")
+            except pymysql.OperationalError as error:
+                if error.args[0] != _MAY_NOT_LOCK:
+                    raise
+                raise PermissionMissing(
+                    f"{server.where}: user {server.user!r} may not lock {table}, which a snapshot"
+                    f" needs on a server without GTIDs; run: GRANT LOCK TABLES, SELECT ON"
+                    f" {table.split('.', maxsplit=1)[0]}.* TO '{server.user}'@'...'"
+                ) from error
+            yield session
+            _run(session, "UNLOCK TABLES")
+
+
+def _descriptor(connection: pymysql.Connection) -> int:
+    return int(connection._sock.fileno())  # noqa: SLF001 - PyMySQL has no other way
+
+
+def _run(session: Session, *statements: str) -> None:
+    for statement in statements:
+        session.rows(statement)

@@ -1,0 +1,210 @@
+"""The rows of a SELECT as the server sends them, in pieces, without a Python object for any of them.
+
+PyMySQL sends the statement and reads what describes the result; then the rows are read from its
+socket in large pieces (MySQL internals documentation, "Text Resultset Row")::
+
+    packet   Int24 size, Int8 number, payload; one of 2^24 - 1 bytes goes on in the next
+    row      a value after the other: its length, and its text; 0xFB is null
+    length   1 byte up to 250; 0xFC, 0xFD or 0xFE and 2, 3 or 8 bytes
+    the end  a payload of less than 9 bytes that begins with 0xFE; 0xFF begins an error
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pymysql
+from pymysql.connections import MySQLResult
+from pymysql.constants import COMMAND
+from pymysql.err import raise_mysql_exception
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
+from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_16, read_24, read_64
+from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+
+_HEADER = 4
+_FULL = (1 << 24) - 1
+_NULL, _TWO, _THREE, _EIGHT, _ERROR = 0xFB, 0xFC, 0xFD, 0xFE, 0xFF
+_END_SIZE, _ERROR_SIZE = 9, 3
+
+NULL_START = -1
+"""In place of the start of a null value."""
+
+MORE, FILLED, END, REFUSED, JOINED, BROKEN = range(6)
+"""Why `split_rows` stopped: what follows is not there yet; there is no room for its values; the result
+ends; the server reports an error; a row is in several packets; it is no row."""
+
+WHY, AT, LINES = range(3)
+"""Of `state`."""
+
+_MAX_VALUES = 1 << 20
+_AHEAD = 1 << 16
+"""More than a file of a socket reads ahead, less than a piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a result.
+
+    Attributes:
+        source: Bytes that hold their values.
+        bounds: For each value of each row its start and end there, `NULL_START` twice for null.
+    """
+
+    source: Bytes
+    bounds: Longs
+
+
+@kernel
+def split_row(source: Bytes, at: int, end: int, columns: int, bounds: Longs, line: int) -> bool:
+    """Note where the values of a row stand, from a line of `bounds` on; say whether it is one."""
+    for column in range(columns):
+        if at >= end:
+            return False
+        size = read_8(source, at)
+        at += 1
+        if size == _NULL:
+            bounds[line + column, 0], bounds[line + column, 1] = NULL_START, NULL_START
+            continue
+        if size == _TWO:
+            if end - at < 2:
+                return False
+            size = read_16(source, at)
+            at += 2
+        elif size == _THREE:
+            if end - at < 3:
+                return False
+            size = read_24(source, at)
+            at += 3
+        elif size == _EIGHT:
+            if end - at < 8:
+                return False
+            size = read_64(source, at)
+            at += 8
+        elif size == _ERROR:
+            return False
+        if size < 0 or size > end - at:
+            return False
+        bounds[line + column, 0], bounds[line + column, 1] = at, at + size
+        at += size
+    return at == end
+
+
+@kernel
+def split_rows(source: Bytes, length: int, columns: int, bounds: Longs, state: Longs) -> None:
+    """Note where the values of whole rows stand, as far as there are any.
+
+    `state` has, and gets, where the next packet begins and how many lines of `bounds` are used; it gets
+    why there are no more rows.
+    """
+    at, line = state[AT], state[LINES]
+    while True:
+        state[WHY], state[AT], state[LINES] = MORE, at, line
+        if length - at < _HEADER:
+            break
+        if line + columns > bounds.shape[0]:
+            state[WHY] = FILLED
+            break
+        size = read_24(source, at)
+        if size == _FULL:
+            state[WHY] = JOINED
+            break
+        start = at + _HEADER
+        if size > length - start:
+            break
+        first = read_8(source, start) if size > 0 else 0
+        if first == _EIGHT and size < _END_SIZE:
+            state[WHY] = END
+            break
+        if first == _ERROR and size >= _ERROR_SIZE:
+            state[WHY] = REFUSED
+            break
+        if not split_row(source, start, start + size, columns, bounds, line):
+            state[WHY] = BROKEN
+            break
+        line += columns
+        at = start + size
+
+
+def send_query(connection: pymysql.Connection, statement: str) -> Iterator[Rows]:
+    """Send a SELECT, and return what yields its rows; it has been accepted when this returns.
+
+    What was yielded is gone with the next step. The connection is busy until all have been taken.
+
+    Raises:
+        pymysql.MySQLError: The server refused it, or later ended it.
+    """
+    connection._execute_command(COMMAND.COM_QUERY, statement)  # noqa: SLF001 - PyMySQL has no other way
+    result = MySQLResult(connection)
+    result.init_unbuffered_query()
+    result.unbuffered_active = False  # from here on the rows are ours
+    return _rows(connection, result.field_count)
+
+
+def _rows(connection: pymysql.Connection, columns: int) -> Iterator[Rows]:
+    connected = connection._sock  # noqa: SLF001 - as above
+    # With the description of the result PyMySQL may have read the beginning of the rows.
+    ahead = connection._rfile.read1(_AHEAD)  # noqa: SLF001 - as above
+
+    def receive(room: memoryview, _seconds: float) -> int:
+        nonlocal ahead
+        if ahead:
+            count = len(ahead)
+            room[:count], ahead = ahead, b""
+            return count
+        try:
+            count = connected.recv_into(room)
+        except OSError as error:
+            raise pymysql.OperationalError(2013, type(error).__name__) from None
+        if not count:
+            raise pymysql.OperationalError(2013, "the server closed the connection")
+        return int(count)
+
+    buffer = PieceBuffer(PIECE_BYTES)
+    bounds = np.empty((max(_MAX_VALUES, columns), 2), np.int64)
+    state = np.array([MORE, 0, 0], np.int64)
+    while state[WHY] != END:
+        if state[WHY] == MORE:
+            buffer.fill(receive, 0)
+        source = read_only(buffer.data)
+        split_rows(source, buffer.length, columns, bounds, state)
+        if state[WHY] == MORE and buffer.length < len(buffer.data):
+            continue  # rows are taken many at a time, however few the socket had
+        if state[LINES]:
+            yield Rows(source, bounds[: state[LINES]])
+        buffer.drop(int(state[AT]))
+        state[AT], state[LINES] = 0, 0
+        if state[WHY] in {REFUSED, JOINED}:
+            payload = _join(buffer, receive)
+            if state[WHY] == REFUSED:
+                raise_mysql_exception(payload)
+            source = read_only(payload)
+            if split_row(source, 0, len(payload), columns, bounds, 0):
+                yield Rows(source, bounds[:columns])
+                state[WHY] = FILLED  # there may be more in the buffer
+            else:
+                state[WHY] = BROKEN
+        if state[WHY] == BROKEN:
+            raise CorruptLog("the server's answer to a SELECT does not follow its format")
+
+
+def _join(buffer: PieceBuffer, receive: Callable[[memoryview, float], int]) -> bytes:
+    """Take the next payload out of the packets that it is in."""
+    parts: list[bytes] = []
+    size = _FULL
+    while size == _FULL:
+        while buffer.length < _HEADER or buffer.length < _HEADER + _size(buffer):
+            buffer.fill(receive, 0)
+        size = _size(buffer)
+        parts.append(bytes(buffer.data[_HEADER : _HEADER + size]))
+        buffer.drop(_HEADER + size)
+    return b"".join(parts)
+
+
+def _size(buffer: PieceBuffer) -> int:
+    return int.from_bytes(buffer.data[:3], "little")

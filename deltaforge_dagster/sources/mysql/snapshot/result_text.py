@@ -1,0 +1,295 @@
+"""Kernels that write the texts of a result set as the JSON text that the log's values have.
+
+Each value goes through the kernel that writes its type from the log (`scalars`, `texts`, `floats`), behind
+a few lines here that read the text, or stands as it is. What was asked for is `selected`'s.
+
+The cells of a result stand in one row of `bounds` each, row after row of the result::
+
+    bounds[n] = (start, end)    the text of column n % columns in row n // columns is source[start:end]
+                (-1, ..)        it is null
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    CLOSE_BRACE,
+    COMMA,
+    DOT,
+    MINUS,
+    NINE,
+    OPEN_BRACE,
+    QUOTE,
+    SPACE,
+    UPPER_T,
+    UPPER_Z,
+    ZERO,
+)
+from deltaforge_dagster.kernels.json_text import INVALID, write_document, write_null
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.decode.layout import (
+    COLUMN_FIRST,
+    COLUMN_KEY,
+    COLUMN_KIND,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    COLUMN_SECOND,
+    COLUMN_SIZE,
+)
+from deltaforge_dagster.sources.mysql.values.floats import write_float, write_vector
+from deltaforge_dagster.sources.mysql.values.numbers import read_8
+from deltaforge_dagster.sources.mysql.values.scalars import write_unsigned
+from deltaforge_dagster.sources.mysql.values.texts import CodePoints, write_set, write_text
+from deltaforge_dagster.sources.mysql.values.types import (
+    BIT,
+    BLOB,
+    BYTES,
+    DATE,
+    DATETIME,
+    DECIMAL,
+    ENUM,
+    FLOAT,
+    INET4,
+    INET6,
+    JSON,
+    MICROS,
+    PADDED_BYTES,
+    SET,
+    SIGNED,
+    TIME,
+    TIMESTAMP,
+    UNSIGNED,
+    UTF_8_TEXT,
+    UUID,
+    VECTOR,
+    YEAR,
+)
+
+_BAD = np.uint64(0xFFFFFFFFFFFFFFFF)
+_TEN = np.uint64(10)
+
+
+@kernel
+def gather(source: Bytes, bounds: Longs, out: Bytes) -> None:
+    """Write the texts that `bounds` tells one after the other."""
+    place = 0
+    for line in range(bounds.shape[0]):
+        place = copy(source, bounds[line, 0], bounds[line, 1], out, place)
+
+
+@kernel
+def _integer(source: Bytes, start: int, end: int) -> np.uint64:
+    """Return the number that digits stand for, `_BAD` for something else."""
+    value = np.uint64(0)
+    if start == end or end - start > 255:
+        return _BAD
+    for at in range(start, end):
+        if source[at] < ZERO or source[at] > NINE:
+            return _BAD
+        value = value * _TEN + np.uint64(source[at] - ZERO)
+    return value
+
+
+@kernel
+def _is_digits(source: Bytes, start: int, end: int) -> bool:
+    """Say whether there are digits, and nothing else but one point between them."""
+    points = 0
+    for at in range(start, end):
+        if source[at] == DOT and start < at < end - 1:
+            points += 1
+        elif source[at] < ZERO or source[at] > NINE:
+            return False
+    return start < end and points < 2
+
+
+@kernel
+def _write_number(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write a decimal number without the zeros that ZEROFILL put before it."""
+    if start < end and source[start] == MINUS:
+        out[place] = MINUS
+        place += 1
+        start += 1
+    if not _is_digits(source, start, end):
+        return INVALID
+    while end - start > 1 and source[start] == ZERO and source[start + 1] != DOT:
+        start += 1
+    return copy(source, start, end, out, place)
+
+
+@kernel
+def _write_moment(kind: int, source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write a date, a time or both, always with six digits of the second's fraction."""
+    out[place] = QUOTE
+    place += 1
+    whole = end
+    for at in range(start, end):
+        if source[at] == DOT:
+            whole = at
+    if whole - start > 19 or whole - start < 8 or end - whole > 7:
+        return INVALID
+    first = place
+    place = copy(source, start, whole, out, place)
+    if kind != DATE:
+        place = copy(source, whole, end, out, place)
+        if whole == end:
+            out[place] = DOT
+            place += 1
+            whole = end - 1
+        for _ in range(7 - (end - whole)):
+            out[place] = ZERO
+            place += 1
+    if kind == TIMESTAMP:
+        if whole - start < 18:
+            return INVALID
+        out[first + 10] = UPPER_T
+        out[place] = UPPER_Z
+        place += 1
+    elif kind == DATETIME and out[first + 10] != SPACE:
+        return INVALID
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _pair(source: Bytes, at: int) -> int:
+    """Return the two digits at `at`."""
+    return (read_8(source, at) - ZERO) * 10 + read_8(source, at + 1) - ZERO
+
+
+@kernel
+def _write_micros(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write `YYYY-MM-DD hh:mm:ss.ffffff` as microseconds since 1970; 0 for the zero value."""
+    if end - start < 19:
+        return INVALID
+    year = _pair(source, start) * 100 + _pair(source, start + 2)
+    month, day = _pair(source, start + 5), _pair(source, start + 8)
+    if year == 0:
+        return write_unsigned(np.uint64(0), out, place)
+    # Days since 1970, by eras of 400 years that begin with a March 1.
+    if month <= 2:
+        year -= 1
+    era = year // 400
+    of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
+    of_era = (year - era * 400) * 365 + year % 400 // 4 - year % 400 // 100 + of_year
+    seconds = (era * 146_097 + of_era - 719_468) * 86_400
+    seconds += _pair(source, start + 11) * 3600 + _pair(source, start + 14) * 60
+    micros = (seconds + _pair(source, start + 17)) * 1_000_000
+    unit = 100_000
+    for at in range(start + 20, end):
+        micros += (read_8(source, at) - ZERO) * unit
+        unit //= 10
+    return write_unsigned(np.uint64(micros), out, place)
+
+
+@kernel
+def _write_cell(
+    source: Bytes,
+    start: int,
+    end: int,
+    column: Longs,
+    labels: Longs,
+    names: Bytes,
+    characters: CodePoints,
+    out: Bytes,
+    place: int,
+    stack: Bytes,
+) -> int:
+    """Write one value."""
+    kind, first, second = column[COLUMN_KIND], column[COLUMN_FIRST], column[COLUMN_SECOND]
+    if kind == SIGNED:
+        return _write_number(source, start, end, out, place)
+    if kind == UNSIGNED or kind == YEAR or kind == BIT:
+        return _write_number(source, start, end, out, place)
+    if kind == DECIMAL:
+        out[place] = QUOTE
+        place = _write_number(source, start, end, out, place + 1)
+        if place != INVALID:
+            out[place] = QUOTE
+            place += 1
+        return place
+    if kind == DATE or kind == DATETIME or kind == TIMESTAMP or kind == TIME:
+        return _write_moment(kind, source, start, end, out, place)
+    if kind == MICROS:
+        return _write_micros(source, start, end, out, place)
+    if kind == FLOAT:
+        return write_float(source, start, column[COLUMN_SIZE], out, place)
+    if kind == VECTOR:
+        return write_vector(source, start, end, out, place)
+    if kind == JSON:
+        return write_document(source, start, end, out, place, stack)
+    if kind == ENUM or kind == SET:
+        number = _integer(source, start, end)
+        if kind == SET:
+            return write_set(number, first, second, labels, names, out, place)
+        if number > np.uint64(second):
+            return INVALID
+        out[place] = QUOTE
+        place += 1
+        if number != np.uint64(0):
+            line = first + np.int64(number) - 1
+            place = copy(names, labels[line, 0], labels[line, 1], out, place)
+        out[place] = QUOTE
+        return place + 1
+    if kind == PADDED_BYTES:
+        kind = BYTES if second != 0 else BLOB
+    elif kind == UUID or kind == INET4 or kind == INET6:
+        kind = UTF_8_TEXT
+    return write_text(kind, source, start, end, first, second, characters, out, place)
+
+
+@kernel
+def write_selected(
+    source: Bytes,
+    bounds: Longs,
+    columns: Longs,
+    labels: Longs,
+    names: Bytes,
+    characters: CodePoints,
+    out: Bytes,
+    key: Bytes,
+    ends: Longs,
+    spans: Longs,
+    stack: Bytes,
+) -> int:
+    """Write rows whose cells `bounds` tells: start and end in `source`, start -1 for null.
+
+    Returns the number of a cell that is not of its type, -1 when all are. `ends` gets where the
+    rows end in `out`, and their keys in `key`, which have the room that all of them need. `spans` is
+    scratch, two for each column; `stack` is that of `json_text`.
+    """
+    count = columns.shape[0]
+    place, key_place = 0, 0
+    for cell in range(bounds.shape[0]):
+        index = cell % count
+        column = columns[index]
+        out[place] = OPEN_BRACE if index == 0 else COMMA
+        spans[index, 0] = place + 1
+        place = copy(names, column[COLUMN_NAME], column[COLUMN_NAME_END], out, place + 1)
+        if bounds[cell, 0] < 0:
+            place = write_null(out, place)
+        else:
+            place = _write_cell(
+                source, bounds[cell, 0], bounds[cell, 1], column, labels, names, characters,
+                out, place, stack,
+            )  # fmt: skip
+            if place < 0:
+                return cell
+        spans[index, 1] = place
+        if index == count - 1:
+            out[place] = CLOSE_BRACE
+            place += 1
+            ends[0, cell // count] = place
+            opening = OPEN_BRACE
+            for one in range(count):
+                if columns[one, COLUMN_KEY] != 0:
+                    key[key_place] = opening
+                    opening = COMMA
+                    key_place = copy(out, spans[one, 0], spans[one, 1], key, key_place + 1)
+            if opening == COMMA:
+                key[key_place] = CLOSE_BRACE
+                key_place += 1
+            ends[1, cell // count] = key_place
+    return -1

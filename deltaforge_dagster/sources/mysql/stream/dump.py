@@ -1,0 +1,106 @@
+"""Asking a server for its binary log, as a replica does.
+
+MySQL protocol, "COM_BINLOG_DUMP" and "COM_BINLOG_DUMP_GTID"; numbers are little-endian::
+
+    0x12  Int32 position | Int16 flags | Int32 server id | file name
+    0x1e  Int16 flags | Int32 server id | Int32 size of name | name | Int64 position
+          | Int32 size of set | GTID set (see `gtid`)
+
+The first starts at an offset of a file, the second sends every transaction that is not in the
+set. The server tells two readers apart by their server ids, and ends the older of two with the
+same. MariaDB has the first one only, and takes GTIDs from a variable of the session: a reader that died without saying so gives way to its successor.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
+from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.mariadb_gtid import is_of_mariadb
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.connection import mariadb_log
+from deltaforge_dagster.sources.mysql.connection.refusals import translate
+from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
+from deltaforge_dagster.sources.stream.socket import StreamSocket
+
+HEARTBEAT_SECONDS = 15
+PACKET_HEADER = 4
+"""Bytes of a packet before its content: size and sequence."""
+SILENCE_SECONDS = 60.0
+"""A server that says nothing for so long is taken for dead."""
+
+_COM_BINLOG_DUMP, _COM_BINLOG_DUMP_GTID = 0x12, 0x1E
+_NON_BLOCK = 1
+_BLOCKED_SECONDS = 3600
+"""How long the server waits while we take nothing, as during a pause."""
+
+SETTINGS = (
+    # Events with checksums in the file come with them: a damaged file or network shows.
+    "SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
+    "SET @source_heartbeat_period = {0}, @master_heartbeat_period = {0}".format(
+        HEARTBEAT_SECONDS * 1_000_000_000
+    ),
+    f"SET SESSION net_write_timeout = {_BLOCKED_SECONDS}",
+    "SET @mariadb_slave_capability = 4",  # MariaDB then sends events of its own as they are
+)
+"""Run before the command. Both names of each: MySQL 8.0.26 renamed them."""
+
+
+def open_dump(
+    server: Server, start: BinlogPosition, reader_id: int, seconds: float, *, follow: bool = True
+) -> StreamSocket:
+    """Return the stream of everything after `start`.
+
+    Args:
+        server: Where.
+        start: From its GTID set if it has one, else from file and offset.
+        reader_id: A server id that no replica of the server has.
+        seconds: For connecting.
+        follow: Wait for more at the log's end; otherwise the server ends the stream there.
+
+    Raises:
+        DeltaforgeError: Whatever the server refused.
+    """
+    flags = 0 if follow else _NON_BLOCK
+    settings: tuple[str, ...] = SETTINGS
+    if start.gtid_set is not None and _is_mariadb(server, start.gtid_set, seconds):
+        settings += mariadb_log.connect_state(start.gtid_set)
+        command, body = _COM_BINLOG_DUMP, struct.pack("<IHI", FILE_START, flags, reader_id)
+    elif start.gtid_set is None:
+        if start.pos >> 32:
+            raise UnsupportedEvent(
+                f"{server.where}: reading cannot begin beyond 4 GiB of a file ({start.file},"
+                f" {start.pos}) without GTIDs; set gtid_mode = ON"
+            )
+        command = _COM_BINLOG_DUMP
+        body = struct.pack("<IHI", start.pos, flags, reader_id) + start.file.encode()
+    else:
+        command = _COM_BINLOG_DUMP_GTID
+        seen = GtidSet.parse(start.gtid_set).to_bytes()
+        body = struct.pack("<HIIQI", flags, reader_id, 0, FILE_START, len(seen)) + seen
+    stream = StreamSocket(server.dump(settings, command, body, seconds), server.where)
+    stream.begin()
+    return stream
+
+
+def _is_mariadb(server: Server, gtids: str, seconds: float) -> bool:
+    """Say whose GTIDs those are; only when there are none yet the server is asked."""
+    if gtids:
+        return is_of_mariadb(gtids)
+    with server.query(seconds) as session:
+        return session.is_mariadb
+
+
+def refusal(server: Server, packet: bytes) -> DeltaforgeError:
+    """Return the error for a packet that is no event: the end of the stream, or why it ends.
+
+    ERR packet: `0xFF | Int16 number | '#' | Byte5 state | text`.
+    """
+    if packet[:1] != b"\xff" or len(packet) < 9:
+        return SourceUnavailable(
+            f"{server.where}: the server ended the stream; is it shutting down?"
+        )
+    (number,) = struct.unpack_from("<H", packet, 1)
+    return translate(number, packet[9:].decode(errors="replace"), server.where, server.user)

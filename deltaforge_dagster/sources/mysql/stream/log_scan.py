@@ -1,0 +1,255 @@
+"""A quick look through a part of the log, event by event in plain Python, decoding no row.
+
+For questions that come up once in a while: is there a change worth a run, which GTIDs lie before
+an offset, was a table altered since. `binlog` draws packets and events.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
+from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
+from deltaforge_dagster.sources.mysql.events import binlog
+from deltaforge_dagster.sources.mysql.events.gtid_events import parse_gtid
+from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.events.nested_events import without_checksum
+from deltaforge_dagster.sources.mysql.stream.dump import (
+    PACKET_HEADER,
+    SILENCE_SECONDS,
+    open_dump,
+    refusal,
+)
+from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+
+_CONTINUED = b"\xff\xff\xff"
+_EVENT = 0x00
+_ERROR = 0xFF
+_STEERING = {binlog.ROTATE, binlog.FORMAT_DESCRIPTION}
+LOOKED_INTO = frozenset(
+    {
+        binlog.QUERY,
+        binlog.TABLE_MAP,
+        binlog.GTID,
+        binlog.QUERY_COMPRESSED,
+        binlog.GTID_TAGGED,
+        binlog.PREVIOUS_GTIDS,
+        binlog.TRANSACTION_PAYLOAD,
+    }
+)
+"""Events that questions are about, usually."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An event.
+
+    Attributes:
+        type: As in `binlog`.
+        end: Where it ends, or so far as the log says; 0 as offset if it stands in no file.
+        event: It, without checksum; empty for types that nobody looks into.
+    """
+
+    type: int
+    end: BinlogPosition
+    event: bytes
+
+    @property
+    def body(self) -> bytes:
+        """What follows the header."""
+        return self.event[binlog.HEADER :]
+
+
+class LogScan:
+    """The events from `start` to the end that the log has now; iterate once.
+
+    Args:
+        server: Where.
+        start: From its GTID set if it has one, else from file and offset.
+        reader_id: A server id of its own: the server ends the older of two readers with the same.
+        seconds: For connecting.
+        kinds: The types of events to look into.
+
+    Attributes:
+        log_bytes: Bytes of log received so far.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        start: BinlogPosition,
+        reader_id: int,
+        seconds: float,
+        kinds: Collection[int] = LOOKED_INTO,
+    ) -> None:
+        self.log_bytes = 0
+        self._kinds = {*kinds, *_STEERING}
+        self._server = server
+        self._stream = open_dump(server, start, reader_id, seconds, follow=False)
+        self._file = start.file
+        self._pos = 0
+        self._checksums = True  # those that the server makes for us, before a file says otherwise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+    def __iter__(self) -> Iterator[Seen | None]:
+        """Yield events; None when a second has passed without any.
+
+        Raises:
+            SourceUnavailable: The connection broke.
+            CorruptLog: What came is not the log.
+        """
+        buffer = PieceBuffer(PIECE_BYTES)
+        self._parts: list[bytes] = []
+        while True:
+            if not buffer.fill(self._stream.receive, 1.0):
+                if self._stream.silence > SILENCE_SECONDS:
+                    raise SourceUnavailable(f"{self._server.where}: the server says nothing")
+                yield None
+                continue
+            at = 0
+            while (end := _packet_end(buffer, at)) is not None:
+                self.log_bytes += end - at - PACKET_HEADER
+                packet = self._whole(memoryview(buffer.data)[at:end])
+                at = end
+                if packet is None:
+                    continue
+                if packet[:1] != bytes([_EVENT]):
+                    if packet[:1] == bytes([_ERROR]):
+                        raise refusal(self._server, bytes(packet))
+                    return
+                yield self._event(packet[1:])
+                packet.release()
+            buffer.drop(at)
+
+    def _whole(self, packet: memoryview) -> memoryview | None:
+        """Return the content of a packet with that of those before it; None if more belong to it.
+
+        Only the first part of an event that nobody looks into.
+        """
+        content, more = packet[PACKET_HEADER:], packet[:3] == _CONTINUED
+        if self._parts:
+            if self._wants(self._parts[0]):
+                self._parts.append(bytes(content))
+            content = memoryview(b"" if more else b"".join(self._parts))
+        elif more:
+            self._parts = [bytes(content)]
+        if not more:
+            self._parts = []
+        return None if more else content
+
+    def _wants(self, packet: bytes) -> bool:
+        """Say whether the event that a packet begins with is looked into."""
+        return len(packet) > 5 and packet[5] in self._kinds
+
+    def _event(self, event: memoryview) -> Seen:
+        if len(event) < binlog.HEADER:
+            raise CorruptLog(f"{self._server.where}: an event that is too short")
+        kind = event[4]
+        pos, flags = struct.unpack_from("<IH", event, 13)
+        if not pos and not flags & binlog.FLAG_ARTIFICIAL:
+            pos = self._pos  # MariaDB: inside of a transaction, whose first event says where it is
+        whole = b""
+        if kind in self._kinds:
+            if kind == binlog.FORMAT_DESCRIPTION:
+                self._checksums = binlog.has_checksums(bytes(event))
+            end = len(event) - (binlog.CHECKSUM_SIZE if self._checksums else 0)
+            whole = without_checksum(bytes(event[:end]))
+            if kind == binlog.QUERY_COMPRESSED:
+                kind, whole = binlog.QUERY, decompressed(whole)
+            if kind == binlog.ROTATE:
+                self._file, pos = binlog.parse_rotate(whole[binlog.HEADER :])
+        self._pos = pos or self._pos
+        return Seen(kind, BinlogPosition(self._file, pos), whole)
+
+
+def _packet_end(buffer: PieceBuffer, at: int) -> int | None:
+    """Return where the packet at `at` ends; None if that has not come yet."""
+    if buffer.length - at < PACKET_HEADER:
+        return None
+    end = at + PACKET_HEADER + int.from_bytes(buffer.data[at : at + 3], "little")
+    return end if end <= buffer.length else None
+
+
+def executed_before(
+    server: Server, position: BinlogPosition, reader_id: int, seconds: float
+) -> GtidSet:
+    """Return the GTIDs that the server had executed when its log stood at `position`.
+
+    Reads the position's file up to there.
+
+    Raises:
+        CorruptLog: The file does not begin with the set of those before it.
+        DeltaforgeError: Whatever the server refused.
+    """
+    found: GtidSet | None = None
+    begin = BinlogPosition(position.file, FILE_START)
+    with LogScan(server, begin, reader_id, seconds) as scan:
+        for event in scan:
+            if event is None:
+                continue
+            if event.type == binlog.PREVIOUS_GTIDS:  # counts also at the very start of a file
+                found = GtidSet.from_bytes(event.body)
+            if event.end > position and found is not None:
+                break
+            gtid = parse_gtid(event.type, event.body)
+            if gtid is not None and found is not None:
+                found.add(gtid.server, gtid.number, gtid.number, gtid.tag)
+    if found is None:
+        raise CorruptLog(f"{server.where}: {position.file} does not say which GTIDs are before it")
+    return found
+
+
+_BEGINS = {binlog.GTID, binlog.ANONYMOUS_GTID, binlog.GTID_TAGGED, binlog.MARIADB_GTID}
+
+
+def between_transactions(
+    server: Server, position: BinlogPosition, reader_id: int, seconds: float
+) -> BinlogPosition:
+    """Return the last place between two transactions at `position` or before, without GTIDs.
+
+    Reads the position's file up to there. The end of a transaction that nothing follows is only
+    known for those that end with an XID event; else the place before it is returned.
+
+    Raises:
+        DeltaforgeError: Whatever the server refused.
+    """
+    found = before = BinlogPosition(position.file, FILE_START)
+    with LogScan(server, found, reader_id, seconds, kinds=()) as scan:
+        for event in scan:
+            if event is None or not event.end.pos:
+                continue
+            if event.end.file != position.file:
+                break
+            if event.type in _BEGINS:
+                found = before
+            if event.end > position:
+                break
+            before = event.end
+            if event.type == binlog.XID:
+                found = before
+    return found
+
+
+def table_of(table_map: bytes) -> tuple[str, str]:
+    """Return database and table that a TABLE_MAP event's body begins with (see `table_map`)."""
+    size = table_map[8]
+    database = table_map[9 : 9 + size]
+    at = 10 + size
+    return database.decode(), table_map[at + 1 : at + 1 + table_map[at]].decode()

@@ -1,0 +1,68 @@
+"""Is there anything in the log that is worth a run? Asked often, while none reads."""
+
+from __future__ import annotations
+
+import time
+
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.connection.server import Server
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.events import binlog
+from deltaforge_dagster.sources.mysql.events.nested_events import events
+from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
+from deltaforge_dagster.sources.mysql.events.statements import WORTH_A_RUN, statement
+from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, table_of
+from deltaforge_dagster.sources.tables import TablePatterns
+
+MAX_UNREAD_BYTES = 64 << 20
+"""More log than this is worth a run, whatever it holds."""
+
+_HEAD_SECONDS = 2.0
+_PEEK_SECONDS = 2.5
+
+
+def has_changes(
+    server: Server, patterns: TablePatterns, source_id: str, start: BinlogPosition
+) -> bool:
+    """Say whether the log after `start` is worth a run; see `source.MysqlSource.has_changes`.
+
+    Raises:
+        PositionLost: The log no longer has what follows `start`.
+    """
+    if not _moved(server, start):
+        return False
+    deadline = time.monotonic() + _PEEK_SECONDS
+    with LogScan(server, start, server_id(source_id, "peek"), _PEEK_SECONDS) as scan:
+        for event in scan:
+            if scan.log_bytes > MAX_UNREAD_BYTES or time.monotonic() > deadline:
+                return True
+            if event is not None and _concerns(event.event, patterns):
+                return True
+    return False
+
+
+def _moved(server: Server, start: BinlogPosition) -> bool:
+    """Say whether the log has grown since `start`, which it must still hold."""
+    where = server.where
+    with server.query(_HEAD_SECONDS) as session:
+        found = server_log.facts(session, where)
+        server_log.check_held(session, where, start, found)
+        head = server_log.tail(session, where, gtids=found.gtids)
+    if start.gtid_set is not None:
+        return head.gtid_set != start.gtid_set
+    return head != start
+
+
+def _concerns(event: bytes, patterns: TablePatterns) -> bool:
+    """Say whether an event is worth a run."""
+    kind, body = event[4:5], event[binlog.HEADER :]
+    match kind[0] if kind else -1:
+        case binlog.TABLE_MAP:
+            return patterns.matches(*table_of(body))
+        case binlog.QUERY:
+            return statement(binlog.parse_query(body)).kind in WORTH_A_RUN
+        case binlog.TRANSACTION_PAYLOAD:
+            return any(_concerns(inner, patterns) for inner in events(payload_pieces(body)))
+        case _:
+            return False

@@ -1,0 +1,53 @@
+"""Where a reader stands: file and offset, and the GTIDs of everything it has read.
+
+A GTID counts when its transaction has ended, never when its first event is seen: a position inside
+a transaction that already claimed the transaction would lose the rest of it after a restart.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+
+from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.mariadb_gtid import DomainGtids, is_of_mariadb
+from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
+
+
+class Progress:
+    """The position of one reader, from `start` on; told of every transaction of the log."""
+
+    def __init__(self, start: BinlogPosition) -> None:
+        self._text = start.gtid_set
+        self._executed: GtidSet | DomainGtids | None = None
+        if self._text:
+            kind = DomainGtids if is_of_mariadb(self._text) else GtidSet
+            self._executed = kind.parse(self._text)
+
+    def committed(self, gtids: Sequence[GtidRun], file: str, pos: int) -> BinlogPosition:
+        """Take in transactions in log order; return the position after the last of them.
+
+        Raises:
+            CorruptLog: A GTID of MariaDB whose number does not rise in its domain.
+        """
+        if self._text is not None and gtids:
+            for run in gtids:
+                self._add(run)
+            self._text = str(self._executed)
+        return BinlogPosition(file, pos, self._text)
+
+    def within(self, file: str, pos: int) -> BinlogPosition:
+        """Return a position with the GTIDs so far, inside or between transactions."""
+        return BinlogPosition(file, pos, self._text)
+
+    def _add(self, run: GtidRun) -> None:
+        if self._executed is None:  # there was no transaction before: the first one says the kind
+            self._executed = DomainGtids() if run.of_mariadb else GtidSet()
+        if isinstance(self._executed, GtidSet):
+            self._executed.add(str(uuid.UUID(bytes=run.sid)), run.first, run.last, run.tag)
+            return
+        domain, server = struct.unpack(">QQ", run.sid)
+        for number in sorted({run.first, run.last}):
+            self._executed.advance(domain, server, number)

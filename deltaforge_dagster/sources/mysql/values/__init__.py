@@ -1,0 +1,1 @@
+"""Values of MySQL as JSON text: `types` decides the form of each type, the other modules write it."""

@@ -1,0 +1,121 @@
+"""Kernels for MariaDB's types of fixed size: `UUID`, `INET4` and `INET6`, as MariaDB prints them.
+
+The log has them as `BINARY(16)` and `BINARY(4)`, big-endian, without the zero bytes at their end,
+in the order in which they are printed (MariaDB's manual: "UUID Data Type", "INET6")::
+
+    UUID    123e4567-e89b-12d3-a456-426655440000
+    INET4   192.0.2.1
+    INET6   2001:db8::ff00:42:8329      hexadecimal words; the first longest run of zero words is ::
+            ::ffff:192.0.2.1  ::1.2.3.4 when it is the first six words, or the first five before ffff
+"""
+
+from __future__ import annotations
+
+from deltaforge_dagster.kernels.characters import COLON, DOT, MINUS, QUOTE, ZERO
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.sources.mysql.values.numbers import read_8
+
+UUID_ROOM, INET4_ROOM, INET6_ROOM = 38, 17, 41
+"""Bytes of the longest JSON text."""
+
+_WORDS = 8
+_LETTERS = ord("a") - 10
+
+
+@kernel
+def _byte(source: Bytes, at: int, end: int) -> int:
+    """Return the byte at `at`, zero where the log has left it out."""
+    return read_8(source, at) if at < end else 0
+
+
+@kernel
+def _write_hex_digit(value: int, out: Bytes, place: int) -> int:
+    out[place] = value + (ZERO if value < 10 else _LETTERS)
+    return place + 1
+
+
+@kernel
+def write_uuid(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write a UUID."""
+    out[place] = QUOTE
+    place += 1
+    for index in range(16):
+        if index in (4, 6, 8, 10):
+            out[place] = MINUS
+            place += 1
+        byte = _byte(source, start + index, end)
+        place = _write_hex_digit(byte >> 4, out, place)
+        place = _write_hex_digit(byte & 15, out, place)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_parts(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
+    """Write four bytes as decimal numbers with dots between them."""
+    for index in range(4):
+        if index > 0:
+            out[place] = DOT
+            place += 1
+        byte = _byte(source, at + index, end)
+        if byte >= 100:
+            out[place] = ZERO + byte // 100
+            place += 1
+        if byte >= 10:
+            out[place] = ZERO + byte // 10 % 10
+            place += 1
+        out[place] = ZERO + byte % 10
+        place += 1
+    return place
+
+
+@kernel
+def write_inet4(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write an IPv4 address."""
+    out[place] = QUOTE
+    place = _write_parts(source, start, end, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _word(source: Bytes, start: int, end: int, index: int) -> int:
+    at = start + 2 * index
+    return _byte(source, at, end) << 8 | _byte(source, at + 1, end)
+
+
+@kernel
+def write_inet6(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write an IPv6 address."""
+    gap, gap_size = -1, 0
+    run = 0
+    for index in range(_WORDS):
+        run = run + 1 if _word(source, start, end, index) == 0 else 0
+        if run > gap_size:
+            gap, gap_size = index - run + 1, run
+    out[place] = QUOTE
+    place += 1
+    index = 0
+    while index < _WORDS:
+        if index == gap:
+            if index == 0:
+                out[place] = COLON
+                place += 1
+            out[place] = COLON
+            place += 1
+            index += gap_size
+            continue
+        mapped = gap_size == 5 and _word(source, start, end, 5) == 0xFFFF
+        if index == 6 and gap == 0 and (gap_size == 6 or mapped):
+            place = _write_parts(source, start + 12, end, out, place)
+            break
+        word = _word(source, start, end, index)
+        for shift in (12, 8, 4, 0):
+            if shift == 0 or word >> shift != 0:
+                place = _write_hex_digit(word >> shift & 15, out, place)
+        index += 1
+        if index < _WORDS:
+            out[place] = COLON
+            place += 1
+    out[place] = QUOTE
+    return place + 1

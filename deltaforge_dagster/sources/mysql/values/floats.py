@@ -1,0 +1,229 @@
+"""Kernels that write binary floating point numbers as the shortest decimal that reads back as them.
+
+This is the algorithm of Raffaello Giulietti, "The Schubfach way to render doubles" (2020): of the
+decimals inside the interval that rounds to the number, at most four have to be looked at. It takes
+products of 64-bit numbers with powers of ten of 128 bits, which are made here at import.
+
+The text is MySQL's own for JSON documents: `0.1`, `1.0`, `1e22`, exponents below 10^-15 and from
+10^15 on; -0 keeps its sign.
+"""
+
+# ruff: noqa: C901, PLR0912 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    CLOSE_BRACKET,
+    COMMA,
+    DOT,
+    LOWER_E,
+    MINUS,
+    OPEN_BRACKET,
+    ZERO,
+)
+from deltaforge_dagster.kernels.json_bytes import write_base64
+from deltaforge_dagster.kernels.json_text import INVALID
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.sources.mysql.values.numbers import read_unsigned
+
+FLOAT_ROOM = 40
+"""Most bytes of a number."""
+
+VECTOR_GROWTH = 8
+"""A vector grows at most this much: 27 bytes for four."""
+
+_LEAST, _MOST = -292, 324
+"""Powers of ten that the algorithm asks for."""
+
+
+def _powers() -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    """Return 10^k as 128 bits of which the highest is set, rounded up: high half, low half."""
+    table = np.empty((_MOST - _LEAST + 1, 2), np.uint64)
+    for k in range(_LEAST, _MOST + 1):
+        if k >= 0:
+            shift = (10**k).bit_length() - 128
+            value = -(-(10**k) >> shift) if shift > 0 else 10**k << -shift
+        else:
+            shift = 127 + (10**-k).bit_length()
+            value = -(-(1 << shift) // 10**-k)
+            if value.bit_length() > 128:
+                value = -(-(1 << shift - 1) // 10**-k)
+        table[k - _LEAST] = value >> 64, value & (1 << 64) - 1
+    return table
+
+
+_POWERS = _powers()
+
+_ZERO, _ONE, _TWO, _FOUR, _TEN = (np.uint64(n) for n in (0, 1, 2, 4, 10))
+_FORTY, _LOW, _HALF, _TOP = np.uint64(40), np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(63)
+
+
+@kernel
+def _high(a: np.uint64, b: np.uint64) -> np.uint64:
+    """Return the higher 64 bits of a product."""
+    a_low, a_high, b_low, b_high = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> _HALF)
+    other = a_low * b_high + (middle & _LOW)
+    return a_high * b_high + (middle >> _HALF) + (other >> _HALF)
+
+
+@kernel
+def _scaled(line: int, value: np.uint64) -> np.uint64:
+    """Return `value` times a power of ten without its lower 128 bits, odd when that was inexact."""
+    carry = _high(_POWERS[line, 1], value)
+    low = _POWERS[line, 0] * value
+    high = _high(_POWERS[line, 0], value)
+    low += carry
+    if low < carry:
+        high += _ONE
+    return high | (_ONE if low > _ONE else _ZERO)
+
+
+@kernel
+def _shortest(c: np.uint64, q: int, closer: bool) -> tuple[np.uint64, int]:
+    """Return digits s and an exponent k with s 10^k for c 2^q.
+
+    `closer` says that the next smaller number is nearer than the next larger one.
+    """
+    odd = c & _ONE
+    left = _FOUR * c - (_ONE if closer else _TWO)
+    k = (q * 1_262_611 - (524_031 if closer else 0)) >> 22
+    shift = np.uint64(q + ((-k * 1_741_647) >> 19) + 1)
+    line = -k - _LEAST
+    lower = _scaled(line, left << shift) + odd
+    middle = _scaled(line, (_FOUR * c) << shift)
+    upper = _scaled(line, (_FOUR * c + _TWO) << shift) - odd
+    s = middle >> _TWO
+    if s >= _TEN:
+        tens = s // _TEN
+        down = lower <= _FORTY * tens
+        up = _FORTY * tens + _FORTY <= upper
+        if down != up:
+            return tens + (_ONE if up else _ZERO), k + 1
+    down = lower <= _FOUR * s
+    up = _FOUR * s + _FOUR <= upper
+    if down != up:
+        return s + (_ONE if up else _ZERO), k
+    half = _FOUR * s + _TWO
+    if middle > half or (middle == half and s & _ONE != _ZERO):
+        s += _ONE
+    return s, k
+
+
+@kernel
+def _write_decimal(s: np.uint64, k: int, out: Bytes, place: int) -> int:
+    """Write s 10^k, for s > 0."""
+    while s % _TEN == _ZERO:
+        s //= _TEN
+        k += 1
+    count = 0
+    rest = s
+    while rest != _ZERO:
+        rest //= _TEN
+        count += 1
+    point = count + k  # digits before the decimal point
+    scientific = point < -14 or point > 15
+    before = 1 if scientific else point
+    start = place
+    if before <= 0:
+        out[place] = ZERO
+        out[place + 1] = DOT
+        for i in range(-before):
+            out[place + 2 + i] = ZERO
+        start = place + 2 - before
+        place = start + count
+        for i in range(count):
+            out[place - 1 - i] = ZERO + np.int64(s % _TEN)
+            s //= _TEN
+        return place
+    if before >= count and not scientific:
+        place = start + before
+        for i in range(count, before):
+            out[start + i] = ZERO
+        for i in range(count):
+            out[start + count - 1 - i] = ZERO + np.int64(s % _TEN)
+            s //= _TEN
+        out[place] = DOT
+        out[place + 1] = ZERO
+        return place + 2
+    dot = 1 if count > before else 0
+    place = start + count + dot
+    for i in range(count):
+        digit = count - 1 - i
+        out[start + digit + (dot if digit >= before else 0)] = ZERO + np.int64(s % _TEN)
+        s //= _TEN
+    if dot != 0:
+        out[start + before] = DOT
+    if not scientific:
+        return place
+    out[place] = LOWER_E
+    place += 1
+    exponent = point - 1
+    if exponent < 0:
+        out[place] = MINUS
+        place += 1
+        exponent = -exponent
+    digits = 3 if exponent > 99 else 2
+    for i in range(digits):
+        out[place + digits - 1 - i] = ZERO + exponent % 10
+        exponent //= 10
+    return place + digits
+
+
+@kernel
+def _write(bits: np.uint64, mantissa_bits: int, exponent_bits: int, out: Bytes, place: int) -> int:
+    fraction = bits & ((_ONE << np.uint64(mantissa_bits)) - _ONE)
+    exponent = int(bits >> np.uint64(mantissa_bits)) & ((1 << exponent_bits) - 1)
+    if exponent == (1 << exponent_bits) - 1:
+        return INVALID  # infinite or not a number: MySQL has neither
+    if bits >> np.uint64(mantissa_bits + exponent_bits) != _ZERO:
+        out[place] = MINUS
+        place += 1
+    least = 1 - (1 << (exponent_bits - 1)) + 1 - mantissa_bits
+    if exponent == 0:
+        if fraction == _ZERO:
+            out[place] = ZERO
+            out[place + 1] = DOT
+            out[place + 2] = ZERO
+            return place + 3
+        s, k = _shortest(fraction, least, False)
+    else:
+        s, k = _shortest(
+            fraction | _ONE << np.uint64(mantissa_bits),
+            least + exponent - 1,
+            bool(fraction == _ZERO and exponent > 1),
+        )
+    return _write_decimal(s, k, out, place)
+
+
+@kernel
+def write_float(source: Bytes, at: int, size: int, out: Bytes, place: int) -> int:
+    """Write a little-endian IEEE 754 number of 4 or 8 bytes; `INVALID` if it is not finite."""
+    bits = read_unsigned(source, at, size)
+    if size == 4:
+        return _write(bits, 23, 8, out, place)
+    return _write(bits, 52, 11, out, place)
+
+
+@kernel
+def write_vector(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write FLOATs that stand one behind the other as an array; `{"_base64":"..."}` if they are none.
+
+    At most `VECTOR_GROWTH` n + 32 bytes.
+    """
+    first = place
+    out[place] = OPEN_BRACKET
+    for at in range(start, end - 3, 4):
+        place = write_float(source, at, 4, out, place + 1)
+        if place == INVALID:
+            return write_base64(source, start, end, out, first)
+        out[place] = COMMA
+    if start == end:
+        place += 1
+    elif (end - start) & 3 != 0:
+        return write_base64(source, start, end, out, first)
+    out[place] = CLOSE_BRACKET
+    return place + 1

@@ -1,0 +1,305 @@
+"""MySQL's binary JSON: the form in which JSON columns stand in the log.
+
+The layout is that of `json_binary.h` in the server's sources; numbers are little-endian::
+
+    document    Byte1 type | value
+    type        0 object, 2 array: 16-bit sizes and offsets; 1, 3: 32-bit; 4 literal: 0 null, 1 true,
+                2 false; 5, 6 Int16 signed, unsigned; 7, 8 Int32; 9, 10 Int64; 11 double; 12 string;
+                15 a value of a column type
+    object      number of members | bytes | per member: offset of key, Int16 its size
+                | per member: Byte1 type, offset of value | keys | values
+    array       number of elements | bytes | per element: Byte1 type, offset of value | values
+                  Offsets count from the number on. Literals and 16-bit numbers (with 32-bit
+                  offsets also 32-bit numbers) stand in place of their offset.
+    string      size, 7 bits a byte, lowest first, 0x80: more follow | UTF-8
+    15          Byte1 column type | size as a string's | bytes
+                  NEWDECIMAL 246: its digits, its scale, and as in a row. DATE 10, TIME 11,
+                  DATETIME 12, TIMESTAMP 7: Int64, 24 bits of it microseconds, above them 6 bits s,
+                  6 min, 10 (5) h, 5 day, and year * 13 + month; TIME negative as a whole
+
+Documents are written as MySQL prints them (`SELECT CAST(j AS CHAR)`), but for the white space: DECIMAL
+as a number with its digits, dates and times as strings, other column types as
+`"base64:typeN:..."`, with a line break after 76 characters.
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    EQUALS,
+    LOWER_N,
+    MINUS,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    SPACE,
+)
+from deltaforge_dagster.kernels.json_bytes import BASE64, write_utf_8
+from deltaforge_dagster.kernels.json_text import (
+    INVALID,
+    STRING_GROWTH,
+    write_false,
+    write_null,
+    write_true,
+)
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.values.floats import write_float
+from deltaforge_dagster.sources.mysql.values.numbers import (
+    read_8,
+    read_64,
+    read_size,
+    read_unsigned,
+)
+from deltaforge_dagster.sources.mysql.values.scalars import (
+    decimal_size,
+    write_clock,
+    write_day,
+    write_number,
+    write_signed,
+    write_unsigned,
+)
+
+DOCUMENT_ROOM = 512
+"""Room that a document needs besides `STRING_GROWTH` for each of its bytes."""
+_MARGIN = 256
+"""Room that is left before every write, so that no number, and no bracket of 128, can exceed it."""
+
+MAX_DEPTH = 128
+"""How deep documents are followed; MySQL allows 100 levels."""
+FRAME_WIDTH = 6
+"""Numbers that `stack` holds per level."""
+
+_START, _END, _COUNT, _INDEX, _IS_OBJECT, _WIDTH = range(6)
+"""Of a container: where it starts and ends, members, the next one's number, 1 for an object; bytes of
+its offsets."""
+
+_LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING, _COLUMN = (
+    4, 5, 6, 7, 8, 9, 10, 11, 12, 15,
+)  # fmt: skip
+_TIMESTAMP, _DATE, _TIME, _DATETIME, _NEWDECIMAL = 7, 10, 11, 12, 246
+_LINE = 57
+"""Bytes that stand in one line of Base64."""
+
+_PREFIX = np.frombuffer(b'"base64:type', np.uint8).copy()
+
+
+@kernel
+def _sized(source: Bytes, at: int, end: int) -> tuple[int, int]:
+    """Return where the bytes behind the size at `at` start, and their size; negative if too short."""
+    size = 0
+    for place in range(5):
+        if at + place >= end:
+            return INVALID, 0
+        byte = read_8(source, at + place)
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            start = at + place + 1
+            return (start, size) if size <= end - start else (INVALID, 0)
+    return INVALID, 0
+
+
+@kernel
+def _write_lines(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write Base64 (RFC 4648) with an escaped line break between lines of 76 characters."""
+    at = start
+    while at < end:
+        if at > start and (at - start) % _LINE == 0:
+            out[place] = BACKSLASH
+            out[place + 1] = LOWER_N
+            place += 2
+        count = min(3, end - at)
+        group = 0
+        for i in range(3):
+            group = group << 8 | (read_8(source, at + i) if i < count else 0)
+        for digit in range(4):
+            if digit <= count:
+                out[place + digit] = BASE64[(group >> (18 - 6 * digit)) & 63]
+            else:
+                out[place + digit] = EQUALS
+        at += 3
+        place += 4
+    return place
+
+
+@kernel
+def _write_moment(kind: int, packed: int, out: Bytes, place: int) -> int:
+    """Write a date, a time or both."""
+    out[place] = QUOTE
+    place += 1
+    if packed < 0:
+        if kind != _TIME:
+            return INVALID
+        out[place] = MINUS
+        place += 1
+        packed = -packed
+    micros, whole = packed & 0xFFFFFF, packed >> 24
+    if micros > 999_999 or whole < 0:
+        return INVALID
+    hour = whole >> 12 & 0x3FF
+    if kind != _TIME:
+        months = whole >> 22
+        if months // 13 > 9999:
+            return INVALID
+        place = write_day(months // 13, months % 13, whole >> 17 & 31, out, place)
+        hour &= 31
+        if kind != _DATE:
+            out[place] = SPACE
+            place += 1
+    if kind != _DATE:
+        place = write_clock(hour, whole >> 6 & 63, whole & 63, micros, out, place)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_column_value(
+    source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+) -> int:
+    """Write the value of a column type whose type stands at `at`."""
+    if at >= end:
+        return INVALID
+    kind = read_8(source, at)
+    start, size = _sized(source, at + 1, end)
+    if start < 0:
+        return INVALID
+    if kind == _NEWDECIMAL:
+        if size < 3:
+            return INVALID
+        digits, scale = read_8(source, start), read_8(source, start + 1)
+        if scale > digits or digits > 65 or decimal_size(digits, scale) != size - 2:
+            return INVALID
+        return write_number(source, start + 2, digits, scale, out, place)
+    if kind == _DATE or kind == _TIME or kind == _DATETIME or kind == _TIMESTAMP:
+        if size != 8:
+            return INVALID
+        return _write_moment(kind, read_64(source, start), out, place)
+    if 2 * size + _MARGIN > limit - place:
+        return INVALID
+    place = copy(_PREFIX, 0, _PREFIX.size, out, place)
+    place = write_unsigned(np.uint64(kind), out, place)
+    out[place] = COLON
+    place = _write_lines(source, start, start + size, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_scalar(
+    kind: int, source: Bytes, at: int, end: int, out: Bytes, place: int, limit: int
+) -> int:
+    """Write a value that is no container."""
+    if kind == _STRING:
+        start, size = _sized(source, at, end)
+        if start < 0 or STRING_GROWTH * size + _MARGIN > limit - place:
+            return INVALID
+        return write_utf_8(source, start, start + size, out, place)
+    if kind == _COLUMN:
+        return _write_column_value(source, at, end, out, place, limit)
+    size = 8
+    if kind == _LITERAL:
+        size = 1
+    elif kind == _INT16 or kind == _UINT16:
+        size = 2
+    elif kind == _INT32 or kind == _UINT32:
+        size = 4
+    elif not (kind == _INT64 or kind == _UINT64 or kind == _DOUBLE):
+        return INVALID
+    if end - at < size:
+        return INVALID
+    if kind == _LITERAL:
+        literal = read_8(source, at)
+        if literal == 0:
+            return write_null(out, place)
+        if literal == 1:
+            return write_true(out, place)
+        return write_false(out, place) if literal == 2 else INVALID
+    if kind == _DOUBLE:
+        return write_float(source, at, 8, out, place)
+    if kind == _INT16 or kind == _INT32 or kind == _INT64:
+        return write_signed(source, at, size, out, place)
+    return write_unsigned(read_unsigned(source, at, size), out, place)
+
+
+@kernel
+def _open(kind: int, source: Bytes, at: int, end: int, frame: Longs) -> bool:
+    """Note the container at `at`; say whether it is one."""
+    width = 4 if kind & 1 != 0 else 2
+    if end - at < 2 * width:
+        return False
+    count, size = read_size(source, at, width), read_size(source, at + width, width)
+    is_object = 1 if kind < 2 else 0
+    entries = count * (1 + width + is_object * (width + 2))
+    if size > end - at or 2 * width + entries > size:
+        return False
+    frame[_START], frame[_END], frame[_COUNT] = at, at + size, count
+    frame[_INDEX], frame[_IS_OBJECT], frame[_WIDTH] = 0, is_object, width
+    return True
+
+
+@kernel
+def write_json(source: Bytes, start: int, end: int, out: Bytes, place: int, stack: Longs) -> int:
+    """Write the document `source[start:end]`; an empty one is `null`, as MySQL reads it.
+
+    At most `STRING_GROWTH` n + `DOCUMENT_ROOM` bytes: more could only come of values that stand in
+    several places, which is no document that a server makes. `stack` is scratch of shape (`MAX_DEPTH`, `FRAME_WIDTH`). `INVALID` if the bytes
+    are not a document.
+    """
+    if start == end:
+        return write_null(out, place)
+    limit = place + STRING_GROWTH * (end - start) + DOCUMENT_ROOM
+    kind, at = read_8(source, start), start + 1
+    depth = 0
+    while True:
+        if limit - place < _MARGIN:
+            return INVALID
+        if kind > 3:
+            place = _write_scalar(kind, source, at, end, out, place, limit)
+            if place == INVALID:
+                return INVALID
+        elif depth == MAX_DEPTH or not _open(kind, source, at, end, stack[depth]):
+            return INVALID
+        else:
+            out[place] = OPEN_BRACE if stack[depth, _IS_OBJECT] != 0 else OPEN_BRACKET
+            place += 1
+            depth += 1
+        while depth > 0 and stack[depth - 1, _INDEX] == stack[depth - 1, _COUNT]:
+            depth -= 1
+            out[place] = CLOSE_BRACE if stack[depth, _IS_OBJECT] != 0 else CLOSE_BRACKET
+            place += 1
+        if depth == 0:
+            return place
+        frame = stack[depth - 1]
+        base, width, index = frame[_START], frame[_WIDTH], frame[_INDEX]
+        end = frame[_END]
+        frame[_INDEX] = index + 1
+        if index > 0:
+            out[place] = COMMA
+            place += 1
+        entry = base + 2 * width + index * (1 + width)
+        if frame[_IS_OBJECT] != 0:
+            entry += frame[_COUNT] * (width + 2)
+            key = base + 2 * width + index * (width + 2)
+            key_start = base + read_size(source, key, width)
+            size = read_size(source, key + width, 2)
+            if size > end - key_start or STRING_GROWTH * size + _MARGIN > limit - place:
+                return INVALID
+            place = write_utf_8(source, key_start, key_start + size, out, place)
+            if place == INVALID:
+                return INVALID
+            out[place] = COLON
+            place += 1
+        kind = read_8(source, entry)
+        if (_LITERAL <= kind <= _UINT16) or (width == 4 and (kind == _INT32 or kind == _UINT32)):
+            at = entry + 1
+        else:
+            at = base + read_size(source, entry + 1, width)
+            if at > end:
+                return INVALID

@@ -1,0 +1,270 @@
+"""Kernels that write one value of the binary log as JSON text; its layouts are drawn in `values`.
+
+Each writes the value at `source[at]` into `out` from `place` on, and returns the place after it, or
+`INVALID` when the bytes are no value of the type. There is room for `ValueType.room` bytes.
+"""
+
+# ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    COLON,
+    DOT,
+    MINUS,
+    QUOTE,
+    SPACE,
+    UPPER_T,
+    UPPER_Z,
+    ZERO,
+)
+from deltaforge_dagster.kernels.json_text import INVALID
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_24, read_big, read_unsigned
+
+_TEN, _ONE, _ZERO = np.uint64(10), np.uint64(1), np.uint64(0)
+
+_DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], np.int64)
+_POWERS = np.array([1_000_000, 10_000, 100, 1], np.int64)
+"""Microseconds that the last place of a fraction of so many bytes stands for."""
+
+_DAY = 86_400
+
+
+@kernel
+def write_unsigned(value: np.uint64, out: Bytes, place: int) -> int:
+    """Write a number of 64 bits; at most 20 bytes."""
+    size = 1
+    rest = value
+    while rest >= _TEN:
+        rest //= _TEN
+        size += 1
+    for i in range(size):
+        digit = value % _TEN
+        value //= _TEN
+        out[place + size - 1 - i] = ZERO + np.int64(digit)
+    return place + size
+
+
+@kernel
+def write_signed(source: Bytes, at: int, size: int, out: Bytes, place: int) -> int:
+    """Write a little-endian number in two's complement."""
+    value = read_unsigned(source, at, size)
+    if source[at + size - 1] & 0x80 != 0:
+        out[place] = MINUS
+        place += 1
+        # Its distance from zero, in as many bits as it has.
+        value = (value ^ (~_ZERO >> np.uint64(64 - 8 * size))) + _ONE
+    return write_unsigned(value, out, place)
+
+
+@kernel
+def write_digits(value: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a number with exactly `digits` digits."""
+    for i in range(digits):
+        out[place + digits - 1 - i] = ZERO + value % 10
+        value //= 10
+    return place + digits
+
+
+@kernel
+def decimal_size(digits: int, scale: int) -> int:
+    """Return the bytes of a NEWDECIMAL: four for nine digits on either side."""
+    whole = digits - scale
+    return int(
+        whole // 9 * 4 + _DECIMAL_BYTES[whole % 9] + scale // 9 * 4 + _DECIMAL_BYTES[scale % 9]
+    )
+
+
+@kernel
+def write_decimal(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
+    """Write a NEWDECIMAL as a string, with all digits of its scale."""
+    out[place] = QUOTE
+    place = write_number(source, at, digits, scale, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def write_number(source: Bytes, at: int, digits: int, scale: int, out: Bytes, place: int) -> int:
+    """Write a NEWDECIMAL as a number, with all digits of its scale.
+
+    Big-endian groups of nine decimal digits in four bytes; the group that is farthest from the
+    point on either side has the digits that are left over, in as few bytes as hold them
+    (`decimal2bin` in the server's `decimal.cc`). The highest bit is 1 for numbers from 0 on; all
+    bytes of a negative number are inverted::
+
+        DECIMAL(14,4)   1234567890.1234      81 | 0D FB 38 D2 | 04 D2
+                                           1 digit |  9 digits  | 4 digits
+    """
+    negative = source[at] & 0x80 == 0
+    inverted = 0xFF if negative else 0
+    if negative:
+        out[place] = MINUS
+        place += 1
+    first = at
+    whole = digits - scale
+    shown = False
+    group = whole % 9
+    left = whole
+    while left > 0:
+        if group == 0:
+            group = 9
+        value = 0
+        for _ in range(_DECIMAL_BYTES[group]):
+            byte = read_8(source, at) ^ inverted
+            if at == first:
+                byte ^= 0x80
+            value = value << 8 | byte
+            at += 1
+        if shown:
+            place = write_digits(value, group, out, place)
+        elif value != 0:
+            place = write_unsigned(np.uint64(value), out, place)
+            shown = True
+        left -= group
+        group = 9
+    if not shown:
+        out[place] = ZERO
+        place += 1
+    if scale > 0:
+        out[place] = DOT
+        place += 1
+    left = scale
+    while left > 0:
+        group = min(left, 9)
+        value = 0
+        for _ in range(_DECIMAL_BYTES[group]):
+            byte = read_8(source, at) ^ inverted
+            if at == first:
+                byte ^= 0x80
+            value = value << 8 | byte
+            at += 1
+        place = write_digits(value, group, out, place)
+        left -= group
+    return place
+
+
+@kernel
+def write_day(year: int, month: int, day: int, out: Bytes, place: int) -> int:
+    """Write `YYYY-MM-DD`."""
+    place = write_digits(year, 4, out, place)
+    out[place] = MINUS
+    place = write_digits(month, 2, out, place + 1)
+    out[place] = MINUS
+    return write_digits(day, 2, out, place + 1)
+
+
+@kernel
+def write_clock(hour: int, minute: int, second: int, micros: int, out: Bytes, place: int) -> int:
+    """Write `hh:mm:ss.ffffff`."""
+    place = write_digits(hour, 3 if hour > 99 else 2, out, place)
+    out[place] = COLON
+    place = write_digits(minute, 2, out, place + 1)
+    out[place] = COLON
+    place = write_digits(second, 2, out, place + 1)
+    out[place] = DOT
+    return write_digits(micros, 6, out, place + 1)
+
+
+@kernel
+def write_date(source: Bytes, at: int, out: Bytes, place: int) -> int:
+    """Write a DATE."""
+    value = read_24(source, at)
+    if value >> 9 > 9999:
+        return INVALID
+    out[place] = QUOTE
+    place = write_day(value >> 9, value >> 5 & 15, value & 31, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def write_datetime(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a DATETIME2 with so many digits of its fraction in the log."""
+    value = read_big(source, at, 5) - (1 << 39)
+    if value < 0:
+        return INVALID
+    size = (digits + 1) >> 1
+    micros = read_big(source, at + 5, size) * _POWERS[size]
+    months = value >> 22
+    if months // 13 > 9999 or micros > 999_999:
+        return INVALID
+    out[place] = QUOTE
+    place = write_day(months // 13, months % 13, value >> 17 & 31, out, place + 1)
+    out[place] = SPACE
+    place = write_clock(
+        value >> 12 & 31, value >> 6 & 63, value & 63, micros, out, place + 1
+    )  # fmt: skip
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def write_timestamp(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a TIMESTAMP2 with so many digits of its fraction in the log, as ISO 8601 in UTC."""
+    seconds = read_big(source, at, 4)
+    size = (digits + 1) >> 1
+    micros = read_big(source, at + 4, size) * _POWERS[size]
+    if micros > 999_999:
+        return INVALID
+    out[place] = QUOTE
+    place += 1
+    if seconds == 0 and micros == 0:
+        place = write_day(0, 0, 0, out, place)
+    else:
+        # The civil date of a day number, by eras of 400 years that begin with a March 1.
+        shifted = seconds // _DAY + 719_468
+        era = shifted // 146_097
+        of_era = shifted - era * 146_097
+        year = (of_era - of_era // 1460 + of_era // 36_524 - of_era // 146_096) // 365
+        of_year = of_era - (365 * year + year // 4 - year // 100)
+        march = (5 * of_year + 2) // 153
+        day = of_year - (153 * march + 2) // 5 + 1
+        month = march + 3 if march < 10 else march - 9
+        place = write_day(
+            year + era * 400 + (1 if month <= 2 else 0), month, day, out, place
+        )  # fmt: skip
+    out[place] = UPPER_T
+    second = seconds % _DAY
+    place = write_clock(
+        second // 3600, second // 60 % 60, second % 60, micros, out, place + 1
+    )  # fmt: skip
+    out[place] = UPPER_Z
+    out[place + 1] = QUOTE
+    return place + 2
+
+
+@kernel
+def write_micros(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a TIMESTAMP2 as a number of microseconds since 1970; 0 for the zero date."""
+    size = (digits + 1) >> 1
+    micros = read_big(source, at + 4, size) * _POWERS[size]
+    if micros > 999_999:
+        return INVALID
+    seconds = read_big(source, at, 4)
+    return write_unsigned(np.uint64(seconds * 1_000_000 + micros), out, place)
+
+
+@kernel
+def write_time(source: Bytes, at: int, digits: int, out: Bytes, place: int) -> int:
+    """Write a TIME2 with so many digits of its fraction in the log."""
+    size = (digits + 1) >> 1
+    value = read_big(source, at, 3 + size) - (0x800000 << (8 * size))
+    out[place] = QUOTE
+    place += 1
+    if value < 0:
+        out[place] = MINUS
+        place += 1
+        value = -value
+    micros = (value & ((1 << (8 * size)) - 1)) * _POWERS[size]
+    if micros > 999_999:
+        return INVALID
+    value >>= 8 * size
+    place = write_clock(
+        value >> 12 & 1023, value >> 6 & 63, value & 63, micros, out, place
+    )  # fmt: skip
+    out[place] = QUOTE
+    return place + 1

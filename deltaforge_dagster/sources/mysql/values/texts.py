@@ -1,0 +1,256 @@
+r"""Kernels that write text and bytes of MySQL as JSON: every character set.
+
+Each writes the value `source[start:end]` into `out` from `place` on, and returns the place after it,
+or `INVALID` when the bytes are no text in the character set. They write at most 6 bytes for one, and
+two quotes.
+"""
+
+# ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from deltaforge_dagster.kernels.characters import BACKSLASH, COMMA, LOWER_U, QUOTE, ZERO
+from deltaforge_dagster.kernels.json_bytes import write_base64, write_utf_8
+from deltaforge_dagster.kernels.json_text import ESCAPES, HEX_DIGITS, INVALID
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.mysql.values.charset_tables import GB18030_BMP, PLANE, SINGLES
+from deltaforge_dagster.sources.mysql.values.numbers import read_8, read_big
+from deltaforge_dagster.sources.mysql.values.types import (
+    BLOB,
+    BYTES,
+    MULTI_TEXT,
+    SINGLE_TEXT,
+    UTF_8_TEXT,
+    UTF_16_TEXT,
+    UTF_32_TEXT,
+)
+
+CodePoints: TypeAlias = npt.NDArray[np.uint16]
+
+_ESCAPED_ZERO = np.frombuffer(b"\\u0000", np.uint8).copy()
+
+
+@kernel
+def _write_character(code_point: int, out: Bytes, place: int) -> int:
+    """Write one character of a string, escaped where JSON asks for it; at most 6 bytes."""
+    if code_point < 0x80:
+        letter = ESCAPES[code_point]
+        if letter == 0:
+            out[place] = code_point
+            return place + 1
+        out[place] = BACKSLASH
+        out[place + 1] = letter
+        if letter != LOWER_U:
+            return place + 2
+        out[place + 2] = ZERO
+        out[place + 3] = ZERO
+        out[place + 4] = HEX_DIGITS[code_point >> 4]
+        out[place + 5] = HEX_DIGITS[code_point & 15]
+        return place + 6
+    if code_point < 0x800:
+        out[place] = 0xC0 | code_point >> 6
+        out[place + 1] = 0x80 | code_point & 63
+        return place + 2
+    if code_point < 0x10000:
+        out[place] = 0xE0 | code_point >> 12
+        out[place + 1] = 0x80 | code_point >> 6 & 63
+        out[place + 2] = 0x80 | code_point & 63
+        return place + 3
+    out[place] = 0xF0 | code_point >> 18
+    out[place + 1] = 0x80 | code_point >> 12 & 63
+    out[place + 2] = 0x80 | code_point >> 6 & 63
+    out[place + 3] = 0x80 | code_point & 63
+    return place + 4
+
+
+@kernel
+def _write_single(source: Bytes, start: int, end: int, line: int, out: Bytes, place: int) -> int:
+    """Write a text of one byte per character, which is `line` of `SINGLES`."""
+    out[place] = QUOTE
+    place += 1
+    for at in range(start, end):
+        byte = source[at]
+        size = read_8(SINGLES[line, byte], 0)
+        if size == 0:
+            return INVALID
+        for i in range(size):
+            out[place + i] = SINGLES[line, byte, 1 + i]
+        place += size
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_multi(
+    source: Bytes,
+    start: int,
+    end: int,
+    table: int,
+    width: int,
+    characters: CodePoints,
+    out: Bytes,
+    place: int,
+) -> int:
+    """Write a text of one to `width` bytes per character, whose table starts at `table`."""
+    out[place] = QUOTE
+    place += 1
+    at = start
+    while at < end:
+        lead = read_8(source, at)
+        code_point = int(characters[table + lead])
+        size = 1
+        if code_point == 0 and lead >= 0x80 and end - at >= 2:
+            trail = read_8(source, at + 1)
+            code_point = int(characters[table + (lead << 8 | trail)])
+            size = 2
+            if code_point == 0 and width == 3 and lead == 0x8F and end - at >= 3:
+                code_point = int(characters[table + PLANE + (trail << 8 | read_8(source, at + 2))])
+                size = 3
+            elif code_point == 0 and width == 4 and end - at >= 4:
+                size = 4
+                second, third, fourth = trail - 0x30, read_8(source, at + 2), read_8(source, at + 3)
+                third -= 0x81
+                fourth -= 0x30
+                if not (0 <= second < 10 and 0 <= third < 126 and 0 <= fourth < 10):
+                    return INVALID
+                if lead < 0x81:
+                    return INVALID
+                number = (((lead - 0x81) * 10 + second) * 126 + third) * 10 + fourth
+                if number < GB18030_BMP:
+                    code_point = int(characters[table + PLANE + number])
+                elif 189_000 <= number < 189_000 + 0x100000:
+                    code_point = number - 189_000 + 0x10000
+        if code_point == 0 and lead != 0:
+            return INVALID
+        place = _write_character(code_point, out, place)
+        at += size
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_utf_16(
+    source: Bytes, start: int, end: int, little: int, pairs: int, out: Bytes, place: int
+) -> int:
+    """Write UTF-16 of either byte order; without `pairs` it is UCS-2, which has no surrogates."""
+    if (end - start) & 1 != 0:
+        return INVALID
+    out[place] = QUOTE
+    place += 1
+    at = start
+    while at < end:
+        unit = read_8(source, at + little) << 8 | read_8(source, at + 1 - little)
+        at += 2
+        if unit & 0xF800 == 0xD800:
+            if pairs == 0 or unit >= 0xDC00 or at == end:
+                return INVALID
+            low = read_8(source, at + little) << 8 | read_8(source, at + 1 - little)
+            at += 2
+            if low & 0xFC00 != 0xDC00:
+                return INVALID
+            unit = 0x10000 + ((unit & 0x3FF) << 10 | low & 0x3FF)
+        place = _write_character(unit, out, place)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_utf_32(source: Bytes, start: int, end: int, out: Bytes, place: int) -> int:
+    """Write UTF-32, big-endian."""
+    if (end - start) & 3 != 0:
+        return INVALID
+    out[place] = QUOTE
+    place += 1
+    for at in range(start, end, 4):
+        code_point = read_big(source, at, 4)
+        if code_point > 0x10FFFF or code_point & 0x1FF800 == 0xD800:
+            return INVALID
+        place = _write_character(code_point, out, place)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def write_text(
+    kind: int,
+    source: Bytes,
+    start: int,
+    end: int,
+    first: int,
+    second: int,
+    characters: CodePoints,
+    out: Bytes,
+    place: int,
+) -> int:
+    """Write a text or bytes; what is no text in its character set becomes `{"_base64":"..."}`.
+
+    `first` and `second` are those of `values.ValueType`. At most 6 n + 32 bytes. `INVALID` for a
+    kind that is neither.
+    """
+    if kind == UTF_8_TEXT or kind == BYTES:
+        after = write_utf_8(source, start, end, out, place)
+    elif kind == SINGLE_TEXT:
+        after = _write_single(source, start, end, first, out, place)
+    elif kind == MULTI_TEXT:
+        after = _write_multi(source, start, end, first, second, characters, out, place)
+    elif kind == UTF_16_TEXT:
+        after = _write_utf_16(source, start, end, first, second, out, place)
+    elif kind == UTF_32_TEXT:
+        after = _write_utf_32(source, start, end, out, place)
+    elif kind == BLOB:
+        after = INVALID
+    else:
+        return INVALID
+    return write_base64(source, start, end, out, place) if after == INVALID else after
+
+
+@kernel
+def write_padded(
+    source: Bytes, start: int, end: int, size: int, text: int, out: Bytes, place: int
+) -> int:
+    """Write `BINARY(size)`: the log has lost the zero bytes at its end; 6 `size` + 32 bytes.
+
+    With `text` other than 0 it is a string where it is UTF-8.
+    """
+    missing = size - (end - start)
+    if missing < 0:
+        return INVALID
+    after = write_utf_8(source, start, end, out, place) if text != 0 else INVALID
+    if after != INVALID:
+        place = after - 1
+        for _ in range(missing):
+            place = copy(_ESCAPED_ZERO, 0, 6, out, place)
+        out[place] = QUOTE
+        return place + 1
+    # Base64 needs them beside the others; the room for the text is large enough for both.
+    bare = out.size - size
+    copy(source, start, end, out, bare)
+    for i in range(missing):
+        out[bare + end - start + i] = 0
+    return write_base64(out, bare, bare + size, out, place)
+
+
+@kernel
+def write_set(
+    bits: np.uint64, first: int, count: int, labels: Longs, names: Bytes, out: Bytes, place: int
+) -> int:
+    """Write the labels of a SET, separated by commas."""
+    if count < 64 and bits >> np.uint64(count) != 0:
+        return INVALID
+    out[place] = QUOTE
+    place += 1
+    shown = False
+    for label in range(count):
+        if (bits >> np.uint64(label)) & np.uint64(1) != 0:
+            if shown:
+                out[place] = COMMA
+                place += 1
+            place = copy(names, labels[first + label, 0], labels[first + label, 1], out, place)
+            shown = True
+    out[place] = QUOTE
+    return place + 1

@@ -1,0 +1,410 @@
+r"""Which JSON form each MySQL type takes, and how its values stand in the binary log.
+
+=====================================  ==================================================
+
+type                                   JSON
+=====================================  ==================================================
+
+`TINYINT` ... `BIGINT`, `BOOL`         number; unsigned columns up to 2^64 - 1
+`DECIMAL`                              string with the column's whole scale: `"99.90"`
+`FLOAT`, `DOUBLE`                      number, the shortest that reads back as the same value
+`BIT`                                  number, unsigned
+`YEAR`                                 number, 0 for the year `0000`
+`DATE`                                 `"2026-03-01"`
+`DATETIME`                             `"2026-03-01 12:00:00.000000"`, always six digits
+`TIMESTAMP`                            `"2026-03-01T12:00:00.000000Z"`, UTC, always six digits
+`TIME`                                 `"-838:59:59.000000"`, always six digits
+`ENUM`                                 the label; `""` for MySQL's error value 0
+`SET`                                  the labels, separated by commas as MySQL prints them
+`CHAR`, `VARCHAR`, `TEXT`              string
+`BINARY`, `VARBINARY`                  `{"_base64":"..."}`; `BINARY(n)` has all its n bytes
+`BLOB`                                 `{"_base64":"..."}`
+`GEOMETRY`                             the same, of 4 bytes SRID (little-endian) and WKB
+`VECTOR`                               array of numbers
+`UUID`, `INET4`, `INET6` (MariaDB)     string
+`JSON`                                 the document itself
+=====================================  ==================================================
+
+
+Text that is not what its character set says becomes `{"_base64":"..."}`, never something else. The
+zero values are those that MySQL prints: `"0000-00-00"`, `"0000-00-00 00:00:00.000000"`,
+`"0000-00-00T00:00:00.000000Z"`.
+
+The log describes a column by a type byte and up to two bytes more (MySQL internals documentation,
+"TABLE_MAP_EVENT"; `Table_map_event` in the server's `rows_event.h`). Sizes and forms of values::
+
+    TINY 1, SHORT 2, INT24 9, LONG 3, LONGLONG 8   1, 2, 3, 4, 8 bytes, little-endian
+    FLOAT 4, DOUBLE 5         4, 8 bytes, IEEE 754, little-endian
+    YEAR 13                   1 byte: 0, or the year - 1900
+    DATE 10                   3 bytes, little-endian: 15 bits year, 4 bits month, 5 bits day
+    TIME2 19                  3 bytes, big-endian, + 0x800000: sign, 10 bits h, 6 min, 6 s; fraction
+    DATETIME2 18              5 bytes, big-endian, + 0x8000000000: 17 bits year * 13 + month, 5 day,
+                              5 h, 6 min, 6 s; fraction
+    TIMESTAMP2 17             4 bytes, big-endian: seconds since 1970; fraction
+      fraction                0, 1, 2 or 3 bytes for 0, 2, 4 or 6 digits, big-endian; that of a
+                              negative TIME2 is part of the same number
+    NEWDECIMAL 246            see `rows`
+    BIT 16                    (bits + 7) / 8 bytes, big-endian
+    ENUM 247, SET 248         (as STRING 254) 1 to 8 bytes, little-endian: number; bits
+    VARCHAR 15, STRING 254    1 or 2 bytes size, as the longest value needs; value. CHAR has lost
+                              its spaces at the end, BINARY its zero bytes
+    BLOB 252, JSON 245, GEOMETRY 255, VECTOR 242    1 to 4 bytes size; value
+
+MariaDB's UUID and INET6 are BINARY(16) in the log, and INET4 is BINARY(4) (`fixed_binary`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
+from deltaforge_dagster.sources.mysql.values.charset_tables import single_line
+from deltaforge_dagster.sources.mysql.values.charsets import CHARSETS, Charset, Form
+from deltaforge_dagster.sources.mysql.values.fixed_binary import INET4_ROOM, INET6_ROOM, UUID_ROOM
+from deltaforge_dagster.sources.mysql.values.floats import FLOAT_ROOM
+from deltaforge_dagster.sources.mysql.values.json_binary import DOCUMENT_ROOM
+from deltaforge_dagster.sources.mysql.values.scalars import decimal_size
+
+(
+    SIGNED,
+    UNSIGNED,
+    YEAR,
+    DECIMAL,
+    DATE,
+    DATETIME,
+    TIMESTAMP,
+    TIME,
+    MICROS,
+    BIT,
+    ENUM,
+    SET,
+    FLOAT,
+    UTF_8_TEXT,
+    SINGLE_TEXT,
+    MULTI_TEXT,
+    UTF_16_TEXT,
+    UTF_32_TEXT,
+    BYTES,
+    PADDED_BYTES,
+    BLOB,
+    JSON,
+    VECTOR,
+    UUID,
+    INET4,
+    INET6,
+) = range(26)
+"""Kinds of values: what a kernel does with them."""
+
+_TINY, _SHORT, _LONG, _FLOAT, _DOUBLE, _LONGLONG, _INT24 = 1, 2, 3, 4, 5, 8, 9
+_DATE, _YEAR, _VARCHAR, _BIT, _VECTOR = 10, 13, 15, 16, 242
+_TIMESTAMP2, _DATETIME2, _TIME2 = 17, 18, 19
+_JSON, _NEWDECIMAL, _ENUM, _SET, _BLOB, _VAR_STRING, _STRING, _GEOMETRY = (
+    245, 246, 247, 248, 252, 253, 254, 255,
+)  # fmt: skip
+
+GEOMETRIES = frozenset({
+    "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+    "multipolygon", "geometrycollection", "geomcollection",
+})  # fmt: skip
+"""Names of the types whose values are geometries; the log knows them all as one."""
+
+_INTEGERS = {
+    _TINY: ("tinyint", 1),
+    _SHORT: ("smallint", 2),
+    _INT24: ("mediumint", 3),
+    _LONG: ("int", 4),
+    _LONGLONG: ("bigint", 8),
+}
+_TIMES = {
+    _TIMESTAMP2: ("timestamp", TIMESTAMP, 4),
+    _DATETIME2: ("datetime", DATETIME, 5),
+    _TIME2: ("time", TIME, 3),
+}
+_FIXED = {
+    "uuid": (16, UUID, UUID_ROOM),
+    "inet6": (16, INET6, INET6_ROOM),
+    "inet4": (4, INET4, INET4_ROOM),
+}
+"""MariaDB's types that the log calls BINARY: bytes, kind, room."""
+_BEFORE_5_6 = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
+_BLOBS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+_METADATA = {
+    _FLOAT: 1, _DOUBLE: 1, _VARCHAR: 2, _BIT: 2, _TIMESTAMP2: 1, _DATETIME2: 1, _TIME2: 1,
+    _JSON: 1, _NEWDECIMAL: 2, _ENUM: 2, _SET: 2, _BLOB: 1, _VAR_STRING: 2, _STRING: 2,
+    _GEOMETRY: 1, _VECTOR: 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LogType:
+    """A column's type, as a TABLE_MAP event gives it.
+
+    Attributes:
+        code: The type byte; of an ENUM or SET its own, not STRING's.
+        first, second: What comes with it: its two bytes, or the size of a text in the first.
+    """
+
+    code: int
+    first: int = 0
+    second: int = 0
+
+    @property
+    def is_number(self) -> bool:
+        """Say whether the log tells if it is unsigned."""
+        return self.code in _INTEGERS or self.code in (_NEWDECIMAL, _FLOAT, _DOUBLE)
+
+    @property
+    def is_integer(self) -> bool:
+        """Say whether it is an integer, which may be unsigned."""
+        return self.code in _INTEGERS
+
+    @property
+    def is_text(self) -> bool:
+        """Say whether its values are bytes in a character set, `binary` being one."""
+        return self.code in (_VARCHAR, _VAR_STRING, _STRING, _BLOB)
+
+    @property
+    def has_collation(self) -> bool:
+        """Say whether it counts among the columns of which the log tells the character set."""
+        return self.is_text or self.code == _VECTOR
+
+    @property
+    def has_labels(self) -> bool:
+        """Say whether it is an ENUM or a SET."""
+        return self.is_enum or self.is_set
+
+    @property
+    def is_enum(self) -> bool:
+        """Say whether it is an ENUM."""
+        return self.code == _ENUM
+
+    @property
+    def is_set(self) -> bool:
+        """Say whether it is a SET."""
+        return self.code == _SET
+
+
+def metadata_size(code: int) -> int:
+    """Return how many bytes describe a type of this code more closely."""
+    return _METADATA.get(code, 0)
+
+
+def log_type(code: int, metadata: bytes) -> LogType:
+    """Return the type that `code` and its metadata bytes stand for.
+
+    Raises:
+        CorruptLog: No column can be so, and its values would have an impossible size.
+    """
+    found = _log_type(code, metadata)
+    if not _is_possible(found):
+        raise CorruptLog(f"a column of type {found.code} with {found.first}, {found.second}")
+    return found
+
+
+def _is_possible(type_: LogType) -> bool:
+    """Say whether a column can be so: kernels rely on the sizes that follow from it."""
+    code, first, second = type_.code, type_.first, type_.second
+    if code == _NEWDECIMAL:
+        return 1 <= first <= 65 and second <= min(first, 38)  # MariaDB's scales; MySQL's end at 30
+    if code == _BIT:
+        return first < 8 and 1 <= second * 8 + first <= 64
+    if code == _ENUM:
+        return first in (1, 2)
+    if code == _SET:
+        return first in (1, 2, 3, 4, 8)
+    return code not in (_BLOB, _JSON, _GEOMETRY, _VECTOR) or 1 <= first <= 4
+
+
+def _log_type(code: int, metadata: bytes) -> LogType:
+    first, second = (*metadata, 0, 0)[:2]
+    if code == _STRING:
+        # The highest bits of the size, inverted, stand in the bits 4 and 5 of the type byte.
+        if first & 0x30 != 0x30:
+            second |= ((first & 0x30) ^ 0x30) << 4
+            first |= 0x30
+        return LogType(first, second) if first in (_ENUM, _SET) else LogType(_STRING, second)
+    if code in (_VARCHAR, _VAR_STRING):
+        return LogType(code, first | second << 8)
+    return LogType(code, first, second)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type as the decoder needs it.
+
+    Attributes:
+        name: SQL name, as `information_schema.columns.column_type` has it (without labels).
+        kind: What a kernel does with its values.
+        size: Bytes of a value, when `prefix` is 0.
+        prefix: Bytes of the length before each value.
+        room: Most bytes of a value's JSON, so far as they do not depend on the length before it.
+        first, second: What the kernel needs to know more: digits and scale of a DECIMAL, digits of
+            a fraction, bytes of a BINARY and whether it may be a string; of texts the line of `charset_tables.SINGLES`, or the
+            bytes of the longest character, or for UTF-16 whether it is little-endian and whether
+            it has surrogates.
+        charset: Of a text with several bytes per character: whose table the kernel needs.
+    """
+
+    name: str
+    kind: int
+    size: int = 0
+    prefix: int = 0
+    room: int = 32
+    first: int = 0
+    second: int = 0
+    charset: Charset | None = None
+
+
+def may_be_fixed(type_: LogType) -> bool:
+    """Say whether what the log calls BINARY may be a UUID, INET4 or INET6 of MariaDB."""
+    return type_.code == _STRING and type_.first in {size for size, _, _ in _FIXED.values()}
+
+
+def fixed_type(type_: LogType, name: str) -> ValueType | None:
+    """Return the type for a column that MariaDB's catalog calls `name`, None for any other type."""
+    size, _, _ = _FIXED.get(name, (0, 0, 0))
+    if not size or type_.code != _STRING or type_.first != size:
+        return None
+    return mariadb_type(name)
+
+
+def mariadb_type(name: str) -> ValueType | None:
+    """Return MariaDB's type of that name, None for names of others."""
+    if name not in _FIXED:
+        return None
+    _, kind, room = _FIXED[name]
+    return ValueType(name, kind, prefix=1, room=room)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForms:
+    """Forms of values where there is a choice (`engine.values` of the pipeline file).
+
+    Attributes:
+        enum_index: ENUM as the number of its label, from 1 on; 0 for MySQL's error value.
+        set_bits: SET as a number whose bits are its labels, the first one lowest.
+        timestamp_micros: TIMESTAMP as microseconds since 1970; 0 for the zero value.
+        binary_text: BINARY and VARBINARY as a string where their bytes are UTF-8.
+    """
+
+    enum_index: bool = False
+    set_bits: bool = False
+    timestamp_micros: bool = False
+    binary_text: bool = False
+
+
+LABEL_FORMS = ValueForms()
+"""The usual forms."""
+
+
+def value_type(  # noqa: C901, PLR0911, PLR0912 - one case per type
+    type_: LogType,
+    collation: int | None,
+    *,
+    unsigned: bool,
+    forms: ValueForms = LABEL_FORMS,
+) -> ValueType:
+    """Return how values of a column are read.
+
+    Args:
+        type_: Its type.
+        collation: The number of its collation, where it has one.
+        unsigned: Whether it is.
+        forms: How values look where there is a choice.
+
+    Raises:
+        UnsupportedEvent: The type, or its character set, is not decoded; the message names it.
+    """
+    code = type_.code
+    suffix = " unsigned" if unsigned else ""
+    if code in _INTEGERS:
+        name, size = _INTEGERS[code]
+        return ValueType(name + suffix, UNSIGNED if unsigned else SIGNED, size)
+    if code == _NEWDECIMAL:
+        digits, scale = type_.first, type_.second
+        name = f"decimal({digits},{scale}){suffix}"
+        return ValueType(
+            name, DECIMAL, decimal_size(digits, scale), room=digits + 8, first=digits, second=scale
+        )
+    if code == _FLOAT:
+        return ValueType("float" + suffix, FLOAT, 4, room=FLOAT_ROOM)
+    if code == _DOUBLE:
+        return ValueType("double" + suffix, FLOAT, 8, room=FLOAT_ROOM)
+    if code in _TIMES:
+        name, kind, size = _TIMES[code]
+        if kind == TIMESTAMP and forms.timestamp_micros:
+            kind = MICROS
+        digits = type_.first
+        if digits > 6:
+            raise UnsupportedEvent(f"{name}({digits})")
+        shown = f"{name}({digits})" if digits else name
+        return ValueType(shown, kind, size + (digits + 1) // 2, room=48, first=digits)
+    if code == _DATE:
+        return ValueType("date", DATE, 3)
+    if code == _YEAR:
+        return ValueType("year", YEAR, 1)
+    if code == _BIT:
+        bits = type_.second * 8 + type_.first
+        return ValueType(f"bit({bits})", BIT, (bits + 7) // 8)
+    if code == _ENUM:
+        return ValueType("enum", UNSIGNED if forms.enum_index else ENUM, type_.first)
+    if code == _SET:
+        return ValueType("set", UNSIGNED if forms.set_bits else SET, type_.first)
+    if code == _JSON:
+        return ValueType("json", JSON, prefix=type_.first, room=DOCUMENT_ROOM)
+    if code == _GEOMETRY:
+        return ValueType("geometry", BLOB, prefix=type_.first)
+    if code == _VECTOR:
+        return ValueType("vector", VECTOR, prefix=type_.first)
+    if type_.is_text and collation is not None:
+        return _text_type(type_, collation, binary_text=forms.binary_text)
+    if code in _BEFORE_5_6:
+        raise UnsupportedEvent(
+            f"{_BEFORE_5_6[code]} in its format before MySQL 5.6; run: ALTER TABLE ... FORCE"
+        )
+    raise UnsupportedEvent(f"type {code} of the binary log")
+
+
+def _text_type(type_: LogType, collation: int, *, binary_text: bool) -> ValueType:
+    charset = CHARSETS.get(collation)
+    if charset is None:
+        raise UnsupportedEvent(f"text with the unknown collation {collation}")
+    binary = charset.form is Form.BINARY
+    if type_.code == _BLOB:
+        name = _BLOBS.get(type_.first, "") + ("blob" if binary else "text")
+        found = ValueType(name, BLOB, prefix=type_.first)
+    else:
+        size = type_.first
+        fixed = "" if type_.code == _STRING else "var"
+        name = f"{fixed}{'binary' if binary else 'char'}({size // charset.width})"
+        found = ValueType(name, BYTES if binary_text else BLOB, prefix=1 if size < 256 else 2)
+        if binary and type_.code == _STRING:
+            room, text = 6 * size + 32, int(binary_text)
+            found = replace(found, kind=PADDED_BYTES, room=room, first=size, second=text)
+    match charset.form:
+        case Form.BINARY:
+            return found
+        case Form.UTF_8:
+            return replace(found, kind=UTF_8_TEXT)
+        case Form.SINGLE:
+            return replace(found, kind=SINGLE_TEXT, first=single_line(charset))
+        case Form.MULTI:
+            return replace(found, kind=MULTI_TEXT, second=charset.width, charset=charset)
+        case Form.UTF_16:
+            little, pairs = charset.name == "utf16le", charset.name != "ucs2"
+            return replace(found, kind=UTF_16_TEXT, first=int(little), second=int(pairs))
+        case Form.UTF_32:
+            return replace(found, kind=UTF_32_TEXT)
+
+
+def skipped_type(type_: LogType) -> ValueType:
+    """Return how values of a column are passed over whose changes are not captured.
+
+    Raises:
+        UnsupportedEvent: The size of its values is not known.
+    """
+    if type_.is_text:
+        if type_.code == _BLOB:
+            return ValueType("", BLOB, prefix=type_.first)
+        return ValueType("", BLOB, prefix=1 if type_.first < 256 else 2)
+    return value_type(type_, None, unsigned=False)

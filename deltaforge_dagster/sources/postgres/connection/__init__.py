@@ -1,0 +1,1 @@
+"""The PostgreSQL server: logins, errors, identity, catalogs."""

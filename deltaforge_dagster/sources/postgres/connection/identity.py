@@ -1,0 +1,167 @@
+"""Which server this is, and whether its log continues the one that was read.
+
+A cluster has a `system_identifier` from initdb on, which its replicas share; each promotion begins a
+new timeline, whose history file says where it left the one before (manual: "Timelines"). So two
+numbers name a log: `7301234567890123456/2`. Up to a promotion both timelines have the same log, and a
+position before it means the same on both. Behind it they have different log under the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+
+import psycopg
+
+from deltaforge_dagster.errors import CorruptLog, PositionLost
+from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_lsn
+from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.decode.types import modified_name
+from deltaforge_dagster.tables import Column, TableSchema
+
+logger = logging.getLogger(__name__)
+
+_COLUMN_LISTS_VERSION = 150000
+_GENERATED_VERSION = 180000
+_BRANCH = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
+
+
+def identity(connection: psycopg.Connection) -> str:
+    """Return `system_identifier/timeline` of a primary."""
+    row = connection.execute(
+        """
+        SELECT system_identifier::text,
+               ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int
+          FROM pg_control_system()
+        """
+    ).fetchone()
+    assert row is not None
+    return f"{row[0]}/{row[1]}"
+
+
+def relocate(
+    connection: psycopg.Connection,
+    server: Server,
+    slot: str,
+    *,
+    position: LsnPosition,
+    previous: str,
+    seconds: float,
+) -> LsnPosition:
+    """Return where reading goes on, on this server instead of `previous`.
+
+    Of the same cluster, after a promotion, that is `position`, if it lies before the promotion. On any
+    other cluster positions mean something else; there the slot decides, which somebody made, or
+    migrated, for that: whether it misses a change cannot be told, which is logged. Asking for the
+    history of timelines takes `seconds` at most.
+
+    Raises:
+        PositionLost: The log that was read ends elsewhere, or the slot is missing or behind.
+    """
+    system, timeline = identity(connection).split("/")
+    old_system, _, old_timeline = previous.partition("/")
+    if system == old_system:
+        promoted_at = _branches(server, int(timeline), seconds).get(int(old_timeline))
+        if promoted_at is not None and position.lsn <= promoted_at:
+            return position
+        there = "no part of" if promoted_at is None else f"until {format_lsn(promoted_at)} part of"
+        raise _lost(
+            server,
+            f"timeline {old_timeline} was read up to {format_lsn(position.lsn)}, and is {there} this "
+            f"server's history, which is on timeline {timeline}",
+        )
+    found = catalog.slot(connection, slot)
+    if found is None or found.confirmed_lsn is None:
+        raise _lost(server, f"it is another cluster, and has no replication slot {slot!r}")
+    if found.confirmed_lsn < position.lsn:
+        raise _lost(
+            server,
+            f"it is another cluster, whose log is at {format_lsn(found.confirmed_lsn)} while "
+            f"{format_lsn(position.lsn)} was captured; positions must not go back: use a new pipeline",
+        )
+    logger.warning(
+        "%s is another cluster than before: reading goes on where its slot %s begins, at %s; whether "
+        "changes were committed between %s of the former and that cannot be told",
+        server.where,
+        slot,
+        format_lsn(found.confirmed_lsn),
+        format_lsn(position.lsn),
+    )
+    return LsnPosition(found.confirmed_lsn)
+
+
+def sent_schema(
+    connection: psycopg.Connection, table: catalog.Table, publication: str, version: int
+) -> TableSchema:
+    """Return a table with the columns, types and key that the log would describe it with now.
+
+    Its key is the replica identity's index, else the primary key. Generated columns, and those that a
+    column list leaves out, are not sent.
+    """
+    listed = (
+        "(SELECT attnames FROM pg_publication_tables WHERE pubname = %(publication)s"
+        " AND schemaname = %(schema)s AND tablename = %(table)s)"
+        if version >= _COLUMN_LISTS_VERSION
+        else "NULL::name[]"
+    )
+    rows = connection.execute(
+        f"""
+        SELECT attname, format_type(atttypid, NULL), atttypid::int8, NOT attnotnull, atttypmod,
+               attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+          FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+          LEFT JOIN pg_index i ON i.indrelid = c.oid
+               AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+         WHERE attrelid = %(oid)s AND attnum > 0 AND NOT attisdropped
+           AND coalesce(attname = ANY ({listed}::name[]), true)
+           AND (attgenerated = '' OR {version >= _GENERATED_VERSION} AND {listed} IS NOT NULL)
+         ORDER BY attnum
+        """,  # noqa: S608 - of constants
+        {
+            "oid": table.oid,
+            "publication": publication,
+            "schema": table.schema,
+            "table": table.name,
+        },
+    ).fetchall()
+    return TableSchema(
+        connection.info.dbname,
+        table.schema,
+        table.name,
+        tuple(
+            Column(row[0], modified_name(row[1], row[2], row[4]), row[2], row[3], ordinal)
+            for ordinal, row in enumerate(rows, start=1)
+        ),
+        tuple(row[0] for row in rows if row[5]),
+    )
+
+
+def logged_schema(sent: TableSchema) -> TableSchema:
+    """Return a table, as `sent_schema` has it, as its versions are registered from the log.
+
+    The log says of no column but those of the key that it is NOT NULL.
+    """
+    columns = (
+        replace(column, nullable=column.name not in sent.primary_key) for column in sent.columns
+    )
+    return replace(sent, columns=tuple(columns))
+
+
+def _branches(server: Server, timeline: int, seconds: float) -> dict[int, int]:
+    """Return where each older timeline was left, from the history file of this one."""
+    if timeline == 1:
+        return {}
+    text = server.timeline_history(timeline, seconds)
+    try:
+        return {int(match[1]): parse_lsn(match[2]) for match in _BRANCH.finditer(text)}
+    except ValueError as error:
+        raise CorruptLog(
+            f"{server.where}: the history of timeline {timeline} is no such"
+        ) from error
+
+
+def _lost(server: Server, why: str) -> PositionLost:
+    return PositionLost(
+        f"{server.where}: position lost after failover: {why}. Re-snapshot required."
+    )

@@ -1,0 +1,124 @@
+"""Ask the server for large values that the log does not have: `engine.values.toast: reselect`.
+
+One transaction for each table and batch of changes: it makes sure that the table is still what the
+log describes, takes the lightest lock there is so that it stays so, and copies the rows with the
+batch's keys. What comes back is of now: later than the change, and nothing if the row is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.errors import PermissionMissing
+from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.refusals import one_line
+from deltaforge_dagster.sources.postgres.connection.server import KeptConnection, Server
+from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
+from deltaforge_dagster.tables import Column
+
+_SECONDS = 60.0
+_ANSWER_BYTES = 16 << 20
+"""An answer ends with the row that reaches this size."""
+
+
+class Reselection:
+    """Reads rows of now by their keys, as `fills.Reselect` promises."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._kept = KeptConnection(server, _SECONDS)
+
+    def close(self) -> None:
+        """Close the connection that the questions share."""
+        self._kept.close()
+
+    def answer(self, question: Question) -> Answer:
+        """Return what the rows hold now, or the first of them when that is large.
+
+        Raises:
+            PermissionMissing: The role may not read the table; the message has the grant.
+            DeltaforgeError: Whatever else the server refused.
+        """
+        with self._kept.question() as connection:
+            try:
+                return self._answer(connection, question)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+                return _nothing(question)  # changed just now
+            except psycopg.errors.InsufficientPrivilege as error:
+                table = sql.Identifier(question.table.schema or "", question.table.table)
+                name = table.as_string(connection)
+                raise PermissionMissing(
+                    f"{self._server.where}: role {self._server.user!r} may not read {name}, which "
+                    f"engine.values.toast: reselect needs ({one_line(str(error))}); run: GRANT "
+                    f'SELECT ON {name} TO "{self._server.user}"'
+                ) from error
+
+    def _answer(self, connection: psycopg.Connection, question: Question) -> Answer:
+        found = catalog.named(connection, question.relation)
+        if found is None:
+            return _nothing(question)
+        name = sql.Identifier(*found)
+        # Locks the table until the end of the transaction: what its columns are now, they stay.
+        connection.execute(sql.SQL("SELECT FROM ONLY {} LIMIT 0").format(name))
+        table = catalog.columns_now(connection, question.relation, *found)
+        columns = tuple(c for c in question.columns if _still(table, c) is not None)
+        keys = [_still(table, column) for column, _ in question.keys]
+        if not columns or None in keys:
+            return _nothing(question)
+        only = sql.SQL("") if table.partitioned else sql.SQL("ONLY ")
+        query = _query(only + name, columns, [key for key in keys if key], question)
+        copied, size = [], 0
+        with connection.cursor() as cursor, cursor.copy(query) as copy:
+            for line in copy:
+                copied.append(bytes(line))
+                size += len(line)
+                if size >= _ANSWER_BYTES:
+                    break
+        asked = question.rows
+        if size >= _ANSWER_BYTES:
+            asked = int(copied[-1].split(b"\t", 1)[0]) + 1
+        return Answer(columns, b"".join(copied), asked)
+
+
+def _still(table: catalog.ColumnsNow, column: Column) -> catalog.ColumnNow | None:
+    """Return the column as it is now, None when it is gone or has another type."""
+    now = table.columns.get(column.name)
+    return now if now is not None and now.type_oid == column.type_oid else None
+
+
+def _nothing(question: Question) -> Answer:
+    return Answer((), b"", question.rows)
+
+
+def _query(
+    table: sql.Composed,
+    columns: Sequence[Column],
+    keys: Sequence[catalog.ColumnNow],
+    question: Question,
+) -> sql.Composed:
+    """Return the COPY of the question's rows, in its order, each with its number from 0."""
+    names = [sql.Identifier(f"k{place}") for place in range(len(keys))]
+    return sql.SQL(
+        "COPY (SELECT asked.number - 1, {columns} FROM unnest({texts}) WITH ORDINALITY"
+        " AS asked ({names}, number) JOIN {table} AS now ON {same}"
+        " ORDER BY asked.number) TO STDOUT"
+    ).format(
+        columns=sql.SQL(", ").join(sql.Identifier("now", column.name) for column in columns),
+        texts=sql.SQL(", ").join(
+            sql.SQL("{}::text[]").format(sql.Literal(texts)) for _, texts in question.keys
+        ),
+        names=sql.SQL(", ").join(names),
+        table=table,
+        same=sql.SQL(" AND ").join(
+            sql.SQL("{} OPERATOR({}.=) asked.{}::{}").format(
+                sql.Identifier("now", key.name),
+                sql.Identifier(key.operators),
+                name,
+                sql.SQL(key.type_name),  # from the catalog, quoted there
+            )
+            for key, name in zip(keys, names, strict=True)
+        ),
+    )

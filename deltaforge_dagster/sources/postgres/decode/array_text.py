@@ -1,0 +1,171 @@
+"""Kernel that turns PostgreSQL's array text into a JSON array.
+
+Manual, section "Array Input and Output Syntax"; what `array_out` prints is::
+
+    [lower:upper]...=        only if a lower bound is not 1; JSON arrays have no bounds: left out
+    {element,element,...}    an element is NULL, or text without quotes, or
+                             "text" in which a backslash stands before each " and backslash
+    {{...},{...}}            more dimensions nest
+
+The comma is the element type's delimiter (`pg_type.typdelim`): of all of PostgreSQL's own types
+only `box` has another, a semicolon.
+
+It puts quotes around every element that is empty, looks like NULL, or holds braces, delimiters,
+quotes, backslashes or white space; so nothing outside quotes needs escaping.
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+from deltaforge_dagster.kernels.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    EQUALS,
+    MINUS,
+    NINE,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    UPPER_L,
+    UPPER_N,
+    UPPER_U,
+    ZERO,
+)
+from deltaforge_dagster.kernels.json_text import INVALID, STRING_GROWTH, write_null, write_scalar
+from deltaforge_dagster.kernels.runtime import Bytes, kernel
+
+ARRAY_GROWTH = 10
+"""An array text of n bytes needs this times n, plus `ARRAY_OVERHEAD`, as room: two bytes, `a,`, may
+become the 19 of `{"_base64":"YQ=="},`."""
+ARRAY_OVERHEAD = 128
+
+_FIRST, _NEXT, _AFTER = range(3)
+"""What may follow: element, brace or end; element or brace; comma or end."""
+
+
+@kernel
+def _bounds_end(source: Bytes, start: int, end: int) -> int:
+    """Return the place after `[lower:upper]...=`, `start` if there is none, or `INVALID`."""
+    if start >= end or source[start] != OPEN_BRACKET:
+        return start
+    for place in range(start, end):
+        byte = source[place]
+        if byte == EQUALS:
+            return place + 1 if source[place - 1] == CLOSE_BRACKET else INVALID
+        if not (
+            ZERO <= byte <= NINE
+            or byte == OPEN_BRACKET
+            or byte == CLOSE_BRACKET
+            or byte == COLON
+            or byte == MINUS
+        ):
+            return INVALID
+    return INVALID
+
+
+@kernel
+def _is_null(source: Bytes, start: int, end: int) -> bool:
+    """Say whether the element without quotes is `NULL`."""
+    return (
+        end - start == 4
+        and source[start] == UPPER_N
+        and source[start + 1] == UPPER_U
+        and source[start + 2] == UPPER_L
+        and source[start + 3] == UPPER_L
+    )
+
+
+@kernel
+def write_array(
+    element: int,
+    delimiter: int,
+    source: Bytes,
+    start: int,
+    end: int,
+    out: Bytes,
+    at: int,
+    stack: Bytes,
+) -> int:
+    """Write the array text `source[start:end]`, elements of the scalar kind `element`, as JSON.
+
+    Returns the place after it or a negative code of `json_text`. Needs room for
+    `ARRAY_GROWTH` n + `ARRAY_OVERHEAD` bytes: an element with backslashes is first unescaped into
+    that room, beyond what the element itself may grow to.
+    """
+    place = _bounds_end(source, start, end)
+    if place == INVALID or place >= end or source[place] != OPEN_BRACE:
+        return INVALID
+    depth = 0
+    state = _NEXT
+    while place < end:
+        byte = source[place]
+        if byte == OPEN_BRACE and state != _AFTER:
+            out[at] = OPEN_BRACKET
+            at += 1
+            place += 1
+            depth += 1
+            state = _FIRST
+        elif byte == CLOSE_BRACE and state != _NEXT and depth > 0:
+            out[at] = CLOSE_BRACKET
+            at += 1
+            place += 1
+            depth -= 1
+            state = _AFTER
+            if depth == 0:
+                return at if place == end else INVALID
+        elif byte == delimiter and state == _AFTER:
+            out[at] = COMMA
+            at += 1
+            place += 1
+            state = _NEXT
+        elif state == _AFTER:
+            return INVALID
+        elif byte == QUOTE:
+            first = place + 1
+            place = first
+            escaped = 0
+            while place < end and source[place] != QUOTE:
+                if source[place] == BACKSLASH:
+                    escaped += 1
+                    place += 1
+                place += 1
+            if place >= end:
+                return INVALID
+            if escaped == 0:
+                at = write_scalar(element, source, first, place, out, at, stack)
+            else:
+                plain = at + STRING_GROWTH * (place - first) + ARRAY_OVERHEAD // 2
+                size = 0
+                i = first
+                while i < place:
+                    if source[i] == BACKSLASH:
+                        i += 1
+                    out[plain + size] = source[i]
+                    size += 1
+                    i += 1
+                at = write_scalar(element, out, plain, plain + size, out, at, stack)
+            if at < 0:
+                return at
+            place += 1
+            state = _AFTER
+        else:
+            first = place
+            while place < end and source[place] != delimiter and source[place] != CLOSE_BRACE:
+                byte = source[place]
+                if byte == OPEN_BRACE or byte == QUOTE or byte == BACKSLASH:
+                    return INVALID
+                place += 1
+            if place == first:
+                return INVALID
+            if _is_null(source, first, place):
+                at = write_null(out, at)
+            else:
+                at = write_scalar(element, source, first, place, out, at, stack)
+            if at < 0:
+                return at
+            state = _AFTER
+    return INVALID

@@ -1,0 +1,412 @@
+"""From bytes of the replication stream to change batches: the decoder of the PostgreSQL source.
+
+A `Decoder` is given the stream in pieces, as the socket hands them out, and returns record batches
+in the columns of `frame.CAPTURED`. A piece is handled in three steps: `scan` notes the changes and
+transactions in it, `write_changes` writes their row images, and the rest of the columns is put
+around them in bulk. Python acts once per piece and for rare messages, never per row. The decoder
+has no socket, no thread and no clock: what comes out depends on what went in, wherever it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import Bytes, read_only
+from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
+from deltaforge_dagster.sources.postgres.decode.batches import BatchWriter, UnchangedToast
+from deltaforge_dagster.sources.postgres.decode.held import KeptChange, changes_of, decoded
+from deltaforge_dagster.sources.postgres.decode.layout import (
+    END,
+    IDLE_LSN,
+    IDLE_XID,
+    INDEX,
+    OFFSET,
+    OP_MESSAGE,
+    OP_TRUNCATE,
+    OPEN,
+    REPLY,
+    ROW_END,
+    ROW_LAST,
+    ROW_TX,
+    ROW_WIDTH,
+    ROWS,
+    SKIPPED,
+    START_LSN,
+    STATE_WIDTH,
+    TX_END_LSN,
+    TX_FINAL_LSN,
+    TX_WIDTH,
+    TX_XID,
+    TXS,
+)
+from deltaforge_dagster.sources.postgres.decode.messages import MessageFilter
+from deltaforge_dagster.sources.postgres.decode.pgoutput import (
+    EPOCH_US,
+    MESSAGE_NAMES,
+    XLOG_HEADER,
+    LogicalMessage,
+    parse_message,
+)
+from deltaforge_dagster.sources.postgres.decode.rows import MARK
+from deltaforge_dagster.sources.postgres.decode.scan import (
+    BAD_COMMIT,
+    BAD_MESSAGE,
+    BAD_ORDER,
+    BAD_SIZE,
+    FOREIGN,
+    FULL,
+    HELD,
+    HELD_CHANGE,
+    IGNORED,
+    MESSAGE,
+    NEED_MORE,
+    RELATION,
+    TYPE,
+    UNKNOWN,
+    UNKNOWN_TABLE,
+    UNSUPPORTED,
+    read_64,
+    scan,
+)
+from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, Catalog, ValueType
+from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
+from deltaforge_dagster.sources.postgres.synthetic.messages import xlog
+from deltaforge_dagster.sources.rows.arrays import with_tx_end
+from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.rows.event_ids import id_seed
+
+MAX_ROWS = 1 << 17
+"""Changes, and transactions, per round of the kernels: 4 MiB of the smallest rows fit."""
+
+NO_OUTBOX = Globs(())
+"""No message is of an outbox."""
+
+_DAMAGE = {
+    BAD_SIZE: "a message of an impossible size",
+    BAD_MESSAGE: "a message that does not follow its format",
+    BAD_ORDER: "a change or Commit outside a transaction, or a Begin inside one",
+    BAD_COMMIT: "a Commit that does not fit its Begin",
+    UNKNOWN_TABLE: "a change of a table that was never described",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a piece of the stream held.
+
+    Attributes:
+        consumed: Bytes that are done with; the rest is to stand at the start of the next piece.
+        batches: Changes and idle progress, in log order.
+        reply_requested: The server wants a status message at once.
+        foreign: Type letter of a message that ends the copy (error, end of copy ...), else "";
+            it stands at `consumed`.
+        error: Why decoding cannot go on, to be raised after `batches` were handed on.
+    """
+
+    consumed: int
+    batches: tuple[ChangeBatch, ...]
+    reply_requested: bool = False
+    foreign: str = ""
+    error: DeltaforgeError | None = None
+
+
+class Decoder:
+    """Decodes one replication stream, from `START_REPLICATION` to its end.
+
+    Transactions that committed before `start` are skipped whole: they were read before. Changes of
+    tables for which `captures(schema, table)` is false are passed over, but counted, so that ids
+    do not depend on the choice of tables. `unchanged_toast` is what stands for large values that an update did
+    not touch. `outboxes` are the prefixes of messages that are events of outboxes.
+    `rules` say what is hidden of columns, `built_in` what form values have. Changes of the tables in `held`, and of those that cannot be
+    decoded now, come out as they are, to be kept back (`held`).
+    """
+
+    def __init__(
+        self,
+        *,
+        source_id: str,
+        db: str,
+        start: LsnPosition,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        unchanged_toast: UnchangedToast = MARK,
+        outboxes: Globs = NO_OUTBOX,
+        rules: ColumnRules = NO_RULES,
+        held: Mapping[str, str] | None = None,
+        built_in: Mapping[int, ValueType] = BUILT_IN,
+    ) -> None:
+        self._versions = TableVersions(
+            db=db,
+            registry=registry,
+            catalog=catalog,
+            captures=captures,
+            outboxes=outboxes,
+            rules=rules,
+            held=held or {},
+            built_in=built_in,
+        )
+        self._writer = BatchWriter(
+            db, self._versions, id_seed(source_id), MAX_ROWS, unchanged_toast
+        )
+        self._messages = MessageFilter()
+        self._state = np.zeros(STATE_WIDTH, np.int64)
+        self._state[START_LSN] = start.lsn
+        self._rows = np.empty((MAX_ROWS, ROW_WIDTH), np.int64)
+        self._txs = np.empty((MAX_ROWS, TX_WIDTH), np.int64)
+        # The last change of the open transaction; what follows tells whether it is its last.
+        self._held: pa.RecordBatch | None = None
+        self._described = b""
+        self._told = start.lsn
+        self._unclaimed = 0
+        self._error: DeltaforgeError | None = None
+
+    def feed(self, data: Bytes | bytes | bytearray | memoryview, length: int) -> Decoded:
+        """Decode `data[:length]`: the bytes the last call left over, and new ones behind them.
+
+        `data` may be overwritten as soon as this returns. Never raises an error of the tree by
+        itself: see `Decoded.error`. A decoder that returned one returns it again.
+        """
+        source = read_only(data)[:length]
+        state = self._state
+        state[OFFSET] = state[REPLY] = 0
+        batches: list[ChangeBatch] = []
+        foreign = ""
+        stop = FULL
+        # The hash overflows on purpose, which NumPy reports when kernels run as plain Python.
+        with np.errstate(over="ignore"):
+            while stop == FULL and self._error is None:
+                begun = int(state[OFFSET])
+                stop = self._scan(source)
+                batches += self._flush(source, begun)
+                if stop == HELD_CHANGE and self._error is None:
+                    batches += self._keep(source)
+                    stop = FULL
+        if stop == FOREIGN and self._error is None:
+            foreign = chr(source[state[OFFSET]])
+        return Decoded(int(state[OFFSET]), tuple(batches), bool(state[REPLY]), foreign, self._error)
+
+    def _scan(self, source: Bytes) -> int:
+        """Fill rows and txs, acting on the messages that need Python; return why it ended."""
+        state, versions = self._state, self._versions
+        self._begin_round()
+        while True:
+            stop = int(scan(source, source.size, state, versions.in_force, self._rows, self._txs))
+            if stop in (NEED_MORE, FULL, FOREIGN, HELD_CHANGE):
+                return stop
+            try:
+                self._act(stop, source)
+            except DeltaforgeError as error:
+                self._error = error
+                return stop
+            state[OFFSET] = state[END]
+
+    def _begin_round(self) -> None:
+        """Forget what was handed on: the open transaction, the last line so far, is the first now."""
+        state = self._state
+        state[ROWS] = 0
+        self._txs[0] = self._txs[max(int(state[TXS]) - 1, 0)]
+        state[TXS] = 1 if state[OPEN] else 0
+
+    def _keep(self, source: Bytes) -> list[ChangeBatch]:
+        """Pass over a change of a held table, handing it on as it is; everything before it is out.
+
+        A TRUNCATE may be of others, too.
+        """
+        state, at = self._state, int(self._state[OFFSET])
+        begun, end = at + 5 + XLOG_HEADER, int(state[END])
+        lsn = int(read_64(source, at + 6))
+        batches: list[ChangeBatch] = []
+        for oid, change in changes_of(source[begun:end].tobytes()):
+            self._begin_round()
+            version = self._versions.of_table(oid)
+            if version == UNKNOWN:
+                self._error = CorruptLog(f"{_DAMAGE[UNKNOWN_TABLE]}, {self._where()}")
+                return batches
+            index = int(state[INDEX])
+            if version == HELD:
+                table, description = self._versions.description(oid)
+                tx = tuple(self._txs[0].tolist())
+                kept = KeptChange(tx, index, description, xlog(lsn, change))
+                event = HeldEvent(table, self._versions.held[table], kept.data())
+                batches.append(ChangeBatch(None, None, held=(event,)))
+            elif version != IGNORED:
+                self._rows[0] = OP_TRUNCATE, 0, version, lsn, index, begun + 5, end, 0
+                state[ROWS] = 1
+                batches += self._flush(source, at)
+            state[INDEX] += 1
+        state[OFFSET] = end
+        self._unclaimed += end - at
+        return batches
+
+    def decode_held(self, events: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of changes that were kept back, in their place in the log.
+
+        Raises:
+            UnsupportedEvent: They still cannot be decoded.
+        """
+        with np.errstate(over="ignore"):
+            yield from decoded(events, self._decode_kept)
+
+    def _decode_kept(self, kept: KeptChange) -> pa.RecordBatch:
+        state = self._state
+        self._txs[0] = kept.tx
+        state[TXS], state[OPEN], state[INDEX], state[OFFSET] = 1, 1, kept.index, 0
+        repeated = kept.description == self._described  # describing may ask the catalog
+        source = read_only(kept.change if repeated else kept.description + kept.change)
+        self._described = kept.description
+        self._scan(source)
+        for reason in self._versions.held.values():
+            raise UnsupportedEvent(reason)
+        if self._error is None:
+            row, _, self._error = self._writer.write(source, self._rows, 0, 1, self._txs)
+        if self._error is not None:
+            raise self._error
+        assert row is not None
+        return row
+
+    def _act(self, stop: int, source: Bytes) -> None:
+        """Do what `scan` stopped for; it goes on after the message when this returns."""
+        state = self._state
+        at, end = int(state[OFFSET]), int(state[END])
+        if stop not in (RELATION, TYPE, MESSAGE, UNSUPPORTED):
+            raise CorruptLog(f"{_DAMAGE[stop]}, {self._where()}")
+        begun = at + 5 + XLOG_HEADER
+        if stop == RELATION:
+            self._versions.describe(source[begun + 1 : end].tobytes(), self._position())
+        elif stop == TYPE:
+            self._versions.name_type(source[begun + 1 : end].tobytes())
+        elif stop == MESSAGE:
+            # A damaged time wraps into the sign, as that of a transaction does in the kernel.
+            sent_us = int(np.int64(EPOCH_US) + np.int64(read_64(source, begun - 8)))
+            parsed = parse_message(source[begun + 1 : end].tobytes())
+            self._take_message(parsed, source[end - parsed.size : end], end, sent_us)
+        else:
+            kind, lsn = chr(source[begun]), format_lsn(int(read_64(source, at + 6)))
+            raise UnsupportedEvent(
+                f"the log holds a {MESSAGE_NAMES.get(kind, repr(kind))} message (byte"
+                f" 0x{ord(kind):02X}) at {lsn}, which this version does not decode,"
+                f" {self._where()}"
+            )
+
+    def _take_message(
+        self, message: LogicalMessage, content: Bytes, end: int, sent_us: int
+    ) -> None:
+        """Note a logical message as a change: of the open transaction, or as one of its own."""
+        state, rows, txs = self._state, self._rows, self._txs
+        if message.transactional != bool(state[OPEN]):
+            raise CorruptLog(f"{_DAMAGE[BAD_ORDER]}, {self._where()}")
+        index = int(state[INDEX]) if message.transactional else 0
+        state[INDEX] += message.transactional
+        old = message.lsn <= state[START_LSN] and not message.transactional
+        if old or state[OPEN] == SKIPPED:
+            return
+        taken = self._messages.takes(message, content)
+        if not message.transactional:
+            state[IDLE_LSN], state[IDLE_XID] = message.lsn, -1
+        if not taken:
+            return
+        if not message.transactional:
+            txs[state[TXS]] = (0, message.lsn, sent_us, message.lsn, 0)
+            state[TXS] += 1
+        version = self._versions.of_messages(message.prefix)
+        last = not message.transactional
+        rows[state[ROWS]] = (
+            OP_MESSAGE, state[TXS] - 1, version, message.lsn, index, end - message.size, end, last
+        )  # fmt: skip
+        state[ROWS] += 1
+
+    def _position(self) -> LsnPosition:
+        """Return the commit that what is read now belongs to; between commits, the last one."""
+        if not self._state[OPEN]:
+            return LsnPosition(max(self._told, int(self._state[IDLE_LSN])))
+        tx = self._txs[self._state[TXS] - 1]
+        return LsnPosition(int(tx[TX_FINAL_LSN]), int(tx[TX_XID]))
+
+    def _where(self) -> str:
+        """Say for an error message where the decoder stands."""
+        position = self._position()
+        if not self._state[OPEN]:
+            return f"after {format_lsn(position.lsn)}"
+        return f"in transaction {position.tx_id}, committed at {format_lsn(position.lsn)}"
+
+    def _flush(self, source: Bytes, begun: int) -> list[ChangeBatch]:
+        """Turn the scanned rows into batches; `begun` is where in the piece the scan began.
+
+        First come whole transactions, then how far the log has passed without a change since, then
+        the changes of the transaction that is still open, but for the last one, which is held.
+        """
+        rows, state = self._rows, self._state
+        count = int(state[ROWS])
+        batches = self._release_held(count)
+        committed = np.flatnonzero(rows[:count, ROW_LAST])
+        whole = int(committed[-1]) + 1 if committed.size else 0
+        written, cursor, error = self._write(source, 0, whole, begun)
+        batches += written
+        if error is not None:  # it stands before whatever else is wrong
+            self._error = error
+            return batches
+        if state[IDLE_LSN] > self._told:
+            xid = int(state[IDLE_XID])
+            batches.append(self._until(None, int(state[IDLE_LSN]), None if xid < 0 else xid))
+        if count > whole and self._error is None:
+            written, cursor, error = self._write(source, whole, count - 1, cursor)
+            batches += written
+            if error is None:
+                self._held, _, error = self._writer.write(source, rows, count - 1, count, self._txs)
+            self._error = error
+        self._unclaimed += int(state[OFFSET]) - cursor
+        return batches
+
+    def _release_held(self, count: int) -> list[ChangeBatch]:
+        """Return the held change, once it is known whether it is its transaction's last."""
+        held, tx = self._held, self._txs[0]
+        if held is None:
+            return []
+        if count and self._rows[0, ROW_TX] == 0:
+            self._held = None
+            return [ChangeBatch(held, None)]
+        if tx[TX_END_LSN]:
+            self._held = None
+            return [self._until(with_tx_end(held), int(tx[TX_END_LSN]), int(tx[TX_XID]))]
+        return []
+
+    def _write(
+        self, source: Bytes, first: int, last: int, cursor: int
+    ) -> tuple[list[ChangeBatch], int, DeltaforgeError | None]:
+        """Write `rows[first:last]`; return also where in the piece the last one ends."""
+        rows, txs = self._rows, self._txs
+        batches: list[ChangeBatch] = []
+        error: DeltaforgeError | None = None
+        while first < last and error is None:
+            batch, stop, error = self._writer.write(source, rows, first, last, txs)
+            if batch is None:
+                break
+            committed = np.flatnonzero(rows[first:stop, ROW_LAST])
+            cut = int(committed[-1]) + 1 if committed.size else 0
+            log_bytes = int(rows[stop - 1, ROW_END]) - cursor + self._unclaimed
+            cursor, self._unclaimed = int(rows[stop - 1, ROW_END]), 0
+            if cut:
+                tx = txs[rows[first + cut - 1, ROW_TX]]
+                whole = batch.slice(0, cut)
+                xid = int(tx[TX_XID]) or None
+                batches.append(self._until(whole, int(tx[TX_END_LSN]), xid, log_bytes))
+                log_bytes = 0
+            if cut < stop - first:
+                batches.append(ChangeBatch(batch.slice(cut), None, log_bytes))
+            first = stop
+        return batches, cursor, error
+
+    def _until(
+        self, rows: pa.RecordBatch | None, lsn: int, xid: int | None, log_bytes: int = 0
+    ) -> ChangeBatch:
+        """Return a batch after which everything up to `lsn` has been told."""
+        self._told = lsn
+        return ChangeBatch(rows, LsnPosition(lsn, xid), log_bytes)

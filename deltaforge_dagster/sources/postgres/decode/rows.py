@@ -1,0 +1,379 @@
+"""Second kernel: write the row images of scanned changes as JSON text.
+
+A tuple (drawn in `pgoutput`) becomes `{"column":value,...}`, columns in the table's order, without
+white space. `write_changes` fills three texts at once, each in the form of an Arrow string array
+(bytes, ends of the rows, validity)::
+
+    change   tuples sent        before            after        key, from
+    insert   N                  null              N            N
+    update   N                  null              N            N
+    update   K, N or O, N       K or O            N            N; from K or O where N says unchanged
+    delete   K or O             K or O            null         K or O
+    truncate none               null              null         null
+    message  its content        null              the content  null
+
+K holds the key columns and null for all others, O the whole old row. In N, a large value that the
+update did not touch is not sent. `unchanged_toast` says what stands for it:
+
+- `MARK`: `{"_unchanged":true}`;
+- `OMIT`: nothing, the column is left out;
+- `FILL`: the value of O if there is one, else what `fills` has for the row and column, else as `MARK`.
+"""
+
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import CLOSE_BRACE, COMMA, OPEN_BRACE
+from deltaforge_dagster.kernels.json_text import (
+    INVALID,
+    JSON,
+    OVERHEAD,
+    STRING,
+    STRING_GROWTH,
+    TOO_DEEP,
+    string_size,
+    write_null,
+    write_scalar,
+)
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.sources.postgres.decode.array_text import (
+    ARRAY_GROWTH,
+    ARRAY_OVERHEAD,
+    write_array,
+)
+from deltaforge_dagster.sources.postgres.decode.layout import (
+    COLUMN_DELIMITER,
+    COLUMN_KEY,
+    COLUMN_KIND,
+    COLUMN_NAME,
+    COLUMN_NAME_END,
+    OP_DELETE,
+    OP_INSERT,
+    OP_MESSAGE,
+    OP_TRUNCATE,
+    ROW_END,
+    ROW_OP,
+    ROW_START,
+    ROW_TABLE,
+    TABLE_COLUMNS,
+    TABLE_FIRST,
+    TABLE_KEYS,
+)
+from deltaforge_dagster.sources.postgres.decode.scan import read_16, read_32
+
+BEFORE, AFTER, KEY = range(3)
+"""Lines of `ends` and `valid`."""
+
+MAX_ROOM = (1 << 31) - 1
+"""The most a text may hold: Arrow's string arrays end here."""
+
+BAD_VALUE = INVALID
+TOO_DEEP_VALUE = TOO_DEEP
+NO_ROOM, BAD_TUPLE, BINARY_VALUE, NO_KEY_VALUE = -3, -4, -5, -6
+"""Codes of `report[CODE]`: a value is not of its type's form; a JSON document is nested too deeply; a
+text is full; a tuple does not follow its format; a value was sent in binary form; a key column
+was not sent."""
+
+CODE, COLUMN, PLACE, NEXT_FILL = range(4)
+"""Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer; line
+of `fills` that was not used yet."""
+REPORT_WIDTH = 4
+
+MAX_COLUMNS = 1664
+"""PostgreSQL allows no more columns in a tuple (`MaxTupleAttributeNumber`)."""
+
+MARK: Literal[0] = 0
+OMIT: Literal[1] = 1
+FILL: Literal[2] = 2
+"""What `unchanged_toast` may be."""
+
+FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
+"""Of `fills`, ordered by row and column: number of the row; place of the column in it; where its text
+stands in `source`, behind the log, start -1 for null."""
+FILL_WIDTH = 4
+
+_UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
+_NULL, _TOAST, _TEXT, _BINARY = ord("n"), ord("u"), ord("t"), ord("b")
+_NEW, _OLD_KEY, _OLD_ROW = ord("N"), ord("K"), ord("O")
+_NOT_SENT = -1
+_NO_TEXT = -1
+
+
+@kernel
+def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, left: int) -> bool:
+    """Say whether `left` bytes are room enough to write a value."""
+    size = end - start
+    if delimiter != 0:
+        return size * ARRAY_GROWTH + ARRAY_OVERHEAD <= left
+    if size * STRING_GROWTH + OVERHEAD <= left:
+        return True
+    # Only a string can grow much: count, rather than ask for six times of something large. Bytes
+    # in escape format may grow by a third.
+    if kind == STRING:
+        return string_size(source, start, end) + OVERHEAD <= left
+    return size + size // 3 + OVERHEAD <= left
+
+
+@kernel
+def _next_fill(row: int, index: int, fills: Longs, report: Longs) -> int:
+    """Return the line of `fills` for a value, or -1; lines are taken in their order."""
+    line = report[NEXT_FILL]
+    if line < fills.shape[0] and fills[line, FILL_ROW] == row and fills[line, FILL_COLUMN] == index:
+        report[NEXT_FILL] = line + 1
+        return int(line)
+    return -1
+
+
+@kernel
+def _write_tuple(
+    source: Bytes,
+    at: int,
+    end: int,
+    row: int,
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    out: Bytes,
+    place: int,
+    spans: Longs,
+    stack: Bytes,
+    report: Longs,
+    unchanged_toast: int,
+    before: Bytes,
+    old_spans: Longs,
+    old_whole: bool,
+    fills: Longs,
+) -> tuple[int, int]:
+    """Write the tuple at `at` into `out` from `place` on.
+
+    Returns the places after it in `source` and in `out`; the latter is a negative code on failure.
+    `spans` gets where each column's value stands in `out`, `_NOT_SENT` for a value not sent.
+    `old_spans` says so for the old row in `before`; unless `old_whole` only key columns have a value.
+    """
+    first = tables[table, TABLE_FIRST]
+    report[COLUMN] = -1
+    report[PLACE] = at
+    if end - at < 2 or read_16(source, at) != tables[table, TABLE_COLUMNS]:
+        return at, BAD_TUPLE
+    at += 2
+    count = tables[table, TABLE_COLUMNS]
+    if out.size - place < OVERHEAD:
+        return at, NO_ROOM
+    out[place] = OPEN_BRACE
+    place += 1
+    opened = place
+    for index in range(count):
+        column = first + index
+        report[COLUMN] = column
+        report[PLACE] = at
+        name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
+        # The name and either a whole value without a text, or the bracket that closes the row.
+        if out.size - place < name_end - name + OVERHEAD:
+            return at, NO_ROOM
+        if at >= end:
+            return at, BAD_TUPLE
+        sent = source[at]
+        at += 1
+        if sent == _TOAST and unchanged_toast == OMIT:
+            spans[index, 0] = _NOT_SENT
+            continue
+        if place > opened:
+            out[place] = COMMA
+            place += 1
+        place = copy(names, name, name_end, out, place)
+        spans[index, 0] = place
+        text, text_end = _NO_TEXT, _NO_TEXT
+        if sent == _TEXT:
+            if end - at < 4:
+                return at, BAD_TUPLE
+            size = read_32(source, at)
+            at += 4
+            if size > end - at:
+                return at, BAD_TUPLE
+            text, text_end = at, at + size
+            at += size
+        elif sent == _NULL:
+            place = write_null(out, place)
+        elif sent == _TOAST:
+            spans[index, 0] = _NOT_SENT
+            fill = -1
+            old = _NOT_SENT
+            if unchanged_toast == FILL and (old_whole or columns[column, COLUMN_KEY] != 0):
+                old = old_spans[index, 0]
+            if unchanged_toast == FILL and old == _NOT_SENT:
+                fill = _next_fill(row, index, fills, report)
+            if old != _NOT_SENT:
+                if out.size - place < old_spans[index, 1] - old + OVERHEAD:
+                    return at, NO_ROOM
+                place = copy(before, old, old_spans[index, 1], out, place)
+            elif fill < 0:
+                place = copy(_UNCHANGED, 0, _UNCHANGED.size, out, place)
+            elif fills[fill, FILL_START] < 0:
+                place = write_null(out, place)
+            else:
+                text, text_end = fills[fill, FILL_START], fills[fill, FILL_END]
+        else:
+            return at, BINARY_VALUE if sent == _BINARY else BAD_TUPLE
+        if text != _NO_TEXT:
+            kind, delimiter = columns[column, COLUMN_KIND], columns[column, COLUMN_DELIMITER]
+            left = out.size - place - OVERHEAD
+            if not _room_for(kind, delimiter, source, text, text_end, left):
+                return at, NO_ROOM
+            if delimiter != 0:
+                place = write_array(kind, delimiter, source, text, text_end, out, place, stack)
+            else:
+                place = write_scalar(kind, source, text, text_end, out, place, stack)
+            if place < 0:
+                return at, place
+        spans[index, 1] = place
+    out[place] = CLOSE_BRACE
+    return at, place + 1
+
+
+@kernel
+def _write_key(
+    table: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    image: Bytes,
+    spans: Longs,
+    old_image: Bytes,
+    old_spans: Longs,
+    out: Bytes,
+    place: int,
+    report: Longs,
+) -> int:
+    """Write the key columns' values as they stand in `image`; where not sent, in `old_image`."""
+    opening = OPEN_BRACE
+    for index in range(tables[table, TABLE_COLUMNS]):
+        column = tables[table, TABLE_FIRST] + index
+        if columns[column, COLUMN_KEY] == 0:
+            continue
+        name, name_end = columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
+        sent = spans[index, 0] != _NOT_SENT
+        if not sent and old_spans[index, 0] == _NOT_SENT:
+            report[COLUMN] = column
+            return NO_KEY_VALUE
+        start = spans[index, 0] if sent else old_spans[index, 0]
+        end = spans[index, 1] if sent else old_spans[index, 1]
+        if out.size - place < name_end - name + end - start + OVERHEAD:
+            return NO_ROOM
+        out[place] = opening
+        opening = COMMA
+        place = copy(names, name, name_end, out, place + 1)
+        if sent:
+            place = copy(image, start, end, out, place)
+        else:
+            place = copy(old_image, start, end, out, place)
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def write_changes(
+    source: Bytes,
+    rows: Longs,
+    first: int,
+    last: int,
+    tables: Longs,
+    columns: Longs,
+    names: Bytes,
+    before: Bytes,
+    after: Bytes,
+    key: Bytes,
+    ends: Longs,
+    valid: Bytes,
+    spans: Longs,
+    stack: Bytes,
+    report: Longs,
+    unchanged_toast: int,
+    fills: Longs,
+) -> int:
+    """Write the texts of `rows[first:last]`, and return the row where it stopped.
+
+    `before`, `after` and `key` are filled from their start; `ends[text, i]` is where the text of
+    row `first + i` ends, and `valid[text, i]` is 0 for null. `report` tells why it stopped before
+    `last`; nothing of that row counts. `spans` is scratch of shape (2, `MAX_COLUMNS`, 2).
+    """
+    before_at, after_at, key_at = 0, 0, 0
+    new_spans, old_spans = spans[0], spans[1]
+    report[NEXT_FILL] = 0
+    for row in range(first, last):
+        at, end = rows[row, ROW_START], rows[row, ROW_END]
+        op, table = rows[row, ROW_OP], rows[row, ROW_TABLE]
+        before_to, after_to, key_to = before_at, after_at, key_at
+        line = row - first
+        if op == OP_TRUNCATE or op == OP_MESSAGE:
+            if op == OP_MESSAGE:
+                report[COLUMN], report[PLACE] = -1, at
+                if end - at + OVERHEAD > after.size - after_at:
+                    report[CODE] = NO_ROOM
+                    return row
+                after_to = write_scalar(JSON, source, at, end, after, after_at, stack)
+                if after_to < 0:
+                    report[CODE] = after_to
+                    return row
+                after_at = after_to
+            ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+            valid[BEFORE, line], valid[KEY, line] = 0, 0
+            valid[AFTER, line] = op == OP_MESSAGE
+            continue
+        part = np.int64(source[at])
+        has_old = op != OP_INSERT and (part == _OLD_KEY or part == _OLD_ROW)
+        report[CODE], report[COLUMN], report[PLACE] = BAD_TUPLE, -1, at
+        if has_old:
+            at, before_to = _write_tuple(
+                source, at + 1, end, row, table, tables, columns, names,
+                before, before_at, old_spans, stack, report,
+                MARK, before, old_spans, False, fills,
+            )  # fmt: skip
+            if before_to < 0:
+                report[CODE] = before_to
+                return row
+        elif op == OP_DELETE:
+            return row
+        else:
+            for index in range(tables[table, TABLE_COLUMNS]):
+                old_spans[index, 0] = _NOT_SENT
+        if op != OP_DELETE:
+            if at >= end or source[at] != _NEW:
+                report[PLACE] = at
+                return row
+            at, after_to = _write_tuple(
+                source, at + 1, end, row, table, tables, columns, names,
+                after, after_at, new_spans, stack, report,
+                unchanged_toast, before, old_spans, part == _OLD_ROW, fills,
+            )  # fmt: skip
+            if after_to < 0:
+                report[CODE] = after_to
+                return row
+        if at != end:
+            report[COLUMN], report[PLACE] = -1, at
+            return row
+        if tables[table, TABLE_KEYS] > 0:
+            if op == OP_DELETE:
+                key_to = _write_key(
+                    table, tables, columns, names, before, old_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            else:
+                key_to = _write_key(
+                    table, tables, columns, names, after, new_spans, before, old_spans,
+                    key, key_at, report,
+                )  # fmt: skip
+            if key_to < 0:
+                report[CODE] = key_to
+                return row
+        before_at, after_at, key_at = before_to, after_to, key_to
+        ends[BEFORE, line], ends[AFTER, line], ends[KEY, line] = before_at, after_at, key_at
+        valid[BEFORE, line] = has_old
+        valid[AFTER, line] = op != OP_DELETE
+        valid[KEY, line] = tables[table, TABLE_KEYS] > 0
+    return last

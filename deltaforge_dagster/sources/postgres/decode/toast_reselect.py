@@ -1,0 +1,193 @@
+"""Fill in the large values that the log does not have, with what the rows hold now.
+
+`unchanged_toast.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
+question for each table, and the answer, COPY text, becomes texts which `tuples` writes through the
+same conversion as those of the log. `Reselect` asks; the decoder does not know of a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
+from deltaforge_dagster.sources.postgres.decode.layout import ROW_TABLE
+from deltaforge_dagster.sources.postgres.decode.rows import (
+    FILL_COLUMN,
+    FILL_ROW,
+    FILL_START,
+    FILL_WIDTH,
+)
+from deltaforge_dagster.sources.postgres.decode.unchanged_toast import (
+    HOLE_COLUMN,
+    HOLE_ROW,
+    HOLE_START,
+    MISSING,
+    find_unchanged_toast,
+    new_holes,
+)
+from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
+from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
+from deltaforge_dagster.tables import Column, TableSchema
+
+_HOLES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Rows of one table, and the columns whose values are wanted.
+
+    Attributes:
+        relation: The table's OID.
+        table: The table version that the rows are decoded with.
+        columns: The wanted columns.
+        keys: The key columns, each with its text in every row.
+    """
+
+    relation: int
+    table: TableSchema
+    columns: tuple[Column, ...]
+    keys: tuple[tuple[Column, list[str]], ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows are asked for."""
+        return len(self.keys[0][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a table holds now.
+
+    Attributes:
+        columns: Those of the wanted columns that the table still has, with the same type.
+        copied: COPY text: a line for each row that exists, in the question's order; the row's
+            number from 0, then the values of `columns`.
+        asked: How many rows of the question it answers, from the first on; at least one.
+    """
+
+    columns: tuple[Column, ...]
+    copied: bytes
+    asked: int
+
+
+@runtime_checkable
+class Reselect(Protocol):
+    """Asks the source for values of now."""
+
+    def answer(self, question: Question) -> Answer:
+        """Return what the rows hold; only some of them when all would be large.
+
+        Raises:
+            DeltaforgeError: The server does not answer, or not to this role.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fills:
+    """Values to fill in, as `tuples.write_changes` takes them: `source` has their texts, too."""
+
+    lines: Longs
+    source: Bytes
+
+
+NOTHING = np.empty((0, FILL_WIDTH), np.int64)
+"""Lines that fill in nothing."""
+
+
+class Filler:
+    """Finds what rows of one stream lack, and asks for it."""
+
+    def __init__(self, versions: TableVersions, reselect: Reselect) -> None:
+        self._versions = versions
+        self._reselect = reselect
+        self._holes = new_holes(_HOLES)
+
+    def fill(self, source: Bytes, rows: Longs, first: int, last: int) -> tuple[Fills, int]:
+        """Return what `rows[first:last]` lack, and up to which row that is, at least one.
+
+        Raises:
+            DeltaforgeError: As `Reselect.answer` does.
+        """
+        versions = self._versions
+        count, stop = find_unchanged_toast(
+            source, rows, first, last, versions.tables, versions.columns, self._holes
+        )
+        last = max(int(stop), first + 1)
+        holes = self._holes[:count]
+        version_of = rows[holes[:, HOLE_ROW], ROW_TABLE]
+        parts: list[tuple[Longs, Bytes]] = []
+        for version in dict.fromkeys(version_of.tolist()):
+            lines, text, asked = self._ask(source, version, holes[version_of == version])
+            last = min(last, asked)
+            parts.append((lines, text))
+        return _together(source, parts, last), last
+
+    def _ask(self, source: Bytes, version: int, holes: Longs) -> tuple[Longs, Bytes, int]:
+        """Ask for one table's rows; return lines, their text, and the first row not asked for."""
+        table = self._versions.schemas[version]
+        key = [c.name in table.primary_key for c in table.columns]
+        in_key = np.array(key, np.bool_)[holes[:, HOLE_COLUMN]]
+        wanted = holes[(holes[:, HOLE_START] == MISSING) & ~in_key]
+        places = [index for index, is_key in enumerate(key) if is_key]
+        numbers, texts = _keys(source, holes[in_key], places)
+        end = int(holes[-1, HOLE_ROW]) + 1
+        columns = sorted(set(wanted[:, HOLE_COLUMN].tolist()))
+        if not columns or not places or not numbers:
+            return NOTHING, source[:0], end
+        answer = self._reselect.answer(
+            Question(
+                relation=self._versions.relations[version],
+                table=table,
+                columns=tuple(table.columns[index] for index in columns),
+                keys=tuple((table.columns[p], t) for p, t in zip(places, texts, strict=True)),
+            )
+        )
+        if answer.asked < len(numbers):
+            end = numbers[answer.asked]
+        text, fields, _ = read_copied(answer.copied, 1 + len(answer.columns))
+        lines = [
+            (_row(numbers, text[start:stop].tobytes()), column.ordinal_position - 1, *place)
+            for (start, stop), *values in fields.tolist()
+            for column, place in zip(answer.columns, values, strict=True)
+        ]
+        missing = set(map(tuple, wanted[:, [HOLE_ROW, HOLE_COLUMN]].tolist()))
+        kept = [line for line in lines if line[:2] in missing]
+        return np.array(kept, np.int64).reshape(-1, FILL_WIDTH), text, end
+
+
+def _keys(source: Bytes, holes: Longs, places: list[int]) -> tuple[list[int], list[list[str]]]:
+    """Return the rows of which the whole key is known, and for each key column its texts."""
+    known: dict[int, dict[int, str]] = {}
+    for row, column, start, end in holes[holes[:, HOLE_START] != MISSING].tolist():
+        text = source[start:end].tobytes().decode(errors="replace")  # such a key finds nothing
+        known.setdefault(row, {})[column] = text
+    whole = {row: key for row, key in known.items() if len(key) == len(places)}
+    return list(whole), [[key[place] for key in whole.values()] for place in places]
+
+
+def _row(numbers: list[int], text: bytes) -> int:
+    """Return the row that a line of an answer names."""
+    if not text.isdigit() or int(text) >= len(numbers):
+        raise CorruptLog("the server's answer names a row that was not asked for")
+    return numbers[int(text)]
+
+
+def _together(source: Bytes, parts: list[tuple[Longs, Bytes]], last: int) -> Fills:
+    """Put texts behind the log, and their lines in order of rows and columns, up to `last`."""
+    if not any(len(lines) for lines, _ in parts):
+        return Fills(NOTHING, source)
+    base = source.size
+    for lines, text in parts:
+        places = lines[:, FILL_START:]
+        places[places >= 0] += base
+        base += text.size
+    together = np.concatenate([lines for lines, _ in parts])
+    together = together[together[:, FILL_ROW] < last]
+    order = np.lexsort((together[:, FILL_COLUMN], together[:, FILL_ROW]))
+    whole = np.concatenate([source, *(text for _, text in parts)])
+    return Fills(np.ascontiguousarray(together[order]), read_only(whole))

@@ -1,0 +1,275 @@
+r"""Which JSON form each PostgreSQL type takes: the one place where that is decided.
+
+==============================================  ================================================
+type                                            JSON
+==============================================  ================================================
+`bool`                                          true, false
+`int2`, `int4`, `int8`, `oid`                   number
+`float4`, `float8`                              number in PostgreSQL's shortest text form;
+                                                `NaN`, `Infinity`, `-Infinity` as strings
+`json`, `jsonb`                                 the document itself, without white space
+`bytea`                                         `{"_base64":"..."}`
+array                                           array; elements as above; dimensions nest
+domain                                          as the type it is made of
+`timestamp`, `timestamptz`                      string, as PostgreSQL prints it, or as its
+                                                `to_json` does (`ISO_TIMESTAMPS`)
+everything else (`numeric`, `uuid`, dates and   string, as PostgreSQL prints it
+times, text, enums, composites, ranges ...)
+==============================================  ================================================
+
+`docs/types.md` has every type with examples. Stream, SELECT and COPY go through the same kernels
+(`tuples`), by the kinds named here. Built-in types are known by their OID (`pg_type.dat`, these
+never change); all others are asked from the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.kernels.json_text import (
+    BOOLEAN,
+    BYTEA,
+    FLOAT,
+    INTEGER,
+    JSON,
+    STRING,
+    TIMESTAMP,
+)
+from deltaforge_dagster.sources.postgres.decode.pgoutput import SentType
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogType:
+    """What `pg_type` says of a type that is not built in.
+
+    Attributes:
+        name: `format_type(oid, NULL)`.
+        kind: `typtype`: b base, c composite, d domain, e enum, p pseudo, r range, m multirange.
+        element: `typelem` of a true array (the element's `typarray` is this type), else 0.
+        delimiter: `typdelim`; of an array, that of its element.
+        base: `typbasetype`: of a domain, the type it is made of (maybe a domain, too), else 0.
+    """
+
+    name: str
+    kind: str
+    element: int
+    delimiter: str = ","
+    base: int = 0
+
+
+class Catalog(Protocol):
+    """What the decoder asks of the source's catalog; all may block, and all are asked rarely."""
+
+    def primary_key(self, relation: int) -> tuple[str, ...]:
+        """Return the columns of the table's primary key, `()` when it has none or is gone."""
+        ...
+
+    def type(self, oid: int) -> CatalogType | None:
+        """Return what the catalog says of a type, None when there is no such type any more."""
+        ...
+
+    def remade_type(self, schema: str, name: str) -> int | None:
+        """Return the OID of the type that has the name of one that is gone, if that is known."""
+        ...
+
+    def system_type(self, name: str) -> int | None:
+        """Return the OID of the type in `pg_catalog` with that `typname`, None without one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type as the decoder needs it.
+
+    Attributes:
+        name: SQL name without modifiers.
+        kind: How a value is written (`json_text`); of an array, how its elements are.
+        delimiter: What stands between the elements of an array; empty when it is none.
+    """
+
+    name: str
+    kind: int
+    delimiter: str = ""
+
+
+_SCALARS = {
+    16: ("boolean", BOOLEAN, 1000),
+    17: ("bytea", BYTEA, 1001),
+    18: ('"char"', STRING, 1002),
+    19: ("name", STRING, 1003),
+    20: ("bigint", INTEGER, 1016),
+    21: ("smallint", INTEGER, 1005),
+    22: ("int2vector", STRING, 1006),
+    23: ("integer", INTEGER, 1007),
+    24: ("regproc", STRING, 1008),
+    25: ("text", STRING, 1009),
+    26: ("oid", INTEGER, 1028),
+    27: ("tid", STRING, 1010),
+    28: ("xid", STRING, 1011),
+    29: ("cid", STRING, 1012),
+    30: ("oidvector", STRING, 1013),
+    114: ("json", JSON, 199),
+    142: ("xml", STRING, 143),
+    600: ("point", STRING, 1017),
+    601: ("lseg", STRING, 1018),
+    602: ("path", STRING, 1019),
+    603: ("box", STRING, 1020),
+    604: ("polygon", STRING, 1027),
+    628: ("line", STRING, 629),
+    650: ("cidr", STRING, 651),
+    700: ("real", FLOAT, 1021),
+    701: ("double precision", FLOAT, 1022),
+    718: ("circle", STRING, 719),
+    774: ("macaddr8", STRING, 775),
+    790: ("money", STRING, 791),
+    829: ("macaddr", STRING, 1040),
+    869: ("inet", STRING, 1041),
+    1033: ("aclitem", STRING, 1034),
+    1042: ("character", STRING, 1014),
+    1043: ("character varying", STRING, 1015),
+    1082: ("date", STRING, 1182),
+    1083: ("time without time zone", STRING, 1183),
+    1114: ("timestamp without time zone", STRING, 1115),
+    1184: ("timestamp with time zone", STRING, 1185),
+    1186: ("interval", STRING, 1187),
+    1266: ("time with time zone", STRING, 1270),
+    1560: ("bit", STRING, 1561),
+    1562: ("bit varying", STRING, 1563),
+    1700: ("numeric", STRING, 1231),
+    1790: ("refcursor", STRING, 2201),
+    2202: ("regprocedure", STRING, 2207),
+    2203: ("regoper", STRING, 2208),
+    2204: ("regoperator", STRING, 2209),
+    2205: ("regclass", STRING, 2210),
+    2206: ("regtype", STRING, 2211),
+    2950: ("uuid", STRING, 2951),
+    2970: ("txid_snapshot", STRING, 2949),
+    3220: ("pg_lsn", STRING, 3221),
+    3614: ("tsvector", STRING, 3643),
+    3615: ("tsquery", STRING, 3645),
+    3734: ("regconfig", STRING, 3735),
+    3769: ("regdictionary", STRING, 3770),
+    3802: ("jsonb", JSON, 3807),
+    3904: ("int4range", STRING, 3905),
+    3906: ("numrange", STRING, 3907),
+    3908: ("tsrange", STRING, 3909),
+    3910: ("tstzrange", STRING, 3911),
+    3912: ("daterange", STRING, 3913),
+    3926: ("int8range", STRING, 3927),
+    4072: ("jsonpath", STRING, 4073),
+    4089: ("regnamespace", STRING, 4090),
+    4096: ("regrole", STRING, 4097),
+    4191: ("regcollation", STRING, 4192),
+    4451: ("int4multirange", STRING, 6150),
+    4532: ("nummultirange", STRING, 6151),
+    4533: ("tsmultirange", STRING, 6152),
+    4534: ("tstzmultirange", STRING, 6153),
+    4535: ("datemultirange", STRING, 6155),
+    4536: ("int8multirange", STRING, 6157),
+    5038: ("pg_snapshot", STRING, 5039),
+    5069: ("xid8", STRING, 271),
+}
+"""OID -> name, kind, OID of its array type."""
+
+_BOX = 603
+
+BUILT_IN = {oid: ValueType(name, kind) for oid, (name, kind, _) in _SCALARS.items()} | {
+    array: ValueType(f"{name}[]", kind, ";" if oid == _BOX else ",")
+    for oid, (name, kind, array) in _SCALARS.items()
+}
+"""Types that every PostgreSQL server has under the same OID."""
+
+ISO_TIMESTAMPS = BUILT_IN | {
+    oid: replace(BUILT_IN[oid], kind=TIMESTAMP) for oid in (1114, 1115, 1184, 1185)
+}
+"""The same with timestamps in the form of ISO 8601: `engine.values.postgres_timestamp: iso`."""
+
+
+def value_type(
+    oid: int,
+    catalog: Catalog,
+    sent: SentType | None = None,
+    built_in: Mapping[int, ValueType] = BUILT_IN,
+) -> ValueType:
+    """Return how values of the type are written.
+
+    A domain's values look like those of the type it is made of, as they do for every client of the
+    server. Elements that are arrays themselves (of a domain over an array) stay text.
+
+    Args:
+        oid: The type.
+        catalog: What the server says of it now.
+        sent: What the log calls it, which is asked if it was dropped since.
+        built_in: The types that need no catalog, in the form that they are to have.
+
+    Raises:
+        UnsupportedEvent: It was dropped, and its name does not say enough; the caller adds the table.
+    """
+    if oid in built_in:
+        return built_in[oid]
+    found = catalog.type(oid)
+    if found is None:
+        return _gone_type(oid, catalog, sent, built_in)
+    if found.base:
+        return replace(value_type(found.base, catalog, built_in=built_in), name=found.name)
+    if found.element:
+        element = value_type(found.element, catalog, built_in=built_in)
+        kind = STRING if element.delimiter else element.kind
+        return ValueType(found.name, kind, found.delimiter)
+    return ValueType(found.name, STRING)
+
+
+def _gone_type(
+    oid: int, catalog: Catalog, sent: SentType | None, built_in: Mapping[int, ValueType]
+) -> ValueType:
+    """Return a type that was dropped, by the name that the log has.
+
+    Of a domain that is the name of its base type. One of the server's own is known by it. Any other
+    is a string unless it is an array, and every array's name begins with `_`. Arrays of types that
+    are gone are refused, since nothing says what their elements were, unless somebody made it again.
+    """
+    if sent is None:
+        raise UnsupportedEvent(f"type {oid} is no longer in the catalog")
+    if sent.schema == "pg_catalog":
+        known = built_in.get(catalog.system_type(sent.name) or 0)
+        if known is not None:
+            return known
+    name = f"{sent.schema}.{sent.name}"
+    if sent.name.startswith("_"):
+        remade = catalog.remade_type(sent.schema, sent.name)
+        if remade is not None:
+            return value_type(remade, catalog, built_in=built_in)
+        raise UnsupportedEvent(
+            f"type {name} ({oid}) is no longer in the catalog, and may have been an array; make its"
+            " element's type again, and release the table with --catalog"
+        )
+    return ValueType(name, STRING)
+
+
+_PLAIN_MODIFIER = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
+_TIMES = {1083, 1114, 1184, 1266}
+
+
+def modified_name(name: str, oid: int, modifier: int) -> str:
+    """Return a type's name with its length or precision, as `format_type(oid, modifier)` does.
+
+    Only the modifiers of character, bit, numeric and time types are shown; -1 is no modifier.
+    """
+    scalar = next((s for s, (_, _, array) in _SCALARS.items() if array == oid), oid)
+    base = name.removesuffix("[]")
+    suffix = name[len(base) :]
+    if modifier < 0:
+        return name
+    if scalar in _PLAIN_MODIFIER:
+        return f"{base}({modifier - _PLAIN_MODIFIER[scalar]}){suffix}"
+    if scalar == 1700:  # precision in the high half; the scale has 11 bits and a sign
+        precision = (modifier - 4) >> 16 & 0xFFFF
+        scale = (((modifier - 4) & 0x7FF) ^ 1024) - 1024
+        return f"{base}({precision},{scale}){suffix}"
+    if scalar in _TIMES:
+        kind, _, zone = base.partition(" ")
+        return f"{kind}({modifier}) {zone}{suffix}"
+    return name

@@ -1,0 +1,274 @@
+"""Table versions: what the changes after a Relation message are decoded with.
+
+The server describes a table before its first change, and again whenever the table may have changed
+(also after an ANALYZE). Each different description becomes a version: registered, so that it is
+durable with its position before any row of it is, and laid out in integer arrays for the kernels.
+Versions are never altered; a repeated description finds the version it made before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from deltaforge_dagster.config.globs import Globs
+from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
+from deltaforge_dagster.kernels.runtime import Bytes, Longs
+from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.outbox import SCHEMA as OUTBOX
+from deltaforge_dagster.sources.postgres.decode.layout import COLUMN_WIDTH, TABLE_WIDTH
+from deltaforge_dagster.sources.postgres.decode.messages import SCHEMA as MESSAGES
+from deltaforge_dagster.sources.postgres.decode.pgoutput import (
+    Relation,
+    SentType,
+    parse_relation,
+    parse_type,
+)
+from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
+from deltaforge_dagster.sources.postgres.decode.types import (
+    BUILT_IN,
+    Catalog,
+    ValueType,
+    modified_name,
+    value_type,
+)
+from deltaforge_dagster.sources.postgres.synthetic.messages import xlog
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.rows.hiding import Hiding
+from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
+
+
+class TableVersions:
+    """The table versions of one stream, by number, and which of them is in force per relation.
+
+    Attributes:
+        schemas, stamps: The tables, and what was registered, by version.
+        hiding: What of them rows do not show.
+        relations: The OID of the table, by version; 0 for logical messages.
+        tables, columns, names: The versions for the kernels (`layout`); `names` holds `"name":` of
+            every column as JSON text.
+        in_force: The hash table that `scan.find_version` reads.
+        held: Full names of tables whose changes are kept back, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: str,
+        registry: SchemaRegistry,
+        catalog: Catalog,
+        captures: Callable[[str, str], bool],
+        outboxes: Globs,
+        rules: ColumnRules,
+        held: Mapping[str, str],
+        built_in: Mapping[int, ValueType] = BUILT_IN,
+    ) -> None:
+        self.held = dict(held)
+        self.hiding = Hiding(rules)
+        self._db = db
+        self._registry = registry
+        self._catalog = catalog
+        self._captures = captures
+        self._outboxes = outboxes
+        self._built_in = built_in
+        self._known: dict[tuple[bytes, tuple[str, ...]], int] = {}
+        self._shown: dict[int, TableSchema] = {}
+        self._by_relation: dict[int, int] = {}
+        self._by_prefix: dict[str, int] = {}
+        self._sent_types: dict[int, SentType] = {}
+        self._type_messages: dict[int, bytes] = {}
+        self._descriptions: dict[int, tuple[str, bytes]] = {}
+        self.schemas: list[TableSchema] = []
+        self.stamps: list[SchemaStamp] = []
+        self.relations: list[int] = []
+        self.tables = np.empty((0, TABLE_WIDTH), np.int64)
+        self.columns = np.empty((0, COLUMN_WIDTH), np.int64)
+        self.names = np.empty(0, np.uint8)
+        self.in_force = np.full((1, 2), -1, np.int64)
+
+    def describe(self, message: bytes, position: LsnPosition) -> None:
+        """Take in a Relation message, without its type byte; `position` is registered with it.
+
+        A table that cannot be decoded now is held from here on.
+
+        Raises:
+            CorruptLog: The bytes are not a Relation message.
+            SourceMisconfigured: A table that would have to be held has columns that are hidden.
+            DeltaforgeError: What catalog or registry raise.
+        """
+        relation = parse_relation(message)
+        version = IGNORED
+        if self._captures(relation.schema, relation.table):
+            version = self._version(relation, message, position)
+        if version == HELD:
+            types = (self._type_messages.get(one.type_oid) for one in relation.columns)
+            parts = [b"Y" + one for one in dict.fromkeys(types) if one is not None]
+            stream = b"".join(xlog(0, part) for part in [*parts, b"R" + message])
+            self._descriptions[relation.oid] = relation.full_name, stream
+        if self._by_relation.get(relation.oid) != version:
+            self._by_relation[relation.oid] = version
+            self._index()
+
+    def name_type(self, message: bytes) -> None:
+        """Take in a Type message, without its type byte; it comes before the Relation that needs it.
+
+        Raises:
+            CorruptLog: The bytes are not a Type message.
+        """
+        sent = parse_type(message)
+        self._sent_types[sent.oid] = sent
+        self._type_messages[sent.oid] = message
+
+    def description(self, oid: int) -> tuple[str, bytes]:
+        """Return the full name of a held table, and the messages that describe it, as a stream."""
+        return self._descriptions[oid]
+
+    def of_messages(self, prefix: str) -> int:
+        """Return the version that stands for logical messages of a prefix: no columns, no stamp."""
+        version = self._by_prefix.get(prefix)
+        if version is None:
+            schema = OUTBOX if self._outboxes.match([prefix]) else MESSAGES
+            table = TableSchema(self._db, schema, prefix, (), ())
+            version = self._lay_out(0, table, [], SchemaStamp("", 0, 0))
+            self._by_prefix[prefix] = version
+        return version
+
+    def of_table(self, oid: int) -> int:
+        """Return the version in force for a table, or `HELD`, `IGNORED` or `UNKNOWN`."""
+        return self._by_relation.get(oid, UNKNOWN)
+
+    def version_name(self, version: int) -> str:
+        """Return `schema.table` of a version, for error messages."""
+        schema = self.schemas[version]
+        return f"{schema.schema}.{schema.table}"
+
+    def _version(self, relation: Relation, message: bytes, position: LsnPosition) -> int:
+        """Return the version that a captured table is decoded with, or `HELD`."""
+        if relation.full_name in self.held:
+            self._refuse_to_hold(relation, self.held[relation.full_name])
+            return HELD
+        try:
+            key = self._key(relation, position)
+            version = self._known.get((message, key))
+            if version is None:
+                version = self._known[message, key] = self._add(relation, key, position)
+            elif self._by_relation.get(relation.oid) != version:
+                self._registry.register(self._shown[version], position)  # it is in force again
+        except UnsupportedEvent as error:
+            self._refuse_to_hold(relation, str(error))
+            self.held[relation.full_name] = str(error)
+            return HELD
+        return version
+
+    def _refuse_to_hold(self, relation: Relation, reason: str) -> None:
+        """Stop where changes that are kept back would hold what rules hide: they are kept as they are."""
+        if self.hiding.touches(relation.schema, relation.table):
+            raise SourceMisconfigured(
+                f"{reason}. Its changes are not held meanwhile: engine.columns hides columns of the"
+                " table, and what is held is the log as it is"
+            )
+
+    def _key(self, relation: Relation, position: LsnPosition) -> tuple[str, ...]:
+        """Return the key columns, in the table's order."""
+        names = [column.name for column in relation.columns]
+        if relation.identity in "di":
+            return tuple(column.name for column in relation.columns if column.in_identity)
+        # FULL marks every column and NOTHING none: the catalog knows the primary key.
+        primary_key = self._catalog.primary_key(relation.oid)
+        if not set(primary_key) <= set(names):
+            raise UnsupportedEvent(
+                f"table {relation.full_name} at {format_lsn(position.lsn)}: its log"
+                f" does not have the columns of today's primary key ({', '.join(primary_key)});"
+                " rename them back until the table is released"
+            )
+        return tuple(name for name in names if name in primary_key)
+
+    def _add(self, relation: Relation, key: tuple[str, ...], position: LsnPosition) -> int:
+        """Register a new version, lay it out, and return its number."""
+        types = [
+            self._type(relation, column.name, column.type_oid, position)
+            for column in relation.columns
+        ]
+        schema = TableSchema(
+            db=self._db,
+            schema=relation.schema,
+            table=relation.table,
+            columns=tuple(
+                Column(
+                    name=column.name,
+                    data_type=modified_name(type_.name, column.type_oid, column.modifier),
+                    type_oid=column.type_oid,
+                    nullable=column.name not in key,  # the log says no more than that
+                    ordinal_position=ordinal,
+                )
+                for ordinal, (column, type_) in enumerate(
+                    zip(relation.columns, types, strict=True), start=1
+                )
+            ),
+            primary_key=key,
+        )
+        shown = self._shown[len(self.schemas)] = self.hiding.add(len(self.schemas), schema)
+        stamp = self._registry.register(shown, position)
+        return self._lay_out(relation.oid, schema, types, stamp)
+
+    def _lay_out(
+        self, relation: int, schema: TableSchema, types: list[ValueType], stamp: SchemaStamp
+    ) -> int:
+        """Add a version to the arrays that the kernels read, and return its number."""
+        self.relations.append(relation)
+        self.stamps.append(stamp)
+        self.schemas.append(schema)
+        lines, names = lay_out_columns(
+            [column.name for column in schema.columns], types, schema.primary_key, len(self.names)
+        )
+        self.tables = np.vstack(
+            [
+                self.tables,
+                np.array([[len(self.columns), len(lines), len(schema.primary_key)]], np.int64),
+            ]
+        )
+        self.columns = np.vstack([self.columns, lines])
+        self.names = np.concatenate([self.names, names])
+        return len(self.schemas) - 1
+
+    def _type(self, relation: Relation, column: str, oid: int, position: LsnPosition) -> ValueType:
+        try:
+            return value_type(oid, self._catalog, self._sent_types.get(oid), self._built_in)
+        except UnsupportedEvent as error:
+            raise UnsupportedEvent(
+                f"table {relation.full_name}, column {column}, at"
+                f" {format_lsn(position.lsn)}: {error}"
+            ) from error
+
+    def _index(self) -> None:
+        """Build `in_force` again, at most half full."""
+        size = 1 << len(self._by_relation).bit_length() + 1
+        self.in_force = np.full((size, 2), -1, np.int64)
+        for relation, version in self._by_relation.items():
+            line = relation & (size - 1)
+            while self.in_force[line, 0] != -1:
+                line = (line + 1) & (size - 1)
+            self.in_force[line] = relation, version
+
+
+def lay_out_columns(
+    columns: Sequence[str], types: Sequence[ValueType], key: Collection[str], names_at: int
+) -> tuple[Longs, Bytes]:
+    """Return a table's columns as the kernels read them (`layout`), and their names.
+
+    Args:
+        columns: The names.
+        types: The columns' types.
+        key: Names of the key columns.
+        names_at: Where the names will stand among those of other tables.
+    """
+    labels = [f"{json.dumps(name, ensure_ascii=False)}:".encode() for name in columns]
+    ends = names_at + np.cumsum([len(label) for label in labels], dtype=np.int64)
+    lines = np.empty((len(labels), COLUMN_WIDTH), np.int64)
+    for line, (name, type_) in enumerate(zip(columns, types, strict=True)):
+        end, delimiter = ends[line], ord(type_.delimiter or "\0")
+        lines[line] = (type_.kind, delimiter, name in key, end - len(labels[line]), end)
+    return lines, np.frombuffer(b"".join(labels), np.uint8)

@@ -1,0 +1,122 @@
+r"""Kernel that turns rows of `COPY ... TO STDOUT` into tuples like those of the log.
+
+Manual, command COPY, section "Text Format"::
+
+    row       value TAB value ... NEWLINE
+    value     \N for null, or the type's text as SELECT shows it, in which a backslash,
+              and the six control characters below, are escaped: \\ \b \f \n \r \t \v
+
+What comes out is what an Insert message holds (drawn in `pgoutput`): `N`, then the tuple. So rows
+that were selected go through the very kernels that write the log's rows.
+"""
+
+# ruff: noqa: C901 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.kernels.characters import BACKSLASH, UPPER_N
+from deltaforge_dagster.kernels.json_text import INVALID
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, kernel, read_only
+
+_TAB, _NEWLINE = ord("\t"), ord("\n")
+_NEW, _NULL, _TEXT = ord("N"), ord("n"), ord("t")
+_CELL_BYTES = 5
+"""Letter and size before a text."""
+
+NULL_START = -1
+"""In place of the start of a null value."""
+
+_PLAIN = np.full(256, -1, np.int16)
+"""What a backslash and this byte stand for, -1 for nothing."""
+for _letter, _byte in zip(b"\\bfnrtv", b"\\\b\f\n\r\t\v", strict=True):
+    _PLAIN[_letter] = _byte
+
+_MEANS_ITSELF = np.ones(256, np.bool_)
+"""Whether a byte stands for itself and nothing ends with it."""
+_MEANS_ITSELF[[_TAB, _NEWLINE, BACKSLASH]] = False
+
+
+@kernel
+def _tuples(source: Bytes, columns: int, out: Bytes, fields: Longs, ends: Longs) -> int:
+    """Write one tuple for each line; return their number, or `INVALID`.
+
+    `fields[row, column]` is where a value's text stands in `out`, `ends[row]` where its tuple ends.
+    """
+    place, row, at = 0, 0, 0
+    if source.size > 0 and source[source.size - 1] != _NEWLINE:
+        return INVALID
+    # So every value ends, at the latest with the last byte.
+    while at < source.size:
+        if row == ends.size:
+            return INVALID
+        out[place] = _NEW
+        out[place + 1] = columns >> 8
+        out[place + 2] = columns & 255
+        place += 3
+        for column in range(columns):
+            stop = _TAB if column < columns - 1 else _NEWLINE
+            null = (
+                source[at] == BACKSLASH
+                and source.size - at > 2
+                and source[at + 1] == UPPER_N
+                and source[at + 2] == stop
+            )
+            if null:
+                out[place] = _NULL
+                place += 1
+                at += 3
+                fields[row, column, 0], fields[row, column, 1] = NULL_START, NULL_START
+                continue
+            head = place
+            place += _CELL_BYTES
+            while True:
+                while _MEANS_ITSELF[source[at]]:
+                    out[place] = source[at]
+                    place += 1
+                    at += 1
+                if source[at] != BACKSLASH:
+                    break
+                if _PLAIN[source[at + 1]] < 0:
+                    return INVALID
+                out[place] = _PLAIN[source[at + 1]]
+                place += 1
+                at += 2
+            if source[at] != stop:
+                return INVALID
+            at += 1
+            size = place - head - _CELL_BYTES
+            out[head] = _TEXT
+            for i in range(4):
+                out[head + 1 + i] = (size >> (24 - 8 * i)) & 255
+            fields[row, column, 0], fields[row, column, 1] = head + _CELL_BYTES, place
+        ends[row] = place
+        row += 1
+    return row
+
+
+def read_copied(copied: Bytes | bytes, columns: int) -> tuple[Bytes, Longs, Longs]:
+    """Read whole lines of COPY text.
+
+    Args:
+        copied: What COPY sent.
+        columns: How many columns each line has, at least one.
+
+    Returns:
+        The tuples; for each row and column where its text starts and ends in them, `NULL_START`
+        twice for null; for each row where its tuple ends.
+
+    Raises:
+        CorruptLog: The bytes are not of that format.
+    """
+    source = read_only(copied)
+    lines = int(np.count_nonzero(source == _NEWLINE))
+    separators = lines + int(np.count_nonzero(source == _TAB))
+    out = np.empty(source.size + 3 * lines + _CELL_BYTES * separators, np.uint8)
+    fields = np.empty((lines, columns, 2), np.int64)
+    ends = np.empty(lines, np.int64)
+    if separators != lines * columns or _tuples(source, columns, out, fields, ends) != lines:
+        raise CorruptLog("the server's answer to COPY does not follow its format")
+    return out[: int(ends[-1]) if lines else 0], fields, ends

@@ -1,0 +1,407 @@
+"""Snapshots of PostgreSQL's tables: chunks of them, each as one transaction sees it.
+
+A chunk is read by `COPY (SELECT ...) TO STDOUT` in a transaction of its own, REPEATABLE READ. Its first
+statement locks the table against being altered, as every SELECT does, before it is fixed what the
+transaction sees: of a table that was rewritten in between a snapshot would see no row.
+
+A row is what the stream would send: the columns and the rows that the publication says, and the text of
+each value through the same conversion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from deltaforge_dagster.errors import (
+    PermissionMissing,
+    Retryable,
+    SourceMisconfigured,
+    SourceUnavailable,
+)
+from deltaforge_dagster.kernels.runtime import Bytes
+from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
+from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
+from deltaforge_dagster.sources.postgres.connection import catalog, identity
+from deltaforge_dagster.sources.postgres.connection.refusals import translate
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.decode.types import ValueType, value_type
+from deltaforge_dagster.sources.postgres.snapshot import chunks, copied
+from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
+from deltaforge_dagster.sources.postgres.snapshot.watermark import Watermark
+from deltaforge_dagster.sources.postgres.stream import publications, slots
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
+from deltaforge_dagster.sources.snapshot.read_views import XidReadView
+from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
+from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
+from deltaforge_dagster.sources.tables import TablePatterns
+
+_QUESTION_SECONDS = 30.0
+_PLAN_SECONDS = 3600.0
+_READ_SECONDS = 86_400.0
+_OPEN_SECONDS = 10.0
+"""How long a read waits for transactions that were open at the watermark."""
+_POLL_SECONDS = 0.05
+_LOCK_MS = 10_000
+_SAMPLE_SECONDS = 5.0
+_SAMPLES = 20
+
+_BLOCK_HEADERS = (24, 40)
+"""Sizes of what begins a block of the log: no record ends there, but behind the block before."""
+
+_ROW_FILTER_VERSION = 150000
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSnapshots:
+    """One database's tables, as `sources.snapshot.Snapshots` promises.
+
+    Attributes:
+        server: Where.
+        source_id: `id` of the source.
+        slot, publication: Names of those that the stream reads.
+        patterns: Which tables it captures.
+        rules: What is hidden of rows.
+        built_in: The types that need no catalog, in the form that values are to have.
+    """
+
+    server: Server
+    source_id: str
+    slot: str
+    publication: str
+    patterns: TablePatterns
+    rules: ColumnRules
+    built_in: Mapping[int, ValueType]
+
+    def watermark(self) -> str:
+        """Return which transactions are open now, of those that may not know of the publication.
+
+        Tables that match and are not sent yet are added to a publication of ours before, so that
+        everything that begins later is sent.
+        """
+        with self.server.query(_QUESTION_SECONDS) as connection:
+            publications.extend(connection, self.server, self.publication, self.patterns)
+            return Watermark.now(connection).to_json()
+
+    def plan(
+        self, tables: Sequence[str] | None, chunk_rows: int, where: str | None = None
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of tables that the stream captures, table after table.
+
+        Raises:
+            SourceMisconfigured: There is no such table, the stream does not capture it, or `where` is
+                no condition.
+            PermissionMissing: The message has the grant.
+        """
+        for table in self._tables(tables):
+            with self.server.query(_PLAN_SECONDS) as connection, self._readable(connection, table):
+                found = chunks.target(connection, table)
+                version = connection.info.server_version
+                sent = identity.sent_schema(connection, table, self.publication, version)
+                if set(found.key) != set(sent.primary_key):
+                    # The stream would not show that a row leaves its range of the primary key.
+                    found = replace(found, key=())
+                elif self.rules.hides(sent, found.key):
+                    found = replace(found, operators=None)  # bounds are kept
+                connection.execute(_select(found, [], _conditions(where)) + sql.SQL(" LIMIT 0"))
+                yield from chunks.plan(connection, found, chunk_rows, where)
+
+    @contextmanager
+    def reader(self) -> Generator[PostgresReader]:
+        """Connect, to read chunks."""
+        made = PostgresReader(self)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def preflight(self, tables: Sequence[str] | None, parallel: int) -> list[Finding]:  # noqa: ARG002 - a slot keeps log by size, not by time
+        """Return whether slot and publication are there, and how much log the slot may keep.
+
+        A snapshot is taken to let twice the tables' size be written meanwhile.
+        """
+        chosen = self._tables(tables)
+        found: list[Finding] = []
+        with self.server.query(_QUESTION_SECONDS) as connection:
+            with finding_errors("slot", found):
+                slots.check(catalog.slot(connection, self.slot), self.server, self.slot)
+            with finding_errors("publication", found):
+                publications.check(connection, self.server, self.publication, self.patterns)
+            row = connection.execute(
+                """
+                SELECT 2 * coalesce(sum(pg_total_relation_size(leaf.relid)), 0)::int8,
+                       (SELECT setting::int8 * 1048576 FROM pg_settings
+                         WHERE name = 'max_slot_wal_keep_size')
+                  FROM unnest(%s::oid[]) AS root, pg_partition_tree(root) AS leaf
+                """,
+                ([table.oid for table in chosen],),
+            ).fetchone()
+        written, limit = row if row is not None else (0, None)
+        return [*found, _retention(written, limit)]
+
+    def guard(self, start: Position) -> list[Finding]:  # noqa: ARG002 - the slot knows what is needed
+        """Return whether the slot still keeps what the stream has not read."""
+        found: list[Finding] = []
+        with suppress(Retryable), self.server.query(_QUESTION_SECONDS) as connection:
+            existing = catalog.slot(connection, self.slot)
+            with finding_errors("slot", found):
+                if slots.check(existing, self.server, self.slot).unreserved:
+                    text = (
+                        f"replication slot {self.slot!r} needs log that the server removes at its "
+                        "next checkpoint (max_slot_wal_keep_size)"
+                    )
+                    found.append(Finding("slot", "warning", text))
+        return found
+
+    def _tables(self, names: Sequence[str] | None) -> list[catalog.Table]:
+        """Return tables by their names, as the publication sends them."""
+        with self.server.query(_QUESTION_SECONDS) as connection:
+            sent = catalog.published(connection, self.publication) or frozenset()
+            captured = {
+                table.full_name: table
+                for table in catalog.tables(connection)
+                if (table.schema, table.name) in sent
+                and self.patterns.matches(table.schema, table.name)
+            }
+        if names is None:
+            return list(captured.values())
+        absent = [name for name in names if name not in captured]
+        if absent:
+            raise SourceMisconfigured(
+                f"{self.server.where}: not captured: {', '.join(absent)}; a table must match "
+                f"source.config.tables, and publication {self.publication!r} must send it"
+            )
+        return [captured[name] for name in names]
+
+    @contextmanager
+    def _readable(self, connection: psycopg.Connection, table: catalog.Table) -> Generator[None]:
+        try:
+            yield
+        except psycopg.errors.InsufficientPrivilege as error:
+            name = table.identifier.as_string(connection)
+            raise PermissionMissing(
+                f"{self.server.where}: role {self.server.user!r} may not read {name}; run: GRANT "
+                f'SELECT ON {name} TO "{self.server.user}" (of a table with row-level security the '
+                "role needs BYPASSRLS)"
+            ) from error
+
+
+@dataclass(slots=True)
+class PostgresReader:
+    """Reads chunks, one after another, over one connection; for one thread."""
+
+    snapshots: PostgresSnapshots
+    _connection: psycopg.Connection | None = None
+    _samples: list[Watermark] = field(default_factory=list)
+    _sampled_at: float = field(default_factory=time.monotonic)
+    _types: dict[int, ValueType] = field(default_factory=dict)
+
+    def read(self, chunk: Chunk, watermark: str) -> ChunkRead:
+        """Begin to read a chunk; see `sources.snapshot.ChunkReader`."""
+        connection = self._idle()
+        with Cutter(connection.fileno(), _QUESTION_SECONDS + _OPEN_SECONDS) as cutter:
+            try:
+                return self._read(connection, chunk, Watermark.parse(watermark))
+            except psycopg.Error as error:
+                self.close()
+                server = self.snapshots.server
+                raise server.problem(error, _QUESTION_SECONDS, cutter) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the connection; the next chunk opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _idle(self) -> psycopg.Connection:
+        """Return a connection with nothing going on."""
+        if self._connection is not None and (
+            self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        ):
+            self.close()
+        if self._connection is None:
+            self._connection = self.snapshots.server.connect(_READ_SECONDS)
+            notice_loss(self._connection.fileno())
+        return self._connection
+
+    def _read(
+        self, connection: psycopg.Connection, chunk: Chunk, watermark: Watermark
+    ) -> ChunkRead:
+        ours = self.snapshots
+        table = self._table(connection, chunk.table)
+        with ours._readable(connection, table):  # noqa: SLF001 - the two are one
+            read_view, position, ts_us = self._begin(connection, table, watermark)
+            version = connection.info.server_version
+            sent = identity.sent_schema(connection, table, ours.publication, version)
+            types = {column.name: self._type(column.type_oid or 0) for column in sent.columns}
+            logged = identity.logged_schema(sent)
+            found = chunks.target(connection, table)
+            conditions = [*_bounds(found, chunk), *_conditions(chunk.where)]
+            conditions += _conditions(_row_filter(connection, table, ours.publication))
+            query = _select(found, list(types), conditions)
+            lines = copied.pieces(connection, sql.SQL("COPY ({}) TO STDOUT").format(query))
+        rows = SnapshotRows(
+            ours.source_id, chunk, read_view, table=logged, rules=ours.rules, ts_us=ts_us
+        )
+        batches = self._batches(lines, SelectedRows(types, logged.primary_key), rows)
+        return ChunkRead(rows.table, read_view, position, batches)
+
+    def _batches(
+        self, lines: Iterator[Bytes | bytes], selected: SelectedRows, rows: SnapshotRows
+    ) -> Iterator[pa.RecordBatch]:
+        connection = self._connection
+        assert connection is not None
+        try:
+            for piece in lines:
+                yield rows.batch(*selected.write(piece))
+            connection.execute("COMMIT")
+        except psycopg.Error as error:
+            server = self.snapshots.server
+            raise translate(error.sqlstate, str(error), server.where, server.user) from error
+
+    def _begin(
+        self, connection: psycopg.Connection, table: catalog.Table, watermark: Watermark
+    ) -> tuple[XidReadView, LsnPosition, int]:
+        """Begin a transaction that sees everything that was open at the watermark.
+
+        Returns what it sees, where the log has all of that, and when that was.
+        """
+        deadline = time.monotonic() + _OPEN_SECONDS
+        while True:
+            self._sample(connection)
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+            only = sql.SQL("") if table.partitioned else sql.SQL("ONLY ")
+            connection.execute(
+                sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE").format(only, table.identifier)
+            )
+            row = connection.execute(
+                """
+                SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
+                       current_setting('wal_block_size')::int8,
+                       (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+                       to_regclass(%s)::oid::int8
+                """,
+                (table.identifier.as_string(connection),),
+            ).fetchone()
+            assert row is not None
+            snapshot, lsn, block, ts_us, oid = row
+            if oid != table.oid:
+                raise SourceUnavailable(
+                    f"{self.snapshots.server.where}: table {table.full_name} was just replaced"
+                )
+            read_view = XidReadView.of(snapshot, LsnPosition(watermark.lsn))
+            if read_view.sees(watermark.running):
+                break
+            connection.execute("ROLLBACK")
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(
+                    f"{self.snapshots.server.where}: a transaction that was open when the snapshot "
+                    f"began has not ended{slots.oldest_transaction(connection)}; table "
+                    f"{table.full_name} cannot be read before that"
+                )
+            time.sleep(_POLL_SECONDS)
+        passed = [one.lsn for one in self._samples if read_view.sees(one.running)]
+        return (
+            replace(read_view, since=LsnPosition(max([watermark.lsn, *passed]))),
+            LsnPosition(_record_end(parse_lsn(lsn), block)),
+            ts_us,
+        )
+
+    def _sample(self, connection: psycopg.Connection) -> None:
+        """Keep a watermark of now and then: of those the newest that a read can use counts for it."""
+        if time.monotonic() - self._sampled_at > _SAMPLE_SECONDS:
+            self._sampled_at = time.monotonic()
+            self._samples = [*self._samples[-_SAMPLES:], Watermark.now(connection)]
+
+    def _table(self, connection: psycopg.Connection, name: str) -> catalog.Table:
+        row = connection.execute(
+            """
+            SELECT c.oid::int8, n.nspname, c.relname, c.relkind = 'p', NULL::int8
+              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE c.relkind IN ('r', 'p') AND n.nspname || '.' || c.relname = %s
+            """,
+            (name,),
+        ).fetchone()
+        if row is None:
+            raise SourceMisconfigured(f"{self.snapshots.server.where}: there is no table {name}")
+        return catalog.Table(*row)
+
+    def _type(self, oid: int) -> ValueType:
+        if oid not in self._types:
+            found = catalog.Catalog(self.snapshots.server.query)
+            self._types[oid] = value_type(oid, found, built_in=self.snapshots.built_in)
+        return self._types[oid]
+
+
+def _select(
+    found: chunks.Target, columns: Sequence[str], conditions: Sequence[sql.Composable]
+) -> sql.Composed:
+    """Return the SELECT of rows that fulfil all conditions."""
+    query = sql.SQL("SELECT {} FROM {}").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns)), found.source
+    )
+    if conditions:
+        query += sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
+    return query
+
+
+def _bounds(found: chunks.Target, chunk: Chunk) -> list[sql.Composed]:
+    """Return the conditions of a chunk's bounds."""
+    if chunk.kind == "key":
+        after = [] if chunk.after is None else [found.bound(">", chunk.after)]
+        return after + ([] if chunk.upto is None else [found.bound("<=", chunk.upto)])
+    if chunk.kind == "whole":
+        return []
+    bounds = [("ctid >= {}::tid", chunk.after), ("ctid < {}::tid", chunk.upto)]
+    return [
+        sql.SQL(text).format(sql.Literal(f"({int(block)},0)"))
+        for text, block in bounds
+        if block is not None
+    ]
+
+
+def _conditions(text: str | None) -> list[sql.Composed]:
+    """Return a condition in SQL."""
+    return [] if text is None else [sql.SQL("({})").format(sql.SQL(text))]
+
+
+def _row_filter(
+    connection: psycopg.Connection, table: catalog.Table, publication: str
+) -> str | None:
+    """Return which rows of a table the publication sends (manual: "Row Filters"), None for all."""
+    if connection.info.server_version < _ROW_FILTER_VERSION:
+        return None
+    row = connection.execute(
+        "SELECT rowfilter FROM pg_publication_tables"
+        " WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        (publication, table.schema, table.name),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _record_end(lsn: int, block: int) -> int:
+    """Return where the last record before a place ends, if a block's header stands between."""
+    inside = lsn % block
+    return lsn - inside if inside in _BLOCK_HEADERS else lsn
+
+
+def _retention(written: int, limit: int | None) -> Finding:
+    text = f"about {written >> 20:,} MiB of log may be written while the tables are read"
+    if limit is None or limit <= 0:
+        return Finding("retention", "ok", f"{text}, and the slot may keep any amount")
+    return share_of_retention(
+        f"{text}, and the slot may keep {limit >> 20:,} MiB (max_slot_wal_keep_size)",
+        written / limit,
+        "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+    )

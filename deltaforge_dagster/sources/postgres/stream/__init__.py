@@ -1,0 +1,1 @@
+"""The replication stream: `replication` receives it; its slot, publication and heartbeats."""

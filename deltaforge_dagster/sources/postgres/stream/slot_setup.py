@@ -1,0 +1,107 @@
+"""Where a pipeline begins to read: publication and slot are made, and `start_position` gets its LSN."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from deltaforge_dagster.config.sources.sources import PostgresConfig
+from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
+from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_lsn
+from deltaforge_dagster.sources.postgres.connection import catalog
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.stream import publications, slots
+from deltaforge_dagster.sources.tables import TablePatterns
+
+
+def ensure_start(
+    connection: psycopg.Connection,
+    server: Server,
+    config: PostgresConfig,
+    patterns: TablePatterns,
+    *,
+    facts: catalog.Facts,
+    failover: bool,
+    at: int | None,
+) -> LsnPosition:
+    """Create publication and slot where missing; return where reading starts.
+
+    Args:
+        connection: To the server.
+        server: For messages.
+        config: Names slot, publication and `start_position`.
+        patterns: The captured tables.
+        facts: About the server.
+        failover: Whether the server's replicas are to keep a copy of the slot.
+        at: An LSN that takes the place of `start_position`.
+
+    Raises:
+        SourceMisconfigured: A table or the publication is not as needed.
+        PermissionMissing: The message has the statement that grants it.
+        PositionLost: The slot does not hold the LSN asked for, or the log ends before it.
+        SourceUnavailable: Open transactions delay the slot; try again.
+    """
+    wanted = _wanted_lsn(config) if at is None else at
+    found = catalog.slot(connection, config.slot)
+    if found is None:
+        _refuse_unreachable(server, config, wanted, facts.flushed_lsn)
+    elif at is not None:
+        slots.check_start(found, server, config.slot, at, facts.flushed_lsn)
+    if catalog.published(connection, config.publication) is not None:
+        publications.extend(connection, server, config.publication, patterns)
+        publications.check(connection, server, config.publication, patterns)
+    elif found is None:
+        publications.create(connection, server, config.publication, patterns, facts.version)
+    else:
+        raise SourceMisconfigured(
+            f"{server.where}: replication slot {config.slot!r} exists, publication "
+            f"{config.publication!r} does not, and the log written without it cannot be "
+            f"decoded; run: {_drop_slot(connection, config)}, then both are made anew"
+        )
+    if found is None:
+        slots.create(connection, server, config.slot, failover=failover, version=facts.version)
+        found = catalog.slot(connection, config.slot)
+    held = slots.check(found, server, config.slot)
+    return _start(server, config, held, wanted, facts.flushed_lsn)
+
+
+def _wanted_lsn(config: PostgresConfig) -> int | None:
+    wanted = config.start_position
+    return None if isinstance(wanted, str) else parse_lsn(wanted.lsn)
+
+
+def _refuse_unreachable(
+    server: Server, config: PostgresConfig, wanted: int | None, flushed_lsn: int
+) -> None:
+    if wanted is not None and wanted < flushed_lsn:
+        raise PositionLost(
+            f"{server.where}: start_position {format_lsn(wanted)} is in the past, and "
+            f"there is no replication slot {config.slot!r} that held the log from there; "
+            "use earliest or latest"
+        )
+
+
+def _start(
+    server: Server,
+    config: PostgresConfig,
+    found: catalog.Slot,
+    wanted: int | None,
+    flushed_lsn: int,
+) -> LsnPosition:
+    held = found.confirmed_lsn or found.restart_lsn or 0
+    if wanted is not None:
+        if wanted < held:
+            raise PositionLost(
+                f"{server.where}: start_position {format_lsn(wanted)} is before "
+                f"{format_lsn(held)}, the oldest that replication slot {found.name!r} holds; "
+                "use earliest or latest"
+            )
+        return LsnPosition(wanted)
+    if config.start_position == "latest":
+        return LsnPosition(max(held, flushed_lsn))
+    return LsnPosition(held)
+
+
+def _drop_slot(connection: psycopg.Connection, config: PostgresConfig) -> str:
+    statement = sql.SQL("SELECT pg_drop_replication_slot({})").format(config.slot)
+    return statement.as_string(connection)

@@ -1,0 +1,66 @@
+"""How a replication stream ends: what the server said instead of it, or in its middle."""
+
+from __future__ import annotations
+
+import struct
+
+from deltaforge_dagster.config.sources.sources import PostgresConfig
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    DeltaforgeError,
+    SourceUnavailable,
+)
+from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
+from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate, translate
+from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.stream import publications, slots
+from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
+
+
+def ending(
+    stream: ReplicationStream, message: bytes, server: Server, config: PostgresConfig
+) -> DeltaforgeError:
+    """Return the error for a message that ends the stream; its rest is received."""
+    where = server.where
+    if message[:1] in {b"c", b"C", b"Z"}:
+        return SourceUnavailable(f"{where}: the server ended the stream; is it shutting down?")
+    if message[:1] != b"E":
+        return CorruptLog(f"{where}: unexpected message {message[:1]!r} in the stream")
+    whole = message
+    while len(whole) < 5 or len(whole) < 1 + struct.unpack_from("!i", whole, 1)[0]:
+        piece = bytearray(4096)
+        whole += bytes(piece[: stream.receive(memoryview(piece), 1.0)])
+    fields = error_fields(whole[5:])
+    refused = RefusedError(fields.get("C", ""), fields.get("M", ""))
+    return refusal(refused, server, config, started=True)
+
+
+def refusal(
+    refused: RefusedError, server: Server, config: PostgresConfig, *, started: bool
+) -> DeltaforgeError:
+    """Return the error for what the server said instead of, or inside, the stream.
+
+    ========  ==============================  =====================================
+    SQLSTATE  what it means here              error
+    ========  ==============================  =====================================
+    58P01     a WAL file was removed          PositionLost
+    55000     the slot was invalidated        PositionLost
+    42704     before the stream: no slot      PositionLost
+    42704     in the stream: no publication   PositionLost
+    42501     no REPLICATION                  PermissionMissing
+    55006     the slot is in use              SourceUnavailable: tried again
+    others    as for any session (`refusals`)
+    ========  ==============================  =====================================
+    """
+    match refused.sqlstate:
+        case "58P01" | "55000":
+            return slots.lost(server, config.slot, "no longer has its log")
+        case "42704" if started:
+            return publications.too_young(server, config.publication)
+        case "42704":
+            return slots.lost(server, config.slot, "is gone")
+        case "42501":
+            return may_not_replicate(server.where, server.user)
+        case "55006":
+            return slots.in_use(server, config.slot, "another process")
+    return translate(refused.sqlstate, refused.message, server.where, server.user)

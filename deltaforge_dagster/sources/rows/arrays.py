@@ -1,0 +1,89 @@
+"""Arrow columns of the change frame out of what the kernels wrote; shared by every source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.kernels.runtime import Bytes, Longs
+from deltaforge_dagster.sources.rows.event_ids import ID_SIZE
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+_TX_END = CAPTURED.get_field_index("tx_end")
+
+
+def with_tx_end(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch of one row as the last change of its transaction."""
+    return batch.set_column(_TX_END, CAPTURED.field(_TX_END), pa.array([True]))
+
+
+def text_column(text: Bytes, row_ends: Longs, valid: Bytes) -> pa.Array[Any]:
+    """Copy texts out of scratch memory: where each row ends in it, and which rows are not null."""
+    count = len(row_ends)
+    ends = np.zeros(count + 1, np.int32)
+    ends[1:] = row_ends
+    nulls = count - int(np.count_nonzero(valid))
+    if nulls == count:
+        return pa.nulls(count, pa.string())
+    bitmap = _buffer(np.packbits(valid, bitorder="little")) if nulls else None
+    data = text[: ends[-1]].copy()
+    return pa.StringArray.from_buffers(count, _buffer(ends), _buffer(data), bitmap, nulls)
+
+
+def id_column(data: Bytes) -> pa.StringArray:
+    """Return event ids that stand one after the other; the memory is handed over."""
+    ends = np.arange(0, data.size + 1, ID_SIZE, dtype=np.int32)
+    return pa.StringArray.from_buffers(data.size // ID_SIZE, _buffer(ends), _buffer(data))
+
+
+def coded(
+    codes: npt.NDArray[Any], dictionary: pa.Array[Any], nulls: npt.NDArray[np.bool_] | None = None
+) -> pa.DictionaryArray[Any, Any]:
+    """Return the entries of `dictionary` that `codes` name, and null where `nulls` is true."""
+    indices = pa.array(codes.astype(np.int32), pa.int32(), mask=nulls)
+    return pa.DictionaryArray.from_arrays(indices, dictionary)
+
+
+def record_batch(columns: Mapping[str, pa.Array[Any]], count: int) -> pa.RecordBatch:
+    """Return the change frame with these columns; all others are null."""
+    return pa.RecordBatch.from_arrays(
+        [
+            columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+            for field in CAPTURED
+        ],
+        schema=CAPTURED,
+    )
+
+
+class StampNames:
+    """Arrow dictionaries of the names and stamps of table versions, and each version's codes."""
+
+    def __init__(self) -> None:
+        self._count = -1
+
+    def update(self, schemas: Sequence[TableSchema], stamps: Sequence[SchemaStamp]) -> None:
+        """Take in the versions that have come since the last call."""
+        if len(schemas) == self._count:
+            return
+        self._count = len(schemas)
+        self.dbs, self.db_codes = _dictionary([s.db for s in schemas])
+        self.schemas, self.schema_codes = _dictionary([s.schema or "" for s in schemas])
+        self.tables, self.table_codes = _dictionary([s.table for s in schemas])
+        self.versions, self.version_codes = _dictionary([s.fingerprint for s in stamps])
+        self.sequences = np.array([s.sequence for s in stamps], np.int64)
+
+
+def _dictionary(values: list[str]) -> tuple[pa.StringArray, npt.NDArray[np.int32]]:
+    """Return the different values, and for each value its place among them."""
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    return pa.array(list(codes), pa.string()), np.array([codes[v] for v in values], np.int32)
+
+
+def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+    """Hand an array's memory to Arrow, which keeps it alive."""
+    return pa.py_buffer(array.data)

@@ -1,0 +1,366 @@
+r"""Kernel: write row images again, as column rules want them.
+
+An image is JSON text as a source writes it: `{"column":value,...}`, columns in the table's order, some
+left out, without white space. Whatever wrote it, log or SELECT, is here hidden in the same way.
+
+`null` stays, and so does `{"_unchanged":true}`, which says that the log has no value. Otherwise, by
+the action of the column (`columns`)::
+
+    KEEP       the value as it stands
+    EXCLUDE    neither name nor value
+    MASK       a text
+    HASH       "SHA-256 of salt and value"; of a string its characters in UTF-8, of all else its JSON
+    TRUNCATE   of a string the first characters, of {"_base64":"..."} the first bytes
+
+A character is a code point, however it is written: `\u` twice for one beyond the 16th bit counts once.
+"""
+
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
+
+from __future__ import annotations
+
+import numpy as np
+
+from deltaforge_dagster.kernels.characters import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COMMA,
+    EQUALS,
+    LOWER_U,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+)
+from deltaforge_dagster.kernels.json_bytes import BASE64
+from deltaforge_dagster.kernels.json_text import equals
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, copy, kernel
+from deltaforge_dagster.kernels.sha256 import write_sha256
+from deltaforge_dagster.sources.rows.columns import EXCLUDE, HASH, KEEP, MASK
+
+# One line per column of any table with rules, in the order of the images.
+COLUMN_ACTION, COLUMN_NAME, COLUMN_NAME_END, COLUMN_FIRST, COLUMN_SECOND = range(5)
+"""Action; where `"name":` stands in `texts`; of `MASK` where the text does, as JSON; of `TRUNCATE` how
+many characters stay."""
+COLUMN_WIDTH = 5
+
+# One line per table.
+TABLE_FIRST, TABLE_COLUMNS = range(2)
+"""Line of its first column; number of columns."""
+TABLE_WIDTH = 2
+
+NOT_ITS_TABLE, NOT_TEXT = -1, -2
+"""Codes of `report[CODE]`: an image has other columns than its table; a value that cannot be
+truncated."""
+CODE, COLUMN = range(2)
+"""Of `report`: why it stopped; line of the column, -1 if none."""
+
+_UNCHANGED = np.frombuffer(b'{"_unchanged":true}', np.uint8).copy()
+_NULL = np.frombuffer(b"null", np.uint8).copy()
+_BASE64_OPEN = np.frombuffer(b'{"_base64":"', np.uint8).copy()
+_HEX_VALUES = np.zeros(256, np.uint8)
+for _value, _digit in enumerate(b"0123456789abcdef"):
+    _HEX_VALUES[_digit] = _value
+for _value, _digit in enumerate(b"ABCDEF"):
+    _HEX_VALUES[_digit] = _value + 10
+_BASE64_VALUES = np.zeros(256, np.uint8)
+for _value, _digit in enumerate(bytes(BASE64)):
+    _BASE64_VALUES[_digit] = _value
+_ESCAPED = np.zeros(256, np.uint8)
+_ESCAPED[:] = np.arange(256)
+for _letter, _plain in zip(b"bfnrt", b"\b\f\n\r\t", strict=True):
+    _ESCAPED[_letter] = _plain
+
+
+@kernel
+def _begins(source: Bytes, at: int, end: int, texts: Bytes, start: int, stop: int) -> bool:
+    """Say whether `texts[start:stop]` stands in the source."""
+    if end - at < stop - start:
+        return False
+    for i in range(stop - start):
+        if source[at + i] != texts[start + i]:
+            return False
+    return True
+
+
+@kernel
+def _string_end(source: Bytes, at: int, end: int) -> int:
+    """Return the place after the string at `at`, which may lack its end: `end`."""
+    at += 1
+    while at < end:
+        byte = source[at]
+        if byte == BACKSLASH:
+            at += 1
+        elif byte == QUOTE:
+            return at + 1
+        at += 1
+    return end
+
+
+@kernel
+def _value_end(source: Bytes, at: int, end: int) -> int:
+    """Return the place after the value at `at`."""
+    if source[at] == QUOTE:
+        return _string_end(source, at, end)
+    depth = 0
+    while at < end:
+        byte = source[at]
+        if byte == QUOTE:
+            at = _string_end(source, at, end)
+            continue
+        if byte == OPEN_BRACE or byte == OPEN_BRACKET:
+            depth += 1
+        elif byte == CLOSE_BRACE or byte == CLOSE_BRACKET:
+            if depth == 0:
+                return at
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        elif byte == COMMA and depth == 0:
+            return at
+        at += 1
+    return end
+
+
+@kernel
+def _code_unit(source: Bytes, at: int, end: int) -> int:
+    r"""Return the number of the `\uXXXX` at `at`, -1 where something else stands."""
+    if end - at < 6 or source[at] != BACKSLASH or source[at + 1] != LOWER_U:
+        return -1
+    unit = np.int64(0)
+    for i in range(2, 6):
+        unit = unit << 4 | np.int64(_HEX_VALUES[source[at + i]])
+    return int(unit)
+
+
+@kernel
+def _character_end(source: Bytes, at: int, end: int) -> int:
+    """Return the place after the character at `at`, which stands in a string that ends at `end`."""
+    if source[at] == BACKSLASH:
+        unit = _code_unit(source, at, end)
+        if unit < 0:
+            return min(at + 2, end)
+        after = at + 6
+        if 0xD800 <= unit < 0xDC00 and 0xDC00 <= _code_unit(source, after, end) < 0xE000:
+            return after + 6
+        return after
+    at += 1
+    while at < end and source[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+@kernel
+def _write_plain(source: Bytes, at: int, end: int, out: Bytes, place: int) -> int:
+    """Write the characters of a string in UTF-8, without escapes; at most as many bytes."""
+    while at < end:
+        if source[at] != BACKSLASH:
+            out[place] = source[at]
+            place += 1
+            at += 1
+            continue
+        unit = _code_unit(source, at, end)
+        after = _character_end(source, at, end)
+        if unit < 0:
+            out[place] = _ESCAPED[source[min(at + 1, end - 1)]]
+            place += 1
+        elif unit < 0x80:
+            out[place] = unit
+            place += 1
+        elif unit < 0x800:
+            out[place] = 0xC0 | unit >> 6
+            out[place + 1] = 0x80 | unit & 0x3F
+            place += 2
+        elif after - at == 6:
+            out[place] = 0xE0 | unit >> 12
+            out[place + 1] = 0x80 | unit >> 6 & 0x3F
+            out[place + 2] = 0x80 | unit & 0x3F
+            place += 3
+        else:
+            low = _code_unit(source, at + 6, end)
+            point = 0x10000 + ((unit - 0xD800) << 10 | (low - 0xDC00))
+            out[place] = 0xF0 | point >> 18
+            out[place + 1] = 0x80 | point >> 12 & 0x3F
+            out[place + 2] = 0x80 | point >> 6 & 0x3F
+            out[place + 3] = 0x80 | point & 0x3F
+            place += 4
+        at = after
+    return place
+
+
+@kernel
+def _write_hash(
+    source: Bytes,
+    at: int,
+    end: int,
+    salt: int,
+    message: Bytes,
+    words: Longs,
+    out: Bytes,
+    place: int,
+) -> int:
+    """Write the hash of a value; `message` begins with `salt` bytes of salt."""
+    if source[at] == QUOTE:
+        size = _write_plain(source, at + 1, end - 1, message, salt)
+    else:
+        size = copy(source, at, end, message, salt)
+    out[place] = QUOTE
+    place = write_sha256(message, size, words, out, place + 1)
+    out[place] = QUOTE
+    return place + 1
+
+
+@kernel
+def _write_first_bytes(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
+    """Write the first bytes of what is written in base 64 between `at` and `end`."""
+    digits = end - at
+    while digits > 0 and source[at + digits - 1] == EQUALS:
+        digits -= 1
+    if digits * 3 // 4 <= count:
+        return copy(source, at, end, out, place)
+    stop = at + count // 3 * 4
+    place = copy(source, at, stop, out, place)
+    rest = count % 3
+    if rest == 0:
+        return place
+    place = copy(source, stop, stop + rest, out, place)
+    kept = 0x30 if rest == 1 else 0x3C
+    out[place] = BASE64[_BASE64_VALUES[source[stop + rest]] & kept]
+    place += 1
+    for _ in range(3 - rest):
+        out[place] = EQUALS
+        place += 1
+    return place
+
+
+@kernel
+def _write_truncated(source: Bytes, at: int, end: int, count: int, out: Bytes, place: int) -> int:
+    """Write the first characters of a string, or bytes of binary data; else `NOT_TEXT`."""
+    if source[at] == QUOTE:
+        stop = at + 1
+        for _ in range(count):
+            if stop >= end - 1:
+                break
+            stop = _character_end(source, stop, end - 1)
+        place = copy(source, at, stop, out, place)
+        out[place] = QUOTE
+        return place + 1
+    opened = at + _BASE64_OPEN.size
+    if not _begins(source, at, end, _BASE64_OPEN, 0, _BASE64_OPEN.size):
+        return NOT_TEXT
+    closed = _string_end(source, opened - 1, end)
+    if closed != end - 1:
+        return NOT_TEXT
+    place = copy(source, at, opened, out, place)
+    place = _write_first_bytes(source, opened, closed - 1, count, out, place)
+    return copy(source, closed - 1, end, out, place)
+
+
+@kernel
+def _write_image(
+    source: Bytes,
+    at: int,
+    end: int,
+    first: int,
+    last: int,
+    columns: Longs,
+    texts: Bytes,
+    salt: int,
+    message: Bytes,
+    words: Longs,
+    out: Bytes,
+    place: int,
+    report: Longs,
+) -> int:
+    """Write the image `source[at:end]` of a table with the columns `first` to `last`.
+
+    Returns the place after it, or a negative code.
+    """
+    report[COLUMN] = -1
+    out[place] = OPEN_BRACE
+    place += 1
+    opened = place
+    column = first
+    at += 1
+    end -= 1
+    while at < end:
+        while column < last and not _begins(
+            source, at, end, texts, columns[column, COLUMN_NAME], columns[column, COLUMN_NAME_END]
+        ):
+            column += 1
+        if column == last:
+            return NOT_ITS_TABLE
+        report[COLUMN] = column
+        value = at + columns[column, COLUMN_NAME_END] - columns[column, COLUMN_NAME]
+        if value >= end:
+            return NOT_ITS_TABLE
+        after = _value_end(source, value, end)
+        action = columns[column, COLUMN_ACTION]
+        if action != EXCLUDE:
+            if place > opened:
+                out[place] = COMMA
+                place += 1
+            place = copy(source, at, value, out, place)
+            if (
+                action == KEEP
+                or equals(source, value, after, _NULL)
+                or equals(source, value, after, _UNCHANGED)
+            ):
+                place = copy(source, value, after, out, place)
+            elif action == MASK:
+                place = copy(
+                    texts, columns[column, COLUMN_FIRST], columns[column, COLUMN_SECOND], out, place
+                )
+            elif action == HASH:
+                place = _write_hash(source, value, after, salt, message, words, out, place)
+            else:
+                place = _write_truncated(
+                    source, value, after, columns[column, COLUMN_FIRST], out, place
+                )
+                if place < 0:
+                    return place
+        at = after + 1
+        column += 1
+    out[place] = CLOSE_BRACE
+    return place + 1
+
+
+@kernel
+def hide_values(
+    source: Bytes,
+    ends: Longs,
+    valid: Bytes,
+    tables_of: Longs,
+    tables: Longs,
+    columns: Longs,
+    texts: Bytes,
+    salt: int,
+    message: Bytes,
+    words: Longs,
+    out: Bytes,
+    out_ends: Longs,
+    report: Longs,
+) -> int:
+    """Write one image of each row, and return the row where it stopped.
+
+    `ends` and `valid` tell the images in `source` as in an Arrow string array; `out_ends` those in
+    `out`, which has the room for what columns add. `tables_of` names each row's table, -1 for none
+    with rules. `message` begins with the salt, and has room for the largest image.
+    """
+    at, place = 0, 0
+    for row in range(ends.size):
+        end, table = ends[row], tables_of[row]
+        if table < 0 or valid[row] == 0:
+            place = copy(source, at, end, out, place)
+        else:
+            first = tables[table, TABLE_FIRST]
+            place = _write_image(
+                source, at, end, first, first + tables[table, TABLE_COLUMNS], columns, texts, salt,
+                message, words, out, place, report,
+            )  # fmt: skip
+            if place < 0:
+                report[CODE] = place
+                return row
+        out_ends[row] = place
+        at = end
+    return ends.size

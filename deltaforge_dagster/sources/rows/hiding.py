@@ -1,0 +1,224 @@
+"""Column rules applied to rows: the one place through which images pass on their way into a batch.
+
+Sources write the images of their rows in scratch memory, whole. Where rules touch a table, what goes on
+from there are the images that `hidden_values` writes of them: before a record batch is made, and so
+before anything is journaled, held, sent, logged or counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from deltaforge_dagster.config.engine.columns import ColumnOptions
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    DeltaforgeError,
+    SourceMisconfigured,
+    UnsupportedEvent,
+)
+from deltaforge_dagster.kernels.runtime import Bytes, Longs, read_only
+from deltaforge_dagster.kernels.sha256 import DIGITS, PADDING, WORDS
+from deltaforge_dagster.sources.rows.arrays import text_column
+from deltaforge_dagster.sources.rows.columns import HASH, MASK, ColumnRules, Rule, visible
+from deltaforge_dagster.sources.rows.hidden_values import (
+    CODE,
+    COLUMN,
+    COLUMN_WIDTH,
+    NOT_TEXT,
+    TABLE_WIDTH,
+    hide_values,
+)
+from deltaforge_dagster.tables import Column, TableSchema
+
+_MAX_TEXT = (1 << 31) - 1
+"""Arrow's string arrays end here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What rows show, and of how many of them.
+
+    Attributes:
+        texts, ends: As they were given to `Hiding.show`, with what the rules leave.
+        rows: How many.
+        error: Why there are no more, without the place.
+    """
+
+    texts: Sequence[Bytes]
+    ends: Longs
+    rows: int
+    error: DeltaforgeError | None = None
+
+
+class Hiding:
+    """The rules of one pipeline for the table versions of one stream."""
+
+    def __init__(self, rules: ColumnRules) -> None:
+        self._rules = rules
+        self._salt = np.frombuffer(rules.salt, np.uint8)
+        self._words = np.empty(WORDS, np.int64)
+        self._report = np.empty(2, np.int64)
+        self._table_of = np.empty(0, np.int64)
+        self._tables = np.empty((0, TABLE_WIDTH), np.int64)
+        self._columns = np.empty((0, COLUMN_WIDTH), np.int64)
+        self._growth = np.zeros(1, np.int64)  # of an image by table, the last one for none
+        self._texts = np.empty(0, np.uint8)
+        self._names: list[str] = []
+
+    def touches(self, schema: str, table: str) -> bool:
+        """Say whether rules name the table, whatever its columns are (`schema`: MySQL's database)."""
+        return self._rules.touches(schema, table)
+
+    def add(self, version: int, table: TableSchema) -> TableSchema:
+        """Take in a table version; return it as rows show it, which is what is registered.
+
+        Raises:
+            SourceMisconfigured: A rule asks for what cannot be.
+        """
+        rules = self._rules.of(table)
+        if rules is None:
+            return table
+        first = len(self._columns)
+        lines = []
+        for column, rule in zip(table.columns, rules, strict=True):
+            name, name_end = self._add_text(json.dumps(column.name, ensure_ascii=False) + ":")
+            if rule.action == MASK:
+                bounds = self._add_text(json.dumps(rule.text, ensure_ascii=False))
+            else:
+                bounds = rule.characters, 0
+            lines.append((rule.action, name, name_end, *bounds))
+            self._names.append(f"column {column.name} ({column.data_type})")
+        self._columns = np.vstack([self._columns, np.array(lines, np.int64)])
+        grown = np.full(version + 1, -1, np.int64)
+        grown[: self._table_of.size] = self._table_of
+        grown[version] = len(self._tables)
+        self._table_of = grown
+        self._tables = np.vstack([self._tables, np.array([[first, len(lines)]], np.int64)])
+        self._growth = np.insert(self._growth, -1, sum(map(_growth, rules)))
+        return visible(table, rules)
+
+    def show(self, texts: Sequence[Bytes], ends: Longs, valid: Bytes, versions: Longs) -> Shown:
+        """Return what rows show.
+
+        Args:
+            texts: Their images (`before`, `after`, `key`), of one row after the other.
+            ends: Where those of each row end, a line for each text; may be longer than there are rows.
+            valid: In the same form, 0 for null.
+            versions: The rows' table versions.
+        """
+        count = len(versions)
+        tables = self._tables_of(versions)
+        if not (tables >= 0).any():
+            return Shown(texts, ends, count)
+        growth = int(self._growth[tables].sum())
+        shown_ends = np.empty((len(texts), count), np.int64)
+        shown = []
+        rows, error = count, None
+        for text, source in enumerate(texts):
+            out = np.empty(int(ends[text, count - 1]) + growth, np.uint8)
+            sizes = np.diff(ends[text, :count], prepend=0)
+            message = np.empty(self._salt.size + int(sizes.max()) + PADDING, np.uint8)
+            message[: self._salt.size] = self._salt
+            stop = int(
+                hide_values(
+                    read_only(source),
+                    ends[text, :count],
+                    valid[text, :count],
+                    tables,
+                    self._tables,
+                    self._columns,
+                    self._texts,
+                    self._salt.size,
+                    message,
+                    self._words,
+                    out,
+                    shown_ends[text],
+                    self._report,
+                )
+            )
+            if stop < rows:
+                rows, error = stop, self._error()
+            shown.append(out)
+        large = np.flatnonzero(shown_ends[:, :rows].max(axis=0, initial=0) > _MAX_TEXT)
+        if large.size:
+            rows, error = int(large[0]), UnsupportedEvent("a row is larger than 2 GiB as JSON")
+        return Shown(shown, shown_ends, rows, error)
+
+    def _tables_of(self, versions: Longs) -> Longs:
+        """Return the table with rules of each version, -1 for none."""
+        tables = np.full(len(versions), -1, np.int64)
+        known = versions < self._table_of.size
+        tables[known] = self._table_of[versions[known]]
+        return tables
+
+    def _error(self) -> DeltaforgeError:
+        """Return the error for what `hide_values` reported."""
+        column = int(self._report[COLUMN])
+        if self._report[CODE] == NOT_TEXT:
+            return SourceMisconfigured(
+                f"engine.columns.truncate: a value of {self._names[column]} is no text; exclude, mask"
+                " or hash it instead"
+            )
+        return CorruptLog("a row has other columns than its table")
+
+    def _add_text(self, text: str) -> tuple[int, int]:
+        encoded = np.frombuffer(text.encode(), np.uint8)
+        start = self._texts.size
+        self._texts = np.concatenate([self._texts, encoded])
+        return start, self._texts.size
+
+
+class HiddenTable:
+    """The rules of one pipeline for rows of one table, however they were read.
+
+    Attributes:
+        visible: The table as rows show it, which is what is registered.
+
+    Raises:
+        SourceMisconfigured: A rule asks for what cannot be.
+    """
+
+    def __init__(self, rules: ColumnRules, table: TableSchema) -> None:
+        self._hiding = Hiding(rules)
+        self._table = table
+        self.visible = self._hiding.add(0, table)
+
+    def column(self, images: pa.Array[Any]) -> pa.Array[Any]:
+        """Return what images, or keys, of rows of the table show.
+
+        Raises:
+            SourceMisconfigured: A value cannot be as the rules want it.
+        """
+        if self.visible is self._table or not len(images):
+            return images
+        _, offsets, data = images.buffers()
+        if offsets is None or data is None:
+            return images
+        bounds = np.frombuffer(memoryview(offsets), np.int32)[images.offset :][: len(images) + 1]
+        ends = (bounds[1:] - bounds[0]).astype(np.int64).reshape(1, -1)
+        valid = images.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8).reshape(1, -1)
+        texts = (read_only(memoryview(data))[bounds[0] :],)
+        shown = self._hiding.show(texts, ends, valid, np.zeros(len(images), np.int64))
+        if shown.error is not None:
+            raise type(shown.error)(f"{shown.error}: table {self._table.full_name}")
+        return text_column(shown.texts[0], shown.ends[0], valid[0])
+
+
+def warm() -> None:
+    """Compile the kernels, or load them from the cache, by hiding a made-up value."""
+    table = TableSchema("made-up", None, "t", (Column("a", "", None, True, 1),), ())
+    rules = ColumnRules(ColumnOptions(mask={"t.a": ""}))
+    HiddenTable(rules, table).column(pa.array(['{"a":1}']))
+
+
+def _growth(rule: Rule) -> int:
+    """Return how many bytes a value may grow by."""
+    if rule.action == HASH:
+        return DIGITS + 2
+    return len(json.dumps(rule.text, ensure_ascii=False).encode()) if rule.action == MASK else 0

@@ -1,0 +1,178 @@
+"""Databases in files: SQLite's through the `sqlite3` of Python, Turso's through Turso's own engine.
+
+A file is never made: a database that is not there is waited for, as a server is. SQLite's locks let
+others read and, in WAL mode, write meanwhile. Turso has one lock for a file that is open, so a session
+waits until nobody else has it open, and nobody else can open it before it ends.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import turso
+
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    DeltaforgeError,
+    PermissionMissing,
+    SourceMisconfigured,
+    SourceUnavailable,
+)
+from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value
+
+FEATURES = "views,custom_types,index_method,generated_columns,without_rowid"
+"""Experimental features of Turso that a file may need to be opened at all; none writes anything."""
+
+_RETRY_SECONDS = 0.03
+
+_SQLITE_ERRORS: dict[int, type[DeltaforgeError]] = {
+    sqlite3.SQLITE_BUSY: SourceUnavailable,
+    sqlite3.SQLITE_LOCKED: SourceUnavailable,
+    sqlite3.SQLITE_CANTOPEN: SourceUnavailable,
+    sqlite3.SQLITE_IOERR: SourceUnavailable,
+    sqlite3.SQLITE_FULL: SourceUnavailable,
+    sqlite3.SQLITE_SCHEMA: SourceUnavailable,
+    sqlite3.SQLITE_PERM: PermissionMissing,
+    sqlite3.SQLITE_READONLY: PermissionMissing,
+    sqlite3.SQLITE_CORRUPT: CorruptLog,
+}
+
+
+class _File:
+    """What both have in common."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def where(self) -> str:
+        """The path."""
+        return str(self._path)
+
+    def close(self) -> None:
+        """Nothing is kept between sessions."""
+
+
+class SqliteFile(_File):
+    """A file that SQLite reads.
+
+    Args:
+        path: The file.
+    """
+
+    @contextmanager
+    def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
+        """Begin a transaction; see `sessions.Database`."""
+        uri = f"file:{quote(str(self._path.absolute()))}?mode=rw"
+        try:
+            connection = sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None)
+        except sqlite3.Error as error:
+            raise _sqlite_problem(self.where, error) from error
+        try:
+            connection.text_factory = _text
+            made = _SqliteSession(connection, self.where)
+            if not write:
+                made.query("PRAGMA query_only = 1")
+            made.query("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield made
+            made.query("COMMIT")
+        finally:
+            connection.close()
+
+
+class _SqliteSession:
+    def __init__(self, connection: sqlite3.Connection, where: str) -> None:
+        self._connection = connection
+        self._where = where
+
+    def query(self, statement: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._connection.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise _sqlite_problem(self._where, error) from error
+
+
+def _text(data: bytes) -> str | bytes:
+    """Return a text; its bytes if it is not UTF-8, which SQLite does not check."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _sqlite_problem(where: str, error: sqlite3.Error) -> DeltaforgeError:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return _SQLITE_ERRORS.get(code, SourceMisconfigured)(f"{where}: {error}")
+
+
+class TursoFile(_File):
+    """A file that Turso's engine reads.
+
+    Args:
+        path: The file.
+    """
+
+    @contextmanager
+    def session(self, seconds: float, *, write: bool = False) -> Generator[Session]:
+        """Begin a transaction; see `sessions.Database`."""
+        connection = self._open(seconds)
+        try:
+            made = _TursoSession(connection, self.where)
+            ((journal,),) = made.query("PRAGMA journal_mode")
+            if journal != "wal":
+                raise SourceMisconfigured(
+                    f"{self.where}: journal mode {journal!s}: with concurrent writers changes do not become"
+                    " visible in the order of their numbers, so that some would be passed over"
+                )
+            made.query("BEGIN IMMEDIATE" if write else "BEGIN")
+            yield made
+            made.query("COMMIT")
+        finally:
+            with suppress(turso.Error):
+                connection.close()
+
+    def _open(self, seconds: float) -> turso.Connection:
+        deadline = time.monotonic() + seconds
+        while True:
+            if not self._path.is_file():
+                raise SourceUnavailable(f"{self.where}: there is no such file")
+            try:
+                return turso.connect(
+                    str(self._path), isolation_level=None, experimental_features=FEATURES
+                )
+            except turso.Error as error:
+                problem = _turso_problem(self.where, error)
+                if not isinstance(problem, SourceUnavailable) or time.monotonic() >= deadline:
+                    raise problem from error
+            time.sleep(random.uniform(0.5, 1.5) * _RETRY_SECONDS)  # noqa: S311 - only a wait
+
+
+class _TursoSession:
+    def __init__(self, connection: turso.Connection, where: str) -> None:
+        self._connection = connection
+        self._where = where
+
+    def query(self, statement: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        try:
+            return self._connection.execute(statement, tuple(parameters)).fetchall()
+        except turso.Error as error:
+            raise _turso_problem(self._where, error) from error
+
+
+def _turso_problem(where: str, error: Exception) -> DeltaforgeError:
+    """Return the error that one of Turso's engine means; it has no codes, only texts."""
+    text = str(error)
+    lowered = text.lower()
+    if "lock" in lowered or "busy" in lowered:
+        return SourceUnavailable(f"{where}: {text}")
+    if "i/o error" in lowered or "no such file" in lowered:
+        return SourceUnavailable(f"{where}: {text}")
+    if "corrupt" in lowered:
+        return CorruptLog(f"{where}: {text}")
+    return SourceMisconfigured(f"{where}: {text}")

@@ -1,0 +1,1 @@
+"""Rows of SQLite as change batches."""

@@ -1,0 +1,137 @@
+"""Changes on their way into record batches: table versions, column rules and columns of the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from deltaforge_dagster.frame import CAPTURED
+from deltaforge_dagster.positions import TursoPosition
+from deltaforge_dagster.sources.base import SchemaRegistry
+from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.rows.hiding import HiddenTable
+from deltaforge_dagster.sources.turso.decode.event_ids import event_id
+from deltaforge_dagster.tables import SchemaStamp, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a row.
+
+    Attributes:
+        table: The table as it was.
+        op: As in the change frame.
+        ts_us: When it was made.
+        number: Its number in the table of changes; the row's rowid where new rows are all there is.
+        before, after, key: As in the change frame.
+        row: Its number in its transaction, from 0.
+        tx_id: Its transaction, None where the database does not say.
+        tx_end: Whether it is the last of its transaction.
+        by_table: Whether `number` counts for the table alone.
+        ddl: A statement, of a change that is no row's.
+    """
+
+    table: TableSchema
+    op: str
+    ts_us: int
+    number: int
+    before: str | None
+    after: str | None
+    key: str | None
+    row: int = 0
+    tx_id: str | None = None
+    tx_end: bool = True
+    by_table: bool = False
+    ddl: str | None = None
+
+
+class Batches:
+    """Makes record batches of changes, and registers the table versions that they have.
+
+    Args:
+        source_id: `id` of the source.
+        rules: What is hidden of rows.
+        registry: Where versions are registered.
+    """
+
+    def __init__(self, source_id: str, rules: ColumnRules, registry: SchemaRegistry) -> None:
+        self._source_id = source_id
+        self._rules = rules
+        self._registry = registry
+        self._stamped: dict[TableSchema, tuple[HiddenTable, SchemaStamp]] = {}
+        self._newest: dict[str, TableSchema] = {}
+
+    def batch(self, changes: Sequence[Change], position: TursoPosition) -> pa.RecordBatch:
+        """Return changes as columns of the frame.
+
+        Args:
+            changes: Of one or many tables.
+            position: Where versions that are new with them begin.
+
+        Raises:
+            SourceMisconfigured: A value cannot be as the column rules want it.
+            LeaseLost: The run that reads no longer holds the pipeline.
+        """
+        columns: dict[str, list[Any]] = {field.name: [None] * len(changes) for field in CAPTURED}
+        for at, one in enumerate(changes):
+            self._fill(columns, at, one, position)
+        for name in ("before", "after", "key"):
+            self._hide(columns[name], changes)
+        arrays = [pa.array(columns[field.name], field.type) for field in CAPTURED]
+        return pa.RecordBatch.from_arrays(arrays, schema=CAPTURED)
+
+    def _fill(
+        self, columns: dict[str, list[Any]], at: int, one: Change, position: TursoPosition
+    ) -> None:
+        columns["op"][at] = one.op
+        columns["ts_us"][at] = one.ts_us
+        columns["db"][at] = one.table.db
+        columns["table"][at] = one.table.table
+        columns["before"][at] = one.before
+        columns["after"][at] = one.after
+        columns["key"][at] = one.key
+        columns["pos"][at] = one.number
+        columns["row"][at] = one.row
+        columns["tx_id"][at] = one.tx_id
+        columns["tx_end"][at] = one.tx_end
+        columns["ddl"][at] = one.ddl
+        columns["raw_payload"][at] = False
+        if one.ddl is None:
+            _, stamp = self._version(one.table, position)
+            columns["schema_version"][at] = stamp.fingerprint
+            columns["schema_sequence"][at] = stamp.sequence
+        if one.by_table:
+            columns["file"][at] = one.table.table  # by which `read_views` knows the number's table
+            place, ts_us = f"{one.table.table}\0{one.number}", 0
+        else:
+            place, ts_us = f"{one.ts_us}\0{one.number}", one.ts_us
+        columns["event_id"][at] = event_id(self._source_id, place, ts_us)
+
+    def _hide(self, texts: list[Any], changes: Sequence[Change]) -> None:
+        """Write over texts what the column rules leave of them."""
+        if not self._rules:
+            return
+        by_table: dict[TableSchema, list[int]] = {}
+        for at, one in enumerate(changes):
+            if one.ddl is None:
+                by_table.setdefault(one.table, []).append(at)
+        for table, places in by_table.items():
+            hidden, _ = self._stamped[table]
+            shown = hidden.column(pa.array([texts[at] for at in places], pa.string()))
+            for at, text in zip(places, shown.to_pylist(), strict=True):
+                texts[at] = text
+
+    def _version(
+        self, table: TableSchema, position: TursoPosition
+    ) -> tuple[HiddenTable, SchemaStamp]:
+        found = self._stamped.get(table)
+        if found is None or self._newest.get(table.table) != table:
+            hidden = HiddenTable(self._rules, table) if found is None else found[0]
+            # Also one that is in force again.
+            found = hidden, self._registry.register(hidden.visible, position)
+            self._stamped[table] = found
+            self._newest[table.table] = table
+        return found

@@ -1,0 +1,122 @@
+"""Which way changes are found, and the database that it takes.
+
+Only Turso writes `turso_cdc`, so mode `native` reads a file with Turso's engine; the other modes read it
+with SQLite, which shares it with the application. On a server it is one database in every mode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deltaforge_dagster.config.sources.turso import DatabaseFile, TursoConfig
+from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured
+from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.sources.turso.connection.files import SqliteFile, TursoFile
+from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
+from deltaforge_dagster.sources.turso.connection.sessions import Database
+from deltaforge_dagster.sources.turso.modes import native, polling, triggers
+from deltaforge_dagster.sources.turso.modes.native import NativeLog
+from deltaforge_dagster.sources.turso.modes.polling import PollingLog
+from deltaforge_dagster.sources.turso.modes.triggers import TriggerLog
+from deltaforge_dagster.sources.turso.schema.definitions import DB, is_captured
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of finding changes, and where.
+
+    Attributes:
+        mode: Its name.
+        database: Where.
+        log: How.
+    """
+
+    mode: str
+    database: Database
+    log: NativeLog | TriggerLog | PollingLog
+
+
+class Ways:
+    """The ways of finding changes in one database.
+
+    Args:
+        config: `spec.source.config`.
+    """
+
+    def __init__(self, config: TursoConfig) -> None:
+        self._config = config
+        self.patterns = TablePatterns(config.tables, unqualified=DB, system=())
+        place = config.place
+        if isinstance(place, DatabaseFile):
+            self._shared: Database = SqliteFile(place.path)
+            self._native: Database = TursoFile(place.path)
+        else:
+            token = config.auth_token
+            self._shared = self._native = HranaDatabase(
+                place.url, None if token is None else token.get_secret_value()
+            )
+
+    @property
+    def where(self) -> str:
+        """The file or URL."""
+        return self._shared.where
+
+    def captures(self, name: str) -> bool:
+        """Say whether a table is captured."""
+        return is_captured(self.patterns, name) and name != self._config.cdc_table_name
+
+    def of(self, mode: str) -> Way:
+        """Return the way that a mode is."""
+        where, captures = self._shared.where, self.captures
+        match mode:
+            case native.MODE:
+                shows_ddl = self._config.native_cdc.level == "binlog"
+                log = NativeLog(where, self._config.cdc_table_name, captures, shows_ddl)
+                return Way(mode, self._native, log)
+            case triggers.MODE:
+                return Way(mode, self._shared, TriggerLog(where, captures))
+            case _:
+                column = self._config.tracking_column
+                return Way(mode, self._shared, PollingLog(where, captures, column))
+
+    def chosen(self, seconds: float) -> Way:
+        """Return the way that the pipeline file says; of `auto` the first that the database has.
+
+        Raises:
+            DeltaforgeError: The database cannot be asked.
+        """
+        mode = self._config.cdc_mode
+        if mode != "auto":
+            return self.of(mode)
+        found = self.of(self._found(seconds))
+        logger.info("%s: changes are found by mode %s", self.where, found.mode)
+        return found
+
+    def _found(self, seconds: float) -> str:
+        try:
+            return self._found_in(self._shared, seconds)
+        except (SourceMisconfigured, CorruptLog):
+            if self._native is self._shared:
+                raise
+            # A definition, or a form of the file, that only Turso's engine reads.
+            return self._found_in(self._native, seconds)
+
+    def _found_in(self, database: Database, seconds: float) -> str:
+        exists: Callable[..., bool]
+        with database.session(seconds) as session:
+            for mode, exists in (
+                (native.MODE, self.of(native.MODE).log.exists),  # type: ignore[union-attr]
+                (triggers.MODE, self.of(triggers.MODE).log.exists),  # type: ignore[union-attr]
+            ):
+                if exists(session):
+                    return mode
+        return triggers.MODE if self._config.auto_create_triggers else polling.MODE
+
+    def close(self) -> None:
+        """Release what is kept between sessions."""
+        self._shared.close()
+        self._native.close()

@@ -1,0 +1,437 @@
+"""Mode `native`: the change table that Turso writes, `turso_cdc` unless the application names another.
+
+=============  =============================================================================
+change_id      consecutive numbers from 1 on
+change_time    seconds since 1970
+change_txn_id  number of the transaction's first change; only in the newer form of the table
+change_type    1 insert, 0 update, -1 delete; 2 a commit, only in the newer form
+table_name     the table, `sqlite_schema` for definitions
+before, after  the row as a record (`records`), null where the connection captures less
+=============  =============================================================================
+
+Its numbers begin again at 1 when every row is deleted, so a position is known again by the row itself:
+number and time. That row, and all after it, must stay; older ones may go. One connection writes at a time,
+so the changes of a transaction stand together, and what a session sees ends between transactions. In the older
+form of the table nothing says where one ends: there each change is a transaction of its own.
+"""
+
+# ruff: noqa: S608 - names in statements are quoted, values are parameters
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from deltaforge_dagster.errors import (
+    CorruptLog,
+    PositionLost,
+    SourceMisconfigured,
+    UnsupportedEvent,
+)
+from deltaforge_dagster.positions import TursoPosition
+from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
+from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value, identifier
+from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.decode.records import decode_record
+from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
+from deltaforge_dagster.sources.turso.modes.readings import Part, Step
+from deltaforge_dagster.sources.turso.schema.definitions import (
+    DB,
+    Definition,
+    definition,
+    statements,
+)
+from deltaforge_dagster.sources.turso.schema.history import (
+    SCHEMA_TABLE,
+    TableChange,
+    backward,
+    known,
+    table_change,
+)
+from deltaforge_dagster.tables import TableSchema
+
+MODE = "native"
+
+_NEEDED = {"change_id", "change_time", "change_type", "table_name", "before", "after"}
+_OPS = {1: "c", 0: "u", -1: "d"}
+_COMMIT = 2
+_ENOUGH = 10_000
+_DDL = TableSchema(DB, None, "_ddl", (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLog:
+    """The change table of a database.
+
+    Attributes:
+        where: The database, for messages.
+        name: Of the change table.
+        captures: Whether a table is captured.
+        shows_ddl: Whether what changes tables is a change, too.
+    """
+
+    where: str
+    name: str
+    captures: Callable[[str], bool]
+    shows_ddl: bool = False
+
+    def exists(self, session: Session) -> bool:
+        """Say whether there is a change table."""
+        return self.name in statements(session)
+
+    def newest(self, session: Session) -> TursoPosition:
+        """Return the newest change.
+
+        Raises:
+            SourceMisconfigured: There is no change table, or it is none.
+        """
+        self._columns(session)
+        rows = session.query(
+            f"SELECT change_id, change_time FROM {identifier(self.name)}"
+            " ORDER BY change_id DESC LIMIT 1"
+        )
+        return TursoPosition(MODE) if not rows else _position(rows[0])
+
+    def start(self, session: Session) -> TursoPosition:
+        """Return the newest change: what the application keeps before it may be of any age."""
+        return self.newest(session)
+
+    def check(self, session: Session, position: TursoPosition) -> None:
+        """Make sure that the row of a position, and all after it, are still there."""
+        self._columns(session)
+        self._following(self._rows(session, position, None, 1), position)
+
+    def has_changes(self, session: Session, after: TursoPosition) -> bool:
+        """Say whether a captured table changed after a position; also if there is much to look through."""
+        self.check(session, after)
+        rows = session.query(
+            f"SELECT table_name FROM {identifier(self.name)} WHERE change_id > ?"
+            " ORDER BY change_id LIMIT ?",
+            (after.last_change_id or 0, _ENOUGH),
+        )
+        names = {str(row[0]) for row in rows if row[0] is not None}
+        return len(rows) == _ENOUGH or any(map(self.captures, names))
+
+    def definitions(self, session: Session, at: TursoPosition) -> dict[str, str]:
+        """Return the statements of captured tables as they were at a position."""
+        changes = [change for _, change in self._table_changes(session, at, None)]
+        return self._captured(backward(statements(session), changes))
+
+    def reading(self, start: TursoPosition, notes: SourceNotes) -> NativeReading:
+        """Begin to read what follows a position."""
+        return NativeReading(self, start, notes)
+
+    def held(self, data: bytes, create_table: str | None) -> Change:
+        """Return a change that was held; see `HeldEvent.data`.
+
+        Args:
+            data: What was kept.
+            create_table: How the table was defined then; None if it is known.
+
+        Raises:
+            UnsupportedEvent: It still cannot be decoded.
+        """
+        kept = orjson.loads(data)
+        sql = create_table or kept["sql"]
+        if sql is None:
+            raise UnsupportedEvent(
+                f"how table {kept['table']} was defined at change {kept['row'][0]} is not known: release it"
+                " with --create-table"
+            )
+        row = [
+            base64.b64decode(one) if at > 4 and one else one for at, one in enumerate(kept["row"])
+        ]
+        change = self._change(row, definition(sql))
+        return replace(change, row=kept["index"])
+
+    def _columns(self, session: Session) -> tuple[str, ...]:
+        sql = statements(session).get(self.name)
+        if sql is None:
+            raise SourceMisconfigured(
+                f"{self.where}: there is no table {self.name}; the application's connections make it with"
+                " PRAGMA unstable_capture_data_changes_conn('full'), or choose another source.config.cdc_mode"
+            )
+        columns = definition(sql).columns
+        if not set(columns) >= _NEEDED:
+            raise SourceMisconfigured(
+                f"{self.where}: table {self.name} is no change table of Turso"
+            )
+        return columns
+
+    def _rows(
+        self, session: Session, after: TursoPosition, upto: int | None, limit: int
+    ) -> list[Row]:
+        """Return the row of a position, and those that follow."""
+        columns = self._columns(session)
+        transaction = "change_txn_id" if "change_txn_id" in columns else "NULL"
+        end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
+        return session.query(
+            f"SELECT change_id, change_time, {transaction}, change_type, table_name,"
+            f' "before", "after" FROM {identifier(self.name)} WHERE change_id >= ?{end}'
+            " ORDER BY change_id LIMIT ?",
+            (after.last_change_id or 0, *bounds, limit + 1),
+        )
+
+    def _following(self, rows: list[Row], after: TursoPosition) -> list[Row]:
+        """Return what follows a position: there must be no gap.
+
+        Raises:
+            PositionLost: There is one, or it is no longer the same row.
+        """
+        last = after.last_change_id or 0
+        if last:
+            is_there = rows and rows[0][0] == last
+            if not is_there or after.change_time not in {None, rows[0][1]}:
+                raise PositionLost(
+                    f"{self.where}: change {last} of table {self.name}, the last one that was read, is no"
+                    " longer there, or another one; what followed it is lost. Re-snapshot required."
+                )
+            rows = rows[1:]
+        for number, row in enumerate(rows, last + 1):
+            if row[0] != number:
+                raise PositionLost(
+                    f"{self.where}: change {number!s} of table {self.name} is not there, but later ones are:"
+                    " it was deleted before it was read. Re-snapshot required."
+                )
+        return rows
+
+    def _table_changes(
+        self, session: Session, after: TursoPosition, upto: int | None
+    ) -> Iterator[tuple[TursoPosition, TableChange]]:
+        """Yield what changed tables after a position, with the places."""
+        end, bounds = ("", ()) if upto is None else (" AND change_id <= ?", (upto,))
+        rows = session.query(
+            f'SELECT change_id, change_time, change_type, "before", "after" FROM'
+            f" {identifier(self.name)} WHERE table_name = ? AND change_id > ?{end} ORDER BY change_id",
+            (SCHEMA_TABLE, after.last_change_id or 0, *bounds),
+        )
+        for row in rows:
+            change = table_change(_integer(row[2]), _blob(row[3]), _blob(row[4]))
+            if change is not None:
+                yield _position(row), change
+
+    def _captured(self, tables: dict[str, str]) -> dict[str, str]:
+        return {name: sql for name, sql in tables.items() if self.captures(name)}
+
+    def _change(self, row: Row, table: Definition) -> Change:
+        """Return a change of a row.
+
+        Raises:
+            UnsupportedEvent: It does not fit the table.
+        """
+        number, time, transaction, kind, name, before, after = row
+        op = _OPS[_integer(kind)]
+        was = self._image(before, table)
+        now = self._image(after, table)
+        if (op != "d" and now is None) or (op == "d" and was is None):
+            raise UnsupportedEvent(
+                f"change {number!s} of table {name!s}: the connection captures no row; it must capture `full`"
+                " (or `after`, where nothing is deleted)"
+            )
+        key = key_of(now if now is not None and op != "d" else was or {}, table.table.primary_key)
+        return Change(
+            table=table.table,
+            op=op,
+            ts_us=_integer(time) * 1_000_000,
+            number=_integer(number),
+            before=None if was is None or op == "c" else image(was),
+            after=None if now is None or op == "d" else image(now),
+            key=None if key is None else image(key),
+            tx_id=None if transaction is None else str(transaction),
+        )
+
+    @staticmethod
+    def _image(record: Value, table: Definition) -> dict[str, Value] | None:
+        data = _blob(record)
+        if data is None:
+            return None
+        values = decode_record(data)
+        if table.computed or len(values) != len(table.columns):
+            raise UnsupportedEvent(
+                f"a row of table {table.name} has {len(values)} values, and its definition"
+                f" {len(table.columns)} columns" + (" beside computed ones" * table.computed)
+            )
+        return {name: json_value(value) for name, value in table.row(values).items()}
+
+
+@dataclass(slots=True)
+class _Open:
+    """What has come of a transaction."""
+
+    changes: list[Change] = field(default_factory=list)
+    held: list[HeldEvent] = field(default_factory=list)
+
+    def behind(self, part: Part) -> Part:
+        """Return another part with this behind it."""
+        held = (*part.held, *self.held)
+        return replace(part, changes=[*part.changes, *self.changes], held=held)
+
+
+@dataclass(slots=True)
+class NativeReading:
+    """A reading of the change table, window by window: up to where it ended when the window began.
+
+    Of each window it is known beforehand how tables looked at its beginning (`history`).
+    """
+
+    log: NativeLog
+    at: TursoPosition
+    notes: SourceNotes
+    _upto: int = 0
+    _tables: dict[str, str] | None = None
+    _doubtful: frozenset[str] = frozenset()
+    _catalog: dict[str, str] = field(default_factory=dict)
+    _transaction: Value = None
+    _index: int = 0
+    _last: Change | None = None
+
+    def step(self, session: Session, limit: int) -> Step:
+        """Read the next changes; see `readings.Reading`."""
+        if self._upto <= (self.at.last_change_id or 0):
+            self._begin(session)
+        rows = self.log._rows(session, self.at, self._upto, limit)  # noqa: SLF001 - the two are one
+        rows = self.log._following(rows, self.at)  # noqa: SLF001
+        read_bytes = sum(len(one) for row in rows for one in row[5:] if isinstance(one, bytes))
+        return Step(self._parts(rows), len(rows) >= limit, read_bytes)
+
+    def _begin(self, session: Session) -> None:
+        """Begin a window that ends where the log does now."""
+        log = self.log
+        self._upto = log.newest(session).last_change_id or 0
+        self._catalog = log._captured(statements(session))  # noqa: SLF001
+        noted = self.notes.defined(self.at) if self._tables is None else self._tables
+        changes = [one for _, one in log._table_changes(session, self.at, self._upto)]  # noqa: SLF001
+        changes = [one for one in changes if self._touches(one)]
+        found = known(noted, changes, self._catalog)
+        self._tables, self._doubtful = found.tables, found.doubtful
+
+    def _touches(self, change: TableChange) -> bool:
+        names = [one[0] for one in (change.before, change.after) if one is not None]
+        return any(map(self.log.captures, names))
+
+    def _parts(self, rows: list[Row]) -> list[Part]:
+        begun = self.at
+        whole, part, ended = Part([], None, begun), _Open(), None
+        for row in rows:
+            if row[2] is None or row[2] != self._transaction:
+                self._end_transaction(part)
+                whole, part, ended = part.behind(whole), _Open(), self.at
+                self._transaction, self._index = row[2], 0
+            self._take(row, part)
+            self.at = _position(row)
+        if (self.at.last_change_id or 0) >= self._upto:
+            self._end_transaction(part)
+            whole, part, ended = part.behind(whole), _Open(), self.at
+            self._end_window()
+        found = []
+        if ended is not None and (ended != begun or whole.changes or whole.held):
+            found.append(replace(whole, end=ended, reached=ended))
+        rest = part.behind(Part([], None, self.at))
+        return [*found, rest] if rest.changes or rest.held else found
+
+    def _end_transaction(self, part: _Open) -> None:
+        """Everything of the transaction has come: its last change ends it."""
+        if self._last is not None:
+            part.changes.append(replace(self._last, tx_end=True))
+            self._last = None
+
+    def _end_window(self) -> None:
+        """Go on with the tables as the catalog has them, and note what the log did not say."""
+        tables = self._tables or {}
+        different = {
+            name: self._catalog.get(name)
+            for name in {*tables, *self._catalog}
+            if tables.get(name) != self._catalog.get(name)
+        }
+        if different:
+            self.notes.define(different, self.at)
+        self._tables, self._doubtful = dict(self._catalog), frozenset()
+
+    def _take(self, row: Row, part: _Open) -> None:
+        kind, name = _integer(row[3]), row[4]
+        if kind == _COMMIT:
+            return
+        if kind not in _OPS or name is None:
+            raise UnsupportedEvent(
+                f"{self.log.where}: change {row[0]!s} of table {self.log.name} is of the unknown type {kind}"
+            )
+        if name == SCHEMA_TABLE:
+            change = self._define(row)
+        elif not self.log.captures(str(name)):
+            return
+        else:
+            change = self._decode(row, str(name), part.held)
+        if change is not None:
+            if self._last is not None:
+                part.changes.append(self._last)
+            self._last = replace(change, row=self._index, tx_end=False)
+            self._index += 1
+
+    def _define(self, row: Row) -> Change | None:
+        found = table_change(_integer(row[3]), _blob(row[5]), _blob(row[6]))
+        if found is None or not self._touches(found):
+            return None
+        assert self._tables is not None
+        definitions: dict[str, str | None] = {}
+        if found.before is not None:
+            self._tables.pop(found.before[0], None)
+            definitions[found.before[0]] = None
+        if found.after is not None:
+            self._tables[found.after[0]] = found.after[1]
+            definitions[found.after[0]] = found.after[1]
+        self.notes.define(definitions, _position(row))
+        if not self.log.shows_ddl:
+            return None
+        return Change(
+            table=_DDL,
+            op="ddl",
+            ts_us=_integer(row[1]) * 1_000_000,
+            number=_integer(row[0]),
+            before=None,
+            after=None,
+            key=None,
+            tx_id=None if row[2] is None else str(row[2]),
+            ddl=orjson.dumps({"sql": found.sql, "database": DB}).decode(),
+        )
+
+    def _decode(self, row: Row, name: str, held: list[HeldEvent]) -> Change | None:
+        """Return a change; None when it has to be kept back."""
+        assert self._tables is not None
+        full_name, sql = f"{DB}.{name!s}", self._tables.get(name)
+        reason = self.notes.held().get(full_name)
+        if reason is None and (sql is None or name in self._doubtful):
+            sql = None
+            reason = (
+                f"{self.log.where}: table {name!s} was renamed or altered, near change {row[0]!s}, in a way"
+                " that the change table does not have (a RENAME, or a connection that does not capture):"
+                " which columns its rows have is not certain; release it with --create-table"
+            )
+        if reason is None:
+            try:
+                return self.log._change(row, definition(str(sql)))  # noqa: SLF001
+            except (UnsupportedEvent, CorruptLog) as error:
+                reason = f"{self.log.where}: change {row[0]!s}: {error}"
+        kept = [base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in row]
+        data = orjson.dumps({"table": full_name, "row": kept, "index": self._index, "sql": sql})
+        held.append(HeldEvent(full_name, reason, data))
+        self._index += 1
+        return None
+
+
+def _position(row: Row) -> TursoPosition:
+    return TursoPosition(MODE, _integer(row[0]), change_time=_integer(row[1]))
+
+
+def _integer(value: Value) -> int:
+    if not isinstance(value, int):
+        raise CorruptLog("a change table with something else than a number where one belongs")
+    return value
+
+
+def _blob(value: Value) -> bytes | None:
+    if value is not None and not isinstance(value, bytes):
+        raise CorruptLog("a change table with something else than a record where one belongs")
+    return value

@@ -1,0 +1,168 @@
+"""Definitions of tables: what a `CREATE TABLE` statement says, as SQLite itself reads it.
+
+The statement of every table stands in `sqlite_schema`, as the database keeps it, and in Turso's change table
+whenever it changes. It is run in an empty database in memory, which then says what its columns are.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+import turso
+
+from deltaforge_dagster.errors import UnsupportedEvent
+from deltaforge_dagster.sources.tables import NamePattern, TablePatterns
+from deltaforge_dagster.sources.turso.connection.files import FEATURES
+from deltaforge_dagster.sources.turso.connection.sessions import Session, Value, identifier
+from deltaforge_dagster.tables import Column, ColumnDetails, TableDetails, TableSchema
+
+DB = "main"
+"""What every event says its database is."""
+
+_INTERNAL = ("sqlite_*", "libsql_*", "_df_*", "_litestream*", "_turso*", "__turso_internal*")
+_INTERNAL_PATTERNS = tuple(NamePattern.parse(name, name) for name in (*_INTERNAL, "turso_cdc*"))
+_REAL = ("REAL", "FLOA", "DOUB")
+_NOT_REAL = ("INT", "CHAR", "CLOB", "TEXT", "BLOB")
+_VISIBLE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A table, as its statement says.
+
+    Attributes:
+        sql: The statement.
+        table: Its columns and key, as events show them.
+        reals: Of each column whether it has REAL affinity: a whole number in it is a REAL.
+        rowid: The column that is another name of the rowid, None without one.
+        has_rowid: Whether rows have one at all.
+        nullable_key: Whether a row's key may have NULL in it.
+        computed: Whether columns are made from others (`GENERATED ALWAYS`).
+        details: What else it says of the columns.
+    """
+
+    sql: str
+    table: TableSchema
+    reals: tuple[bool, ...]
+    rowid: str | None
+    has_rowid: bool
+    nullable_key: bool
+    computed: bool
+    details: TableDetails
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.table.table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns."""
+        return tuple(column.name for column in self.table.columns)
+
+    def row(self, values: list[Value]) -> dict[str, Value]:
+        """Return a row by column; as many values as there are columns."""
+        return {
+            name: float(value) if real and isinstance(value, int) else value
+            for name, value, real in zip(self.columns, values, self.reals, strict=True)
+        }
+
+    def selected(self) -> str:
+        """Return the list of its columns for a SELECT."""
+        return ", ".join(map(identifier, self.columns))
+
+
+@functools.lru_cache(maxsize=4096)
+def definition(sql: str) -> Definition:
+    """Return what a statement says.
+
+    Raises:
+        UnsupportedEvent: Neither SQLite nor Turso's engine reads it.
+    """
+    try:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+            return _read(memory, sql)
+    except sqlite3.Error:
+        pass
+    try:
+        with closing(
+            turso.connect(":memory:", isolation_level=None, experimental_features=FEATURES)
+        ) as engine:
+            return _read(engine, sql)
+    except turso.Error as error:
+        raise UnsupportedEvent(f"a table definition that cannot be read: {error}") from error
+
+
+def _read(memory: sqlite3.Connection | turso.Connection, sql: str) -> Definition:
+    memory.execute(sql)
+    ((name,),) = memory.execute(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    ).fetchall()
+    quoted = identifier(name)
+    found = memory.execute(f"PRAGMA table_xinfo({quoted})").fetchall()
+    visible = [one for one in found if one[6] == _VISIBLE]
+    without_rowid = any(
+        one[1] == name and one[4] for one in memory.execute("PRAGMA table_list").fetchall()
+    )
+    key = tuple(
+        one[1] for one in sorted((one for one in visible if one[5]), key=lambda one: one[5])
+    )
+    # SQLite makes this table with the first one that has AUTOINCREMENT.
+    counts = bool(
+        memory.execute("SELECT 1 FROM sqlite_schema WHERE name = 'sqlite_sequence'").fetchall()
+    )
+    indexes = memory.execute(f"PRAGMA index_list({quoted})").fetchall()
+    is_rowid = len(key) == 1 and not without_rowid and not any(one[3] == "pk" for one in indexes)
+    columns = tuple(
+        Column(one[1], one[2] or "", None, not one[3] and not (one[5] and is_rowid), number)
+        for number, one in enumerate(visible, 1)
+    )
+    nullable = {column.name for column in columns if column.nullable}
+    return Definition(
+        sql=sql,
+        table=TableSchema(DB, None, name, columns, key),
+        reals=tuple(_is_real(column.data_type) for column in columns),
+        rowid=key[0] if is_rowid else None,
+        has_rowid=not without_rowid,
+        nullable_key=not without_rowid and not nullable.isdisjoint(key),
+        computed=len(visible) < len(found),
+        details=TableDetails(
+            {
+                column.name: ColumnDetails(
+                    column.nullable, one[4], "auto_increment" if one[5] and counts else ""
+                )
+                for column, one in zip(columns, visible, strict=True)
+            }
+        ),
+    )
+
+
+def _is_real(data_type: str) -> bool:
+    """Say whether a declared type has REAL affinity ("Datatypes In SQLite", section 3.1)."""
+    upper = data_type.upper()
+    return not any(one in upper for one in _NOT_REAL) and any(one in upper for one in _REAL)
+
+
+def is_captured(patterns: TablePatterns, name: str) -> bool:
+    """Say whether a table of a name is captured, if there is one: none of our own or the database's."""
+    return not any(one.matches(name) for one in _INTERNAL_PATTERNS) and patterns.matches(DB, name)
+
+
+def statements(session: Session) -> dict[str, str]:
+    """Return the statement of every table that rows are written to, by name."""
+    ordinary = {
+        str(row[1])
+        for row in session.query("PRAGMA table_list")
+        if row[0] == DB and row[2] == "table"
+    }
+    found = session.query("SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    return {str(name): str(sql) for name, sql in found if name in ordinary and sql is not None}
+
+
+def captured(session: Session, captures: Callable[[str], bool]) -> dict[str, Definition]:
+    """Return the tables that are captured as they are now, by name."""
+    return {name: definition(sql) for name, sql in statements(session).items() if captures(name)}

@@ -1,0 +1,359 @@
+"""`deltaforge bench pg-redis` and the other pairs: measure how fast a backlog reaches the sink.
+
+A first backlog is drained to warm up the servers, Spark and every kernel. Then the source is filled, in
+transactions of 1,000 rows, while nothing reads from it. The measured time begins with the run, which takes the
+lease, connects and opens the log, and ends when the sink has acknowledged the last message. docs/performance.md
+explains the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from deltaforge_dagster.errors import DeltaforgeError
+from deltaforge_dagster.pipeline.encode.encoder import Encoder
+from deltaforge_dagster.sinks.base import SinkBatch
+from deltaforge_lab.bench.installation import Installation, Say, installed
+from deltaforge_lab.bench.processes import Sampler
+from deltaforge_lab.bench.shapes import SHAPES, Shape
+from deltaforge_lab.bench.sinks import STARTS as SINKS
+from deltaforge_lab.bench.sinks import SinkKind
+from deltaforge_lab.bench.sources import STARTS as SOURCES
+from deltaforge_lab.bench.sources import BenchSource, SourceKind
+
+PAIRS: dict[str, tuple[SourceKind, SinkKind]] = {
+    "pg-redis": ("pg", "redis"),
+    "pg-kafka": ("pg", "kafka"),
+    "pg-nats": ("pg", "nats"),
+    "mysql-redis": ("mysql", "redis"),
+    "mysql-kafka": ("mysql", "kafka"),
+    "mysql-nats": ("mysql", "nats"),
+}
+
+WARM_ROWS = 60_000
+WARM_BACKLOG = 20_000
+"""At most `WARM_ROWS` rows, but no more than are measured, warm everything up, in backlogs of `WARM_BACKLOG`."""
+
+_RAW_WRITE_ROWS = 100_000
+_RAW_WRITE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of the machine, measured in the same invocation; see docs/performance.md.
+
+    Attributes:
+        raw_read_per_second: Rows per second when a client receives and discards the source's log.
+        raw_write_per_second: Messages per second that the sink's client writes from memory.
+        read_ratio: `events_per_second / raw_read_per_second`.
+        write_ratio: `events_per_second / raw_write_per_second`.
+    """
+
+    raw_read_per_second: int
+    raw_write_per_second: int
+    read_ratio: float
+    write_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The measured values.
+
+    Attributes:
+        pair: Source and sink.
+        rows: Events of the backlog.
+        shape: Shape of its table.
+        exactly_once: Whether the sink kept its own position.
+        sensing: Whether schema sensing was enabled, at its default settings.
+        writers: How many connections filled the backlog.
+        max_bytes: The size limit of a delivery batch; None for the default, which is the segment.
+        seconds: Time from the start of the run to the last acknowledgement.
+        first_seconds: Time from the start of the run to the first acknowledgement.
+        events_per_second: `rows / seconds`.
+        steady_events_per_second: The rate after the first acknowledgement, without its time and messages.
+        cpu_seconds_per_million: Processor seconds per million events, of the run, Spark (JVM and
+            Python workers), the source's server and the sink's server.
+        peak_rss_mb: Peak resident memory of the run and Spark together, in MiB.
+        peak_rss_mb_by: The peak of each of them; the peaks may be at different times.
+        limits: The limits of the machine.
+        cores: Processors that this process may use.
+    """
+
+    pair: str
+    rows: int
+    shape: str
+    exactly_once: bool
+    sensing: bool
+    writers: int
+    max_bytes: int | None
+    seconds: float
+    first_seconds: float
+    events_per_second: int
+    steady_events_per_second: int
+    cpu_seconds_per_million: dict[str, float]
+    peak_rss_mb: int
+    peak_rss_mb_by: dict[str, int]
+    limits: Limits
+    cores: int
+
+
+def drain_command(pair: str) -> Callable[..., None]:
+    """Return the command that measures a pair of source and sink."""
+
+    def command(
+        *,
+        rows: Annotated[
+            int, typer.Option(min=1_000, help="Number of events in the backlog.")
+        ] = 1_000_000,
+        exactly_once: Annotated[
+            bool, typer.Option("--exactly-once", help="Enable exactly-once delivery of the sink.")
+        ] = False,
+        sensing: Annotated[
+            bool,
+            typer.Option("--sensing", help="Enable schema sensing, with its default settings."),
+        ] = False,
+        writers: Annotated[
+            int, typer.Option(min=1, max=64, help="Connections that fill the backlog.")
+        ] = 1,
+        max_bytes: Annotated[
+            int | None,
+            typer.Option(
+                "--max-bytes", min=1, help="`batch.max_bytes`: size limit of a delivery batch."
+            ),
+        ] = None,
+        timeout: Annotated[
+            float | None,
+            typer.Option(min=0.001, help="Seconds that the drain may take. Default: no limit."),
+        ] = None,
+        shape: Annotated[
+            Literal["orders6", "wide10", "documents3"],
+            typer.Option(help="Columns of the table."),
+        ] = "orders6",
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print one JSON object on the last line.")
+        ] = False,
+    ) -> None:
+        with progress(quiet=as_json) as say:
+            result = measure(
+                pair,
+                rows,
+                SHAPES[shape],
+                exactly_once=exactly_once,
+                sensing=sensing,
+                writers=writers,
+                max_bytes=max_bytes,
+                timeout=timeout,
+                say=say,
+            )
+        if as_json:
+            typer.echo(json.dumps(asdict(result)))
+        else:
+            Console().print(_table(result))
+
+    source, _, sink = pair.partition("-")
+    names = {
+        "pg": "PostgreSQL",
+        "mysql": "MySQL",
+        "redis": "Redis",
+        "kafka": "Kafka",
+        "nats": "NATS",
+    }
+    command.__doc__ = (
+        f"Measure draining a backlog from {names[source]} to {names[sink]}: rate, cost, limits."
+    )
+    return command
+
+
+def measure(
+    pair: str,
+    rows: int,
+    shape: Shape,
+    *,
+    exactly_once: bool,
+    sensing: bool = False,
+    writers: int = 1,
+    max_bytes: int | None = None,
+    timeout: float | None = None,
+    say: Say,
+) -> Drain:
+    """Start everything, drain a backlog of `rows` events, and measure the limits.
+
+    Raises:
+        DeltaforgeError: A server does not start, or the sink does not have every event after `timeout`
+            seconds (without a timeout: at the end of the run).
+    """
+    source_kind, sink_kind = PAIRS[pair]
+    with ExitStack() as owned:
+        say("starting the servers")
+        source = owned.enter_context(closing(SOURCES[source_kind]()))
+        sink = owned.enter_context(closing(SINKS[sink_kind]()))
+        source.create(shape)
+        installation = owned.enter_context(
+            installed(
+                source,
+                sink,
+                exactly_once=exactly_once,
+                sensing=sensing,
+                max_bytes=max_bytes,
+                say=say,
+            )
+        )
+        warm = min(WARM_ROWS, rows)
+        for ready in range(0, warm, WARM_BACKLOG):
+            say(f"warming up: {ready:,} of {warm:,} events")
+            _fill(source, 1 + ready, min(WARM_BACKLOG, warm - ready))
+            installation.catch_up()
+        source.begin_backlog()
+        for written in source.write(1 + warm, rows, writers):
+            say(f"filling the backlog: {written:,} of {rows:,} rows")
+        source.end_backlog()
+        say(f"draining {rows:,} events")
+        installation.acknowledged.reset()
+        groups = {
+            "run": os.getpid(),
+            "spark": installation.spark.pid,
+            "source": source.server.pid,
+            "sink": sink.server.pid,
+        }
+        began = time.monotonic()
+        with Sampler(groups, alone="run", together=("run", "spark")) as sampler:
+            outcome = installation.catch_up(timeout)
+        done = installation.acknowledged
+        problem = outcome.capture_error or outcome.sink_errors.get("sink")
+        if problem is None and outcome.reason == "asked" and done.rows < rows:
+            problem = f"the time was up after {timeout:g} s (--timeout)"
+        if problem or done.rows != rows or sink.count() != warm + rows:
+            raise DeltaforgeError(
+                f"{done.rows:,} of {rows:,} events were delivered; {problem or 'no error'}"
+            )
+        if sensing:
+            _check_sensed(installation)
+        # Before the raw writes below, which the same sink acknowledges and would count.
+        seconds = done.last_at - began
+        rate = rows / seconds
+        steady = (rows - done.first_rows) / max(done.last_at - done.first_at, 1e-9)
+        first_seconds = done.first_at - began
+        say("reading the raw log")
+        raw_read = rows / source.read_raw()
+        say("writing the raw messages")
+        raw_write = _write_raw(installation)
+        return Drain(
+            pair=pair,
+            rows=rows,
+            shape=shape.name,
+            exactly_once=exactly_once,
+            sensing=sensing,
+            writers=writers,
+            max_bytes=max_bytes,
+            seconds=round(seconds, 3),
+            first_seconds=round(first_seconds, 3),
+            events_per_second=round(rate),
+            steady_events_per_second=round(steady),
+            cpu_seconds_per_million={
+                name: round(used / rows * 1e6, 3) for name, used in sampler.cpu_seconds().items()
+            },
+            peak_rss_mb=sampler.peak_together >> 20,
+            peak_rss_mb_by={name: sampler.peak_rss[name] >> 20 for name in ("run", "spark")},
+            limits=Limits(
+                raw_read_per_second=round(raw_read),
+                raw_write_per_second=round(raw_write),
+                read_ratio=round(rate / raw_read, 3),
+                write_ratio=round(rate / raw_write, 3),
+            ),
+            cores=len(os.sched_getaffinity(0)),
+        )
+
+
+def _check_sensed(installation: Installation) -> None:
+    """Check that sensing has processed everything; otherwise it would seem cheaper than it is."""
+    store, name = installation.store, installation.loaded.name
+    row, progress = store.pipeline(name), store.sensing_progress(name)
+    assert row is not None
+    if progress is None or progress.problem or progress.segment != row.next_segment - 1:
+        raise DeltaforgeError(f"sensing has not processed everything: {progress}")
+
+
+def _fill(source: BenchSource, first: int, rows: int) -> None:
+    for _ in source.write(first, rows):
+        pass
+
+
+def _write_raw(installation: Installation) -> float:
+    """Return how many messages per second the sink's client can write from memory.
+
+    The messages are those of the last segments, encoded again and sent without a position.
+    """
+    messages = _last_messages(installation)
+    sink = installation.context.build_sink("sink")
+    sink.open()
+    try:
+        written = 0
+        began = time.monotonic()
+        while (seconds := time.monotonic() - began) < _RAW_WRITE_SECONDS:
+            for batch in messages:
+                sink.send(batch, lambda: None)
+                written += batch.messages.num_rows
+        return written / seconds
+    finally:
+        sink.close()
+
+
+def _last_messages(installation: Installation) -> list[SinkBatch]:
+    store, loaded = installation.store, installation.loaded
+    row = store.pipeline(loaded.name)
+    assert row is not None
+    with installation.context.replay_sessions() as sessions:
+        encoder = Encoder(loaded.spec, installation.context.journal, sessions, "raw")
+        found: list[SinkBatch] = []
+        rows = 0
+        for number in range(row.next_segment - 1, 0, -1):
+            segments = store.segments(loaded.name, first=number, last=number)
+            if rows >= _RAW_WRITE_ROWS or not segments:
+                break
+            encoded = encoder.encode(segments)
+            found += encoded.batches("sink", number, -1)
+            rows += segments[0].rows
+            encoded.discard()
+        return found
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Say]:
+    """Yield a function that shows the current step on standard error, or nothing if `quiet`."""
+    if quiet:
+        yield lambda _: None
+        return
+    with Status("", console=Console(stderr=True)) as status:
+        yield status.update
+
+
+def _table(result: Drain) -> Table:
+    table = Table("measure", "value", title=f"{result.pair}, {result.rows:,} events {result.shape}")
+    rows = {
+        "events per second": f"{result.events_per_second:,}",
+        "without the time to the first": f"{result.steady_events_per_second:,}",
+        "seconds to first, to last": f"{result.first_seconds:.2f}, {result.seconds:.2f}",
+        "raw read per second": f"{result.limits.raw_read_per_second:,}"
+        f" (ratio {result.limits.read_ratio:.2f})",
+        "raw write per second": f"{result.limits.raw_write_per_second:,}"
+        f" (ratio {result.limits.write_ratio:.2f})",
+        "peak memory of run and Spark": f"{result.peak_rss_mb:,} MiB",
+    }
+    rows |= {
+        f"cpu seconds per million, {name}": f"{value:.2f}"
+        for name, value in result.cpu_seconds_per_million.items()
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,183 @@
+"""The servers that the demo runs on: a database, Redis, Spark and Dagster's processes.
+
+This module starts all of them. They keep their files in one directory, listen on free ports of 127.0.0.1, and
+end with the environment: in order when the demo ends, through the guards of `servers.process` when it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from deltaforge_dagster.cli.installation.dagster_processes import DagsterProcesses
+from deltaforge_dagster.config.settings import Settings
+from deltaforge_dagster.errors import DeltaforgeError, SettingsError
+from deltaforge_dagster.kernels import runtime as kernel
+from deltaforge_dagster.processes.process import ServerProcess
+from deltaforge_dagster.resources.instance import dagster_home
+from deltaforge_dagster.resources.spark_server import SparkServer
+from deltaforge_dagster.state.store import StateStore
+from deltaforge_lab.demo.databases import PostgresDatabase, SqliteDatabase
+from deltaforge_lab.demo.workload import Database
+from deltaforge_lab.servers.postgres import PostgresServer
+from deltaforge_lab.servers.redis import RedisServer
+
+STREAMS = "demo.*"
+
+_TICK_SECONDS = 300.0
+
+Say = Callable[[str], None]
+
+DemoSource = Literal["postgres", "turso"]
+
+
+class DemoEnvironment:
+    """The servers of the demo. A context manager: leaving it stops everything it started.
+
+    Args:
+        home: Directory for state, journal, logs and files.
+        say: Called with one short line for each step.
+        source: The source that the demo's pipeline reads.
+    """
+
+    def __init__(self, home: Path, say: Say, source: DemoSource = "postgres") -> None:
+        self._home = home
+        self._source = source
+        self._say = say
+        self._owned = ExitStack()
+        self._dagster: DagsterProcesses | None = None
+        self.files = home / "files"
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_servers()
+        except BaseException:
+            self._owned.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._say("ending everything")
+        self._owned.close()
+
+    def _start_servers(self) -> None:
+        """Start Redis, and PostgreSQL if it is the source, from Python packages if these are installed."""
+        if not kernel.CACHE.exists():
+            self._say("the first start compiles the decoding kernels: that takes some minutes")
+        self.database = self._start_database()
+        self._say("starting Redis")
+        redis = self._owned.enter_context(RedisServer.start(origins=["package", "installed"]))
+        self._say(f"Redis {redis.version}")
+        self.redis_uri = redis.uri
+        self.files.mkdir(parents=True, exist_ok=True)
+        for name in [name for name in os.environ if name.startswith(("DELTAFORGE_", "DAGSTER_"))]:
+            del os.environ[name]  # the demo is a separate installation
+        os.environ.update(
+            {
+                **self.database.environment,
+                "DEMO_REDIS_URI": self.redis_uri,
+                "DEMO_FILES": str(self.files),
+                "DELTAFORGE_HOME": str(self._home),
+                "DELTAFORGE_PIPELINES": str(_pipeline_file(self.database)),
+            }
+        )
+
+    def _start_database(self) -> Database:
+        if self._source == "turso":
+            return SqliteDatabase(self._home / "shop.db")
+        self._say("starting PostgreSQL")
+        postgres = self._owned.enter_context(PostgresServer.start(origins=["package", "installed"]))
+        self._say(f"PostgreSQL {postgres.version}")
+        return PostgresDatabase(postgres.create_database("shop"))
+
+    def start_platform(self) -> None:
+        """Start Spark and Dagster's processes; return when the pipeline waits for changes.
+
+        Every change committed after this returns is captured.
+
+        Raises:
+            SettingsError: Dagster does not start, or its sensor does not tick in time; the message names
+                the logs.
+            SparkUnavailable: Spark does not start.
+        """
+        self._say("starting Spark, Dagster's webserver and daemon; compiling kernels")
+        settings = Settings.from_env()
+        kernels = self._compile_kernels()
+        with ThreadPoolExecutor(1) as other:
+            spark = other.submit(SparkServer.ensure, self._home)
+            self._owned.callback(_stop_spark, spark)
+            self._dagster = DagsterProcesses.start(settings, dagster_home(settings))
+            self._owned.callback(self._dagster.stop)
+            spark.result()
+        while kernels.running:
+            time.sleep(0.1)
+        self.store = StateStore.open(settings.state_url)
+        self._owned.callback(self.store.close)
+        deadline = time.monotonic() + _TICK_SECONDS
+        while not self._pipeline_waits():
+            self.check()
+            if time.monotonic() > deadline:
+                raise SettingsError(f"the sensor has not ticked in time (logs: {self._home}/logs)")
+            time.sleep(0.2)
+        self._say(f"Dagster's UI: {self.ui}")
+
+    @property
+    def ui(self) -> str:
+        """Address of Dagster's UI."""
+        assert self._dagster
+        return self._dagster.ui
+
+    def check(self) -> None:
+        """Raise `SettingsError` if a process of Dagster has ended by itself."""
+        if self._dagster:
+            self._dagster.check()
+
+    def wait(self) -> None:
+        """Wait until Dagster ends or the user interrupts."""
+        while True:
+            self.check()
+            time.sleep(1)
+
+    def _compile_kernels(self) -> ServerProcess:
+        """Compile the kernels in a process, in parallel with the other starts.
+
+        A run uses the result, or compiles again if it is not there.
+        """
+        folder = self._home / "logs" / "kernels"
+        folder.mkdir(parents=True)
+        command = [
+            sys.executable,
+            "-c",
+            "from deltaforge_dagster.cli.installation.warm import warm; warm()",
+        ]
+        process = ServerProcess("kernels", command, directory=folder)
+        self._owned.callback(process.stop, signal.SIGTERM, 5)
+        return process
+
+    def _pipeline_waits(self) -> bool:
+        """Return whether the sensor has fixed the start position."""
+        pipeline = self.store.pipeline(self.database.pipeline)
+        return pipeline is not None and pipeline.start_position is not None
+
+
+def _pipeline_file(database: Database) -> Path:
+    return Path(__file__).with_name(f"{database.pipeline}.yaml").resolve()
+
+
+def _stop_spark(starting: Future[SparkServer]) -> None:
+    with contextlib.suppress(DeltaforgeError):  # reported where it was waited for
+        starting.result().stop()

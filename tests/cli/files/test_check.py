@@ -1,0 +1,92 @@
+"""Tests of `deltaforge check` against a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from deltaforge_dagster.cli.files.check import check
+
+pytestmark = pytest.mark.postgres
+
+FILE = """\
+metadata: {{name: orders, tenant: acme}}
+spec:
+  source:
+    type: postgres
+    config: {{id: db, dsn: "{dsn}", slot: check_slot, publication: p, tables: [public.orders]}}
+  sinks:
+    - {sink}
+"""
+
+FOLDER = '{{type: file, config: {{id: files, path: "{}/orders.jsonl"}}}}'
+NOBODY = '{type: redis, config: {id: redis, uri: "redis://:geheim@127.0.0.1:1", stream: s}}'
+
+
+def run(*arguments: object) -> Result:
+    """Run the command alone, as `deltaforge check` does."""
+    app = typer.Typer()
+    app.command()(check)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_says_what_is_missing_and_makes_nothing(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error has exit code 1 and a statement that fixes it; once fixed, the code is 0. No state store is created."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "orders.yaml"
+    file.write_text(FILE.format(dsn=postgres_dsn, sink=FOLDER.format(tmp_path)))
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int)")
+        before = run(file)
+        connection.execute("ALTER TABLE orders ADD PRIMARY KEY (id)")
+        after = run(file, "--json")
+
+    assert before.exit_code == 1
+    assert 'fix: ALTER TABLE "public"."orders" REPLICA IDENTITY FULL' in before.output
+    assert after.exit_code == 0, after.output
+    answer = json.loads(after.output.splitlines()[-1])
+    assert answer["ok"] is True
+    assert {"subject": "slot", "level": "ok", "text": "replication slot 'check_slot' will be created", "mend": None} in answer["findings"]  # fmt: skip
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_sink_that_is_not_there(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unreachable sink is a finding after those of the source, and the exit code is 1."""
+    monkeypatch.setenv("DELTAFORGE_HOME", str(tmp_path / "home"))
+    file = tmp_path / "orders.yaml"
+    file.write_text(FILE.format(dsn=postgres_dsn, sink=NOBODY))
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+
+    result = run(file, "--json")
+
+    assert result.exit_code == 1
+    answer = json.loads(result.output.splitlines()[-1])
+    bad = [one for one in answer["findings"] if one["level"] == "error"]
+    assert [one["subject"] for one in bad] == ["sink redis"]
+    assert bad == answer["findings"][-1:]
+    assert "redis at 127.0.0.1:1" in bad[0]["text"]
+    assert "geheim" not in result.output
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    """An unreachable server is one finding without a stack trace."""
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        FILE.format(dsn="postgres://u:geheim@127.0.0.1:1/d", sink=FOLDER.format(tmp_path))
+    )
+
+    result = run(file)
+
+    assert result.exit_code == 1
+    assert result.output.startswith("error   connection: PostgreSQL 127.0.0.1:1")
+    assert "geheim" not in result.output

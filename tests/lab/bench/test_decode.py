@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from deltaforge_dagster.sources.postgres.synthetic import decoder as synthetic_log
+from deltaforge_dagster.sources.postgres.synthetic import type_families
+from deltaforge_lab.bench.decode import Log, bench_decode
+
+
+@pytest.mark.parametrize(("source", "size"), [(Log.POSTGRES, 175), (Log.MYSQL, 87)])
+def test_measures_what_it_decodes(source: Log, size: int) -> None:
+    """The benchmark decodes its whole stream and returns positive numbers."""
+    measured = bench_decode(source, rows=1000, repeats=1)
+
+    assert measured["rows"] == 1000
+    assert abs(measured["log_bytes_per_row"] - size) < 25
+    assert all(number > 0 for number in measured.values())
+
+
+@pytest.mark.parametrize("family", type_families.NAMES)
+def test_measures_each_family(family: str) -> None:
+    """Every type family is decoded to its end without an error."""
+    stream = type_families.stream(family, 100)
+    decoded = synthetic_log.synthetic_decoder().feed(stream, len(stream))
+
+    assert (decoded.error, decoded.consumed) == (None, len(stream))
+    assert bench_decode(Log.POSTGRES, rows=100, repeats=1, family=family)["rows"] == 100

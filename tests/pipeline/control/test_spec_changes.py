@@ -1,0 +1,138 @@
+"""What a changed file changes, and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.pipeline.control.spec_changes import Change, Standing, spec_changes
+from deltaforge_dagster.pipeline.control.specs import kept_form
+from deltaforge_dagster.pipeline.control.work import register
+from deltaforge_dagster.state.store import StateStore
+from tests.config.conftest import GOOD, Write, write
+from tests.state.make import NAME, capture, deliver, position
+
+__all__ = ["write"]
+
+SOURCE = "spec.source.config"
+CACHE, LINES = GOOD["spec"]["sinks"]
+HOOK = {"type": "webhook", "url": "https://ops.example/hooks"}
+FLATTEN = {"type": "flatten", "max_depth": 2}
+FILTER = {"type": "filter", "ops": ["create"]}
+
+
+@pytest.fixture
+def standing(sqlite_store: StateStore, write: Write) -> Standing:
+    """The good file's pipeline with three segments; `cache` has two of them, `lines` has one."""
+    register(sqlite_store, load_pipeline(write()))
+    sqlite_store.set_start(NAME, position(0))
+    lease = sqlite_store.acquire_lease(NAME, "run-1", 60)
+    assert lease is not None
+    capture(sqlite_store, lease, 1, 2, 3)
+    deliver(sqlite_store, lease, "cache", 2)
+    deliver(sqlite_store, lease, "lines", 1)
+    row = sqlite_store.pipeline(NAME)
+    assert row is not None
+    return Standing(row, sqlite_store.checkpoints(NAME))
+
+
+def found(
+    write: Write,
+    standing: Standing,
+    changes: dict[str, Any],
+    before: dict[str, Any] | None = None,
+) -> list[Change]:
+    """Return the changes from the good file, with `before` changed, to one with `changes`."""
+    old, new = (kept_form(load_pipeline(write(one)).spec) for one in (before or {}, changes))
+    return spec_changes(old, new, standing)
+
+
+def without(sink: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """Return a sink with another configuration in part."""
+    return {**sink, "config": {**sink["config"], **config}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({f"{SOURCE}.dsn": "postgres://u:x@elsewhere/app"}, ("changed", "spec.source.config.dsn", "only where that is safe")),
+        ({f"{SOURCE}.id": "other"}, ("changed", "spec.source.config.id", "have other ids")),
+        ({f"{SOURCE}.slot": "other"}, ("changed", "spec.source.config.slot", "must hold everything after the captured position")),
+        ({f"{SOURCE}.publication": "other"}, ("changed", "spec.source.config.publication", "is made when missing")),
+        ({f"{SOURCE}.tables": ["public.orders", "public.items"]}, ("changed", "spec.source.config.tables", "changes of public.items are captured from then on")),
+        ({f"{SOURCE}.tables": ["public.items"]}, ("changed", "spec.source.config.tables", "public.orders: captured from then on only where another pattern fits")),
+        ({f"{SOURCE}.snapshot": {"mode": "never"}}, ("changed", "spec.source.config.snapshot", "decides when tables are read")),
+        ({f"{SOURCE}.start_position": "latest"}, ("changed", "spec.source.config.start_position", "means nothing any more")),
+        ({"spec.engine.values.toast": "omit"}, ("changed", "spec.engine.values.toast", "keep the old form")),
+        ({"spec.engine.range.max_seconds": 5}, ("changed", "spec.engine.range.max_seconds", "holds from the next run on")),
+        ({"spec.engine.run.idle_seconds": 5}, ("changed", "spec.engine.run.idle_seconds", "a run at work notices the changed file and ends")),
+        ({"spec.engine.dagster.sensor_interval_seconds": 60}, ("changed", "spec.engine.dagster.sensor_interval_seconds", "waits until Dagster has loaded the file again")),
+        ({"spec.engine.dagster.freshness.warn_seconds": 5}, ("changed", "spec.engine.dagster.freshness.warn_seconds", "holds from the sensor's next look at the sinks on")),
+        ({"spec.engine.alerts": [HOOK]}, ("changed", "spec.engine.alerts", "where no pipeline had a hook before, it waits until Dagster has loaded")),
+        ({"metadata.labels": {"team": "shop"}}, ("changed", "metadata.labels.team", "is only shown; in Dagster it waits")),
+        ({"metadata.tenant": "other"}, ("changed", "metadata.tenant", "idempotency keys")),
+        ({"spec.commit_policy": {"mode": "all"}}, ("changed", "spec.commit_policy.mode", "what the source may forget")),
+        ({"spec.processors": [FLATTEN]}, ("added", "spec.processors[flatten]", "go through the new chain")),
+        ({"spec.sinks.0.config.stream": "other"}, ("changed", "spec.sinks[cache].config.stream", "what was delivered stays where it is")),
+        ({"spec.sinks.1.config.envelope": "debezium"}, ("changed", "spec.sinks[lines].config.envelope.type", "sends delivered ranges again")),
+        ({"spec.sinks.1.config.key": "${key.id}"}, ("changed", "spec.sinks[lines].config.key", "the order of a key")),
+        ({"spec.sinks.0.config.required": False}, ("changed", "spec.sinks[cache].config.required", "what the source may forget")),
+        ({"spec.sinks.0.config.exactly_once": True}, ("changed", "spec.sinks[cache].config.exactly_once", "begins at the checkpoint")),
+        ({"spec.sinks": [LINES]}, ("removed", "spec.sinks[cache]", "its checkpoint is dropped")),
+        ({"spec.sinks": [CACHE, LINES, without(LINES, id="more")]}, ("added", "spec.sinks[more]", "begins with segment 2, where sink lines stands")),
+        ({"spec.sinks": [CACHE, LINES, without(LINES, id="more", start="tail")]}, ("added", "spec.sinks[more]", "captured after it was added")),
+        ({"spec.sinks": [CACHE, LINES, without(LINES, id="more", start="journal")]}, ("added", "spec.sinks[more]", "oldest segment of the journal")),
+        ({"spec.sinks": [CACHE, without(LINES, id="rows")]}, ("renamed", "spec.sinks[rows]", "the checkpoint of lines is dropped, rows begins with segment 2")),
+        ({"spec.sinks.0": without(LINES, id="cache", path="/tmp/other")}, ("changed", "spec.sinks[cache].type", "another kind of server")),
+    ],
+)  # fmt: skip
+def test_each_change_has_its_consequence(
+    write: Write,
+    standing: Standing,
+    changes: dict[str, Any],
+    expected: tuple[str, str, str],
+) -> None:
+    """One difference is one change: where, what kind of, and what it means for the data."""
+    (change,) = found(write, standing, changes)
+
+    kind, path, consequence = expected
+    assert (change.kind, change.path) == (kind, path)
+    assert consequence in change.consequence
+
+
+def test_chains_are_compared_by_id(write: Write, standing: Standing) -> None:
+    """A processor that changed, one that is gone, and another order are named."""
+    before = {"spec.processors": [FLATTEN, FILTER]}
+    changed = {"spec.processors": [{"type": "flatten", "max_depth": 3}]}
+    swapped = {"spec.processors": [FILTER, FLATTEN]}
+
+    assert [(one.path, one.kind) for one in found(write, standing, changed, before)] == [
+        ("spec.processors[flatten].max_depth", "changed"),
+        ("spec.processors[filter]", "removed"),
+    ]
+    (order,) = found(write, standing, swapped, before)
+    assert (order.path, order.after) == ("spec.processors", ["filter", "flatten"])
+
+
+def test_a_script_changes_and_nobody_reads_it(write: Write, standing: Standing) -> None:
+    """Scripts may hold what the environment gave them: a change shows by hashes."""
+    script = {
+        "type": "javascript",
+        "id": "s",
+        "inline": "function processBatch(e) { /* geheim */ }",
+    }
+    other = {**script, "inline": "function processBatch(e) { return e; /* geheim */ }"}
+
+    (change,) = found(write, standing, {"spec.processors": [other]}, {"spec.processors": [script]})
+
+    assert change.path == "spec.processors[s].inline"
+    assert "geheim" not in str(change)
+
+
+def test_nothing_changes_by_itself(write: Write, standing: Standing) -> None:
+    """The order of sinks, and what nobody reads, is no change."""
+    same = {"spec.sinks": [LINES, CACHE], "apiVersion": "deltaforge/v1"}
+
+    assert found(write, standing, same) == []

@@ -1,0 +1,167 @@
+"""Prepared files: pieces of batches, one file per task, and the sweep of what dead runs left."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaforge_dagster.errors import JournalDamaged
+from deltaforge_dagster.pipeline.encode.files import (
+    PIECES,
+    Piece,
+    Spares,
+    open_batches,
+    pieces_of,
+    remove,
+    remove_job,
+    reported,
+    sweep_encoded,
+    write_partition,
+)
+
+
+def batch(places: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    """Return a batch of rows at (segment, ordinal)."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "segment": pa.array([segment for segment, _ in places], pa.int64()),
+            "ordinal": pa.array([ordinal for _, ordinal in places], pa.int64()),
+            "value": pa.array([f"{segment}/{ordinal}" for segment, ordinal in places]),
+        }
+    )
+
+
+def written(folder: Path | str, prefix: str, batches: Sequence[pa.RecordBatch]) -> list[Piece]:
+    """Return the pieces that a task reports."""
+    reports = list(write_partition(str(folder), prefix, iter(batches)))
+    return reported(pa.Table.from_batches(reports, PIECES))
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9)), min_size=1))
+def test_pieces_cover_a_batch(places: list[tuple[int, int]]) -> None:
+    """Pieces are runs of consecutive ordinals of one segment, and together the whole batch.
+
+    Rows of one change are in one piece.
+    """
+    pieces = pieces_of(batch(places), 4, "file")
+
+    changes = [place for number, place in enumerate(places) if place not in places[:number][-1:]]
+    covered = [
+        (piece.segment, piece.ordinal + index)
+        for piece in pieces
+        for index in range(piece.ordinals)
+    ]
+    assert covered == changes
+    assert sum(piece.rows for piece in pieces) == len(places)
+    assert [piece.offset for piece in pieces] == [
+        sum(one.rows for one in pieces[:number]) for number in range(len(pieces))
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_batch_may_span_segments(tmp_path: Path, scheme: str) -> None:
+    """Rows of two files in one batch, the later segment first, are found where they are."""
+    folder = f"{scheme}{tmp_path}"
+    places = [(8, 0), (8, 1), (7, 3), (7, 4)]
+    pieces = written(folder, "run.job", [batch(places), batch([])[:0], batch([(7, 5)])])
+
+    assert [(p.batch, p.offset, p.segment, p.ordinal, p.rows) for p in pieces] == [
+        (0, 0, 8, 0, 2),
+        (0, 2, 7, 3, 2),
+        (1, 0, 7, 5, 1),
+    ]
+    reader = open_batches(pieces[0].path, pieces[0].end)
+    remove(pieces[0].path)
+    remove(pieces[0].path)
+    assert reader.get_batch(0).column("value").to_pylist() == ["8/0", "8/1", "7/3", "7/4"]
+    assert reader.get_batch(1).column("value").to_pylist() == ["7/5"]
+
+
+def test_a_file_is_written_over(tmp_path: Path) -> None:
+    """A spare file may be longer than what is written; what is read is what was written last."""
+    (longer,) = written(tmp_path, "run.one", [batch([(1, n) for n in range(2000)])])
+
+    reports = list(write_partition(str(tmp_path), "run.two", [batch([(2, 0)])], longer.path))
+
+    (piece,) = reported(pa.Table.from_batches(reports, PIECES))
+    assert [str(path) for path in tmp_path.iterdir()] == [longer.path] == [piece.path]
+    assert piece.end < longer.end
+    reader = open_batches(piece.path, piece.end)
+    assert reader.num_record_batches == 1
+    assert reader.get_batch(0).column("value").to_pylist() == ["2/0"]
+
+
+def test_no_more_spares_are_kept_than_wanted(tmp_path: Path) -> None:
+    """Each is given out once; what is too many is deleted."""
+    paths = [tmp_path / str(number) for number in range(4)]
+    for path in paths:
+        path.touch()
+    spares = Spares(3)
+    spares.give(map(str, paths))
+
+    assert spares.take(2) == [str(path) for path in paths[:2]]
+    spares.clear()
+    assert spares.take(9) == []
+    assert [path.exists() for path in paths] == [True, True, False, False]
+
+
+def test_errors_are_reported(tmp_path: Path) -> None:
+    """What is wrong with a task's input comes back as the error it is, not as a failed task."""
+
+    def damaged() -> Iterator[pa.RecordBatch]:
+        yield batch([(1, 0)])
+        raise JournalDamaged("journal file x is missing")
+
+    (report,) = write_partition(str(tmp_path), "run.job", damaged())
+
+    with pytest.raises(JournalDamaged, match="journal file x is missing"):
+        reported(pa.Table.from_batches([report]))
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    """A prepared file holds row values: only its owner may read it."""
+    (piece,) = written(tmp_path, "run.job", [batch([(1, 0)])])
+
+    assert stat.S_IMODE(Path(piece.path).stat().st_mode) == 0o600
+
+
+def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
+    """A task that gets no rows leaves no file and reports no piece."""
+    assert written(tmp_path, "run.job", []) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_remove_job(tmp_path: Path) -> None:
+    """A failed job's files go, those of other jobs stay."""
+    (mine,) = written(tmp_path, "run.one", [batch([(1, 0)])])
+    (other,) = written(tmp_path, "run.two", [batch([(1, 0)])])
+
+    remove_job(str(tmp_path), "run.one")
+
+    assert [str(path) for path in tmp_path.iterdir()] == [other.path]
+    assert mine.path != other.path
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_sweep(tmp_path: Path, scheme: str) -> None:
+    """Old files of runs that are gone go; young ones, other files and kept runs' files stay."""
+    folder = f"{scheme}{tmp_path}"
+    (dead,) = written(folder, "dead-1.2.job", [batch([(1, 0)])])
+    written(folder, "live-1.job", [batch([(1, 0)])])
+    (tmp_path / "notes.txt").touch()
+    for path in tmp_path.iterdir():
+        os.utime(path, (time.time() - 100,) * 2)
+    written(folder, "young.job", [batch([(1, 0)])])
+
+    assert sweep_encoded(folder, {"live-1"}, older_than=50) == [dead.path]
+    assert len(list(tmp_path.iterdir())) == 3
+    assert sweep_encoded(folder, set(), older_than=10**6) == []
+    assert sweep_encoded(f"{folder}/missing", set(), older_than=0) == []

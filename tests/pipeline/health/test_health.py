@@ -1,0 +1,255 @@
+"""Whether a pipeline works: what is derived from file and store, and who notes what there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_pipeline
+from deltaforge_dagster.errors import (
+    DeltaforgeError,
+    PositionLost,
+    SourceUnavailable,
+    SpecError,
+    StoreUnavailable,
+    UnsupportedEvent,
+)
+from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.health.health import (
+    Health,
+    capture_failed,
+    capture_works,
+    failure_of,
+    findings_of,
+    health,
+    health_without_file,
+    note_findings,
+    note_tick,
+)
+from deltaforge_dagster.pipeline.run import capture_watch
+from deltaforge_dagster.pipeline.run.capture_watch import CaptureWatch
+from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.control.test_catalog import FILE
+
+NAME = "filed"
+GONE = PositionLost("the slot is gone")
+REFUSED = SourceUnavailable("refused")
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, sqlite_store: StateStore) -> LoadedPipeline:
+    """A pipeline that the store knows."""
+    (tmp_path / "filed.yaml").write_text(FILE)
+    sqlite_store.register_pipeline(NAME, "hash", ["redis"])
+    return load_pipeline(tmp_path / "filed.yaml")
+
+
+@pytest.fixture
+def watch(sqlite_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], CaptureWatch]:
+    """Make watches for which no trouble is brief."""
+    monkeypatch.setattr(capture_watch, "_BRIEF_SECONDS", 0.0)
+    return lambda: CaptureWatch(sqlite_store, NAME)
+
+
+def capture(error: DeltaforgeError | None, *, failed: bool, has_read: bool) -> Capture:
+    """Return what a watch sees of a capture; it tries again in a minute."""
+    return cast(
+        Capture,
+        SimpleNamespace(
+            error=error,
+            failed=failed,
+            has_read=has_read,
+            next_attempt_at=time.monotonic() + 60.0,
+        ),
+    )
+
+
+def texts(found: Health) -> list[tuple[str, str, str]]:
+    """Return what is wrong: severity, subject, text."""
+    return [(one.severity, one.subject, one.text) for one in found.problems]
+
+
+def test_what_people_want_is_the_status(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """A failure shows only while the pipeline is to run; a broken file always."""
+    assert health(sqlite_store, loaded) == Health("running")
+    capture_failed(sqlite_store, NAME, "tick", GONE, None)
+    found = health(sqlite_store, loaded)
+    assert (found.status, found.error, found.well) == ("failed", "the slot is gone", False)
+    sqlite_store.set_desired_state(NAME, "paused")
+    assert health(sqlite_store, loaded) == Health("paused")
+    sqlite_store.set_desired_state(NAME, "stopped")
+    assert health(sqlite_store, loaded) == Health("stopped")
+    broken = BrokenPipeline(None, NAME, SpecError("odd"))
+    found = health(sqlite_store, broken)
+    assert (found.status, texts(found)) == ("failed", [("error", "file", "odd")])
+
+
+def test_a_source_that_is_down_is_said_with_the_next_attempt(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """Nothing is captured meanwhile, so that the pipeline is not running; the next tick may end it."""
+    capture_failed(sqlite_store, NAME, "tick", REFUSED, 12345.0)
+    found = health(sqlite_store, loaded)
+    assert found.status == "failed"
+    assert texts(found) == [("error", "source", "refused")]
+    assert found.problems[0].next_attempt_at == 12345.0
+    capture_works(sqlite_store, NAME, "tick")
+    assert health(sqlite_store, loaded) == Health("running")
+
+
+def test_a_tick_takes_back_what_a_tick_said(
+    sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
+) -> None:
+    """But not what a run met and only a person can end: a tick does not read the log."""
+    capture_failed(sqlite_store, NAME, "tick", GONE, None)
+    capture_works(sqlite_store, NAME, "tick")
+    assert health(sqlite_store, loaded).status == "running"
+
+    watch().look(capture(UnsupportedEvent("odd event"), failed=True, has_read=True))
+    capture_works(sqlite_store, NAME, "tick")
+    capture_failed(sqlite_store, NAME, "tick", GONE, None)
+    assert health(sqlite_store, loaded).error == "odd event"
+
+
+def test_a_tick_that_can_use_the_source_ends_a_runs_outage_but_not_a_journals(
+    sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
+) -> None:
+    """What a run could not write, no look at the source shows to be over."""
+    watch().look(capture(REFUSED, failed=False, has_read=False))
+    assert health(sqlite_store, loaded).status == "failed"
+    capture_works(sqlite_store, NAME, "tick")
+    assert health(sqlite_store, loaded).status == "running"
+
+    watch().look(capture(StoreUnavailable("no space"), failed=False, has_read=False))
+    capture_works(sqlite_store, NAME, "tick")
+    assert texts(health(sqlite_store, loaded)) == [("error", "journal", "no space")]
+    capture_works(sqlite_store, NAME, "run")
+    assert health(sqlite_store, loaded).status == "running"
+
+
+def test_a_run_takes_back_what_anybody_said(
+    sqlite_store: StateStore, loaded: LoadedPipeline, watch: Callable[[], CaptureWatch]
+) -> None:
+    """Once it has read; that it began says nothing."""
+    capture_failed(sqlite_store, NAME, "tick", GONE, None)
+    one = watch()
+    one.look(None)
+    one.look(capture(None, failed=False, has_read=False))
+    assert health(sqlite_store, loaded).error == "the slot is gone"
+    one.look(capture(REFUSED, failed=False, has_read=True))
+    found = health(sqlite_store, loaded)
+    assert found.error == "refused"
+    assert found.problems[0].next_attempt_at == pytest.approx(sqlite_store.now() + 60, abs=30)
+    one.look(capture(None, failed=False, has_read=True))
+    assert health(sqlite_store, loaded).status == "running"
+
+
+def test_a_brief_outage_is_no_news(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """A connection that breaks and is back changes nothing."""
+    one = CaptureWatch(sqlite_store, NAME)
+    one.look(capture(REFUSED, failed=False, has_read=True))
+    assert health(sqlite_store, loaded).status == "running"
+
+
+def test_a_failure_that_comes_again_is_as_old_as_the_first(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A run every few seconds that meets the same is one failure, also where the message differs."""
+    since = []
+    for number in range(2):
+        CaptureWatch(sqlite_store, loaded.name).look(
+            capture(UnsupportedEvent(f"odd event {number}"), failed=True, has_read=True)
+        )
+        row = sqlite_store.pipeline(NAME)
+        assert row is not None
+        failure = failure_of(row)
+        assert failure is not None
+        since.append(failure.since)
+    assert since[0] == since[1]
+
+
+def test_what_the_source_does_not_send(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """An error fails the pipeline, with the statement; a warning does not; what is as needed is not noted."""
+    gap = Finding("publication", "error", "does not send t", "ALTER PUBLICATION p ADD TABLE t")
+    bare = Finding("replica identity", "warning", "not captured: u")
+    note_findings(sqlite_store, NAME, [bare, gap, Finding("slot", "ok", "is there")])
+    found = health(sqlite_store, loaded)
+    assert found.status == "failed"
+    assert texts(found) == [
+        ("error", "publication", "does not send t"),
+        ("warning", "replica identity", "not captured: u"),
+    ]
+    assert found.problems[0].remedy == "ALTER PUBLICATION p ADD TABLE t"
+    first = found.problems[1].since
+
+    note_findings(sqlite_store, NAME, [bare])
+    found = health(sqlite_store, loaded)
+    assert (found.status, found.well, found.problems[0].since) == ("running", True, first)
+    note_findings(sqlite_store, NAME, [])
+    assert health(sqlite_store, loaded).problems == ()
+
+
+def test_looks_that_find_the_same_are_seldom_written(
+    sqlite_store: StateStore, loaded: LoadedPipeline
+) -> None:
+    """A tick every few seconds writes only now and then that it has been."""
+    del loaded
+    note_findings(sqlite_store, NAME, [])
+    note_tick(sqlite_store, NAME)
+    before = sqlite_store.pipeline(NAME)
+    note_findings(sqlite_store, NAME, [])
+    note_tick(sqlite_store, NAME)
+    assert sqlite_store.pipeline(NAME) == before
+    note_findings(sqlite_store, NAME, [Finding("slot", "warning", "short")])
+    row = sqlite_store.pipeline(NAME)
+    assert row is not None
+    assert [one.text for one in findings_of(row)] == ["short"]
+
+
+def test_silence_of_a_sensor_is_an_error(
+    sqlite_store: StateStore, loaded: LoadedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sensor has looked before; a pipeline that only commands work on is not missed."""
+    now = sqlite_store.now()
+    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now + 600)
+    assert health(sqlite_store, loaded).well
+    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now)
+    note_tick(sqlite_store, NAME)
+    assert health(sqlite_store, loaded) == Health("running", (), now)
+
+    monkeypatch.setattr(type(sqlite_store), "now", lambda _self: now + 600)
+    found = health(sqlite_store, loaded)
+    assert (found.status, found.seen_at) == ("failed", now)
+    assert found.problems[0].subject == "sensor"
+    lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
+    assert lease is not None
+    assert health(sqlite_store, loaded).status == "running"
+
+
+def test_a_pipeline_that_nobody_has_begun(tmp_path: Path, sqlite_store: StateStore) -> None:
+    """It has a file, and nothing works on it."""
+    (tmp_path / "filed.yaml").write_text(FILE)
+    found = health(sqlite_store, load_pipeline(tmp_path / "filed.yaml"))
+    assert (found.status, found.well) == ("running", True)
+    assert "nothing has worked on it yet" in found.problems[0].text
+
+
+def test_sinks_that_fail(sqlite_store: StateStore, loaded: LoadedPipeline) -> None:
+    """An error where the commit policy waits for the sink, also where the file is not at hand."""
+    lease = sqlite_store.acquire_lease(NAME, "run", 900.0)
+    assert lease is not None
+    with sqlite_store.fenced(lease) as writer:
+        writer.sink_failed("redis", "connection refused", 7.0)
+    found = health(sqlite_store, loaded)
+    assert (found.status, found.well) == ("running", False)
+    assert texts(found) == [("error", "sink redis", "connection refused")]
+    assert found.problems[0].next_attempt_at is not None
+    row = sqlite_store.pipeline(NAME)
+    assert row is not None
+    assert texts(health_without_file(sqlite_store, row)) == texts(found)

@@ -1,0 +1,163 @@
+"""When a run is over: between two questions, what they are about goes on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from deltaforge_dagster.config.file.load import load_pipeline
+from deltaforge_dagster.errors import SourceUnavailable
+from deltaforge_dagster.pipeline.run.end import RunEnd
+from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.state.store import StateStore
+from tests.pipeline.snapshotting import PIPELINE
+
+
+class Capturing:
+    """A capture whose last chunk is in the journal as soon as somebody has asked for the deliveries."""
+
+    error, failed, in_transaction, failing_since, moved_at = None, False, False, None, 0.0
+
+    def __init__(self) -> None:
+        self.chunks_waiting = True
+        self.segments: set[str] = set()
+
+    def splice(self) -> None:
+        """Take the chunk over: the sink has a segment to deliver."""
+        self.chunks_waiting, self.segments = False, {"s"}
+
+
+class Delivering:
+    """Deliveries that are asked just before a chunk is taken over, at first."""
+
+    errors: tuple[str, ...] = ()
+    redriving: frozenset[str] = frozenset()
+
+    def __init__(self, capture: Capturing) -> None:
+        self._capture = capture
+
+    moved_at = 0.0
+
+    def behind(self, _: object) -> dict[str, int]:
+        """Return what sinks lack now; then the chunk is taken over."""
+        lacking = dict.fromkeys(self._capture.segments, 1)
+        if self._capture.chunks_waiting:
+            self._capture.splice()
+        return lacking
+
+    def stuck(self, _: object) -> set[str]:
+        """Return the sinks that are not waited for."""
+        return set()
+
+
+def test_what_is_spliced_between_two_questions_is_delivered(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """A run until caught up does not end with a chunk that no sink has: what waits is asked for first."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+        deliverers=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", capture),
+        until_caught_up=True,
+        goal=None,
+    )
+
+    assert [end.reason(), end.reason()] == [None, None]
+    capture.segments.clear()
+    assert end.reason() == "caught up"
+
+
+@pytest.mark.parametrize("until_caught_up", [True, False])
+def test_what_is_captured_while_the_source_is_asked_is_delivered(
+    sqlite_store: StateStore, tmp_path: Path, until_caught_up: bool
+) -> None:
+    """A slow source answers for its head only when capture has reached it: sinks have not, and the run goes on."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    capture.chunks_waiting = False
+    reading = SimpleNamespace(
+        error=None,
+        failed=False,
+        failing_since=None,
+        chunks_waiting=False,
+        moved_at=0.0,
+        position=LsnPosition(5),
+        passed=None,
+    )
+
+    def head() -> LsnPosition:
+        if reading.position < LsnPosition(9):
+            reading.moved_at, reading.position = time.monotonic(), LsnPosition(9)
+            capture.segments.add("s")
+        return LsnPosition(9)
+
+    end = RunEnd(
+        load_pipeline(tmp_path / "p.yaml"),
+        cast(
+            "Any",
+            SimpleNamespace(
+                store=sqlite_store,
+                build_source=lambda: SimpleNamespace(head=head, close=lambda: None),
+            ),
+        ),
+        deliverers=cast("Any", Delivering(capture)),
+        pressure=cast("Any", SimpleNamespace(paused=None)),
+        capture=cast("Any", reading),
+        until_caught_up=until_caught_up,
+        goal=LsnPosition(9),
+    )
+    end._began -= 60
+
+    assert [end.reason(), end.reason()] == [None, None]
+    capture.segments.clear()
+    reading.moved_at -= 60
+    assert end.reason() == ("caught up" if until_caught_up else "idle")
+
+
+def test_a_source_that_cannot_be_read_is_not_caught_up(
+    sqlite_store: StateStore, tmp_path: Path
+) -> None:
+    """It is tried again; after as long as a run waits without work, capture has failed."""
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    sqlite_store.register_pipeline("p", "hash", ["s"])
+    capture = Capturing()
+    capture.chunks_waiting = False
+    broken = SimpleNamespace(
+        error=SourceUnavailable("cut"),
+        failed=False,
+        failing_since=time.monotonic(),
+        chunks_waiting=False,
+        moved_at=time.monotonic(),
+        position=LsnPosition(5),
+        passed=None,
+    )
+
+    def end(goal: LsnPosition | None, *, until_caught_up: bool) -> str | None:
+        return RunEnd(
+            load_pipeline(tmp_path / "p.yaml"),
+            cast("Any", SimpleNamespace(store=sqlite_store, build_source=None)),
+            deliverers=cast("Any", Delivering(capture)),
+            pressure=cast("Any", SimpleNamespace(paused=None)),
+            capture=cast("Any", broken),
+            until_caught_up=until_caught_up,
+            goal=goal,
+        ).reason()
+
+    for until_caught_up in (True, False):
+        assert end(LsnPosition(9), until_caught_up=until_caught_up) is None
+    broken.failing_since = time.monotonic() - 3600
+    for until_caught_up in (True, False):
+        assert end(LsnPosition(9), until_caught_up=until_caught_up) == "capture failed"
+    broken.error = broken.failing_since = None
+    broken.position = LsnPosition(9)
+    assert end(LsnPosition(9), until_caught_up=True) == "caught up"

@@ -1,0 +1,235 @@
+"""One run, in this process: how it ends, what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from deltaforge_dagster.config.sources.sources import PostgresConfig
+from deltaforge_dagster.pipeline.health.health import health
+from deltaforge_dagster.pipeline.run.live import RunOutcome
+from tests.e2e.conftest import Shop, shop
+from tests.e2e.deployment import eventually
+from tests.fix_spark import SparkAddress
+from tests.pipeline.live import Feed, opened_feed
+
+__all__ = ["shop"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.redis]
+
+PATIENT = "{idle_seconds: 120, lease_seconds: 120, renew_seconds: 0.5}"
+QUICK = "{idle_seconds: 1, lease_seconds: 120, renew_seconds: 0.5}"
+
+MakeFeed = Callable[..., Feed]
+
+
+@pytest.fixture
+def make_feed(shop: Shop, spark_server: SparkAddress, tmp_path: Path) -> Iterator[MakeFeed]:
+    """Make a feed of the shop with the given parts of its pipeline file."""
+    with ExitStack() as stack:
+
+        def make(name: str = "feed", **parts: str) -> Feed:
+            text = shop.pipeline(name, **parts)
+            path = tmp_path / f"{name}.yaml"
+            return stack.enter_context(opened_feed(shop, path, text, spark_server))
+
+        yield make
+
+
+def insert(shop: Shop, first: int, last: int) -> None:
+    """Insert customers in one transaction."""
+    shop.execute(f"INSERT INTO customers SELECT n, 'x' FROM generate_series({first}, {last}) n")
+
+
+def expires_at(feed: Feed) -> float:
+    """Return until when the run has its lease."""
+    lease = feed.store.lease(feed.name)
+    assert lease is not None
+    return lease.expires_at
+
+
+def test_until_caught_up(make_feed: MakeFeed) -> None:
+    """Everything committed before is captured and delivered, its range closed; then it ends."""
+    feed = make_feed(range_="{max_seconds: 600}")
+    insert(feed.shop, 1, 100)
+    feed.shop.execute("UPDATE customers SET name = 'y' WHERE id = 7", "DELETE FROM customers")
+
+    outcome = feed.catch_up()
+
+    assert outcome == RunOutcome(
+        "caught up", captured=201, segments=outcome.segments, ranges=1, delivered={"redis": 201}
+    )
+    assert outcome.segments >= 1
+    assert len(feed.delivered("customers")) == 201
+    (row,) = feed.store.ranges("feed")
+    assert (row.state, row.rows, row.close_reason) == ("closed", 201, "run ended")
+    lease = feed.store.lease("feed")
+    assert lease is not None
+    assert lease.run_id is None, "the next run need not wait"
+
+
+def test_a_slot_that_somebody_else_reads(make_feed: MakeFeed) -> None:
+    """A run that cannot read tries again for a while, has failed then, and says so; the next one has all."""
+    feed = make_feed(run=QUICK)
+    insert(feed.shop, 1, 10)
+    config = feed.loaded.spec.spec.source.config
+    assert isinstance(config, PostgresConfig)
+    dsn = conninfo.make_conninfo(feed.shop.dsn, application_name="somebody")
+    with closing(psycopg.connect(dsn, replication="database", autocommit=True)) as other:
+        other.pgconn.send_query(
+            f"START_REPLICATION SLOT {config.slot} LOGICAL 0/0 (proto_version '1',"
+            f" publication_names '{config.publication}')".encode()
+        )
+        outcome = feed.catch_up()
+        assert outcome.reason == "capture failed"
+        assert "is in use by" in str(outcome.capture_error)
+        found = health(feed.store, feed.loaded)
+        assert (found.status, found.error) == ("failed", outcome.capture_error)
+    assert feed.catch_up().captured == 10
+    assert health(feed.store, feed.loaded).problems == ()
+
+
+def test_an_idle_run_ends_and_makes_no_range(make_feed: MakeFeed) -> None:
+    """Nothing to do: it ends by itself, and the source is asked again a little later each time."""
+    feed = make_feed(run=QUICK)
+
+    waits = []
+    for _ in range(2):
+        outcome = feed.begin().outcome()
+        row = feed.store.pipeline("feed")
+        assert row is not None
+        waits.append(row.probe_wait)
+
+    assert outcome == RunOutcome("idle", delivered={"redis": 0})
+    assert feed.store.ranges("feed") == []
+    assert waits[1] == 2 * waits[0] > 0
+
+
+@pytest.mark.parametrize("want", ["paused", "stopped"])
+def test_a_run_ends_when_something_else_is_wanted(make_feed: MakeFeed, want: str) -> None:
+    """Within seconds, with its range closed; and a paused pipeline captures nothing."""
+    feed = make_feed(run=PATIENT)
+    run = feed.begin()
+    insert(feed.shop, 1, 1)
+    eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
+
+    feed.store.set_desired_state("feed", want)  # type: ignore[arg-type]
+    outcome = run.outcome()
+
+    assert (outcome.reason, outcome.captured, outcome.ranges) == (want, 1, 1)
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+    insert(feed.shop, 2, 2)
+    assert feed.catch_up().captured == 0
+    feed.store.set_desired_state("feed", "running")
+    assert feed.catch_up().captured == 1
+
+
+def test_a_run_ends_when_its_file_changes(make_feed: MakeFeed) -> None:
+    """A comment changes nothing, a broken file is left to its check, another setting ends it."""
+    feed = make_feed(run=PATIENT)
+    run = feed.begin()
+    text = feed.path.read_text()
+    feed.path.write_text(text + "# a comment\n")
+    insert(feed.shop, 1, 1)
+    eventually(lambda: len(feed.delivered("customers")) == 1, what="the delivery")
+    feed.path.write_text(text + "  sinks: [\n")
+    for _ in range(2):  # after each renewal the file is looked at
+        renewed = expires_at(feed)
+        eventually(lambda: expires_at(feed) > renewed, what="a renewal")  # noqa: B023
+    insert(feed.shop, 2, 2)
+    eventually(lambda: len(feed.delivered("customers")) == 2, what="the second delivery")
+
+    feed.path.write_text(text.replace("tenant: acme", "tenant: other"))
+
+    assert run.outcome().reason == "pipeline file changed"
+
+
+def test_a_run_with_a_failing_sink_ends_by_idling(
+    make_feed: MakeFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sibling has everything; the store says what failed, and when to try again."""
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(faults))
+    lines = tmp_path / "lines.jsonl"
+    feed = make_feed(
+        run=QUICK, more_sinks=f"    - {{type: file, config: {{id: lines, path: {lines}}}}}\n"
+    )
+    (faults / "lines").write_text("fail_before")
+    insert(feed.shop, 1, 10)
+    before = feed.store.now()
+
+    outcome = feed.begin().outcome()
+
+    error = "sink lines: injected fault (fail_before)"
+    assert outcome == RunOutcome(
+        "idle",
+        captured=10,
+        segments=outcome.segments,
+        ranges=1,
+        delivered={"redis": 10, "lines": 0},
+        sink_errors={"lines": error},
+        behind={"lines": outcome.segments},
+    )
+    checkpoint = feed.store.checkpoints("feed")["lines"]
+    assert (checkpoint.segment, checkpoint.last_error) == (0, error)
+    assert checkpoint.failures > 0
+    assert checkpoint.next_attempt_at > before
+    assert feed.store.unpublished("feed") == []
+
+    (faults / "lines").unlink()
+    assert feed.catch_up().delivered == {"redis": 0, "lines": 10}
+    assert len(lines.read_text().splitlines()) == 10
+
+
+def test_a_run_ends_although_a_sink_hangs(
+    make_feed: MakeFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to end, it waits a moment for the sink, then closes it; nothing is acknowledged."""
+    monkeypatch.setenv("DELTAFORGE_SINK_FAULTS", str(tmp_path))
+    feed = make_feed(run=PATIENT)
+    (tmp_path / "redis").write_text("hang")
+    run = feed.begin()
+    insert(feed.shop, 1, 1)
+    eventually(lambda: feed.store.segments("feed"), what="the segment")
+
+    feed.store.set_desired_state("feed", "stopped")
+    outcome = run.outcome()
+
+    assert (outcome.reason, outcome.captured, outcome.behind) == ("stopped", 1, {"redis": 1})
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]
+
+
+def test_an_event_that_cannot_be_decoded_stops_capture_only(make_feed: MakeFeed) -> None:
+    """One clear sentence with its position; everything before it is delivered, nothing after.
+
+    Its table would be held, but for the rule that hides a column of it.
+    """
+    feed = make_feed(run=f"{PATIENT}\n    columns: {{exclude: [public.customers.note]}}")
+    insert(feed.shop, 1, 3)
+    # What elements of a type that is gone look like, nobody can say any more.
+    feed.shop.execute("CREATE TYPE mood AS ENUM ('glad')")
+    feed.shop.execute("ALTER TABLE customers ADD COLUMN mood mood[]")
+    feed.shop.execute("INSERT INTO customers VALUES (9, 'x', '{glad}')")
+    feed.shop.execute("ALTER TABLE customers DROP COLUMN mood")
+    feed.shop.execute("DROP TYPE mood")
+    insert(feed.shop, 4, 5)
+
+    first = feed.begin().outcome()
+    second = feed.begin().outcome()
+
+    assert first.reason == second.reason == "capture failed"
+    assert (first.captured, second.captured) == (3, 0)
+    assert first.capture_error == second.capture_error
+    assert first.capture_error is not None
+    assert "type" in first.capture_error
+    assert "public.customers" in first.capture_error
+    assert "\n" not in first.capture_error
+    assert len(feed.delivered("customers")) == 3
+    assert first.delivered == {"redis": 3}
+    assert [row.state for row in feed.store.ranges("feed")] == ["closed"]

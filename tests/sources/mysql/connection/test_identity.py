@@ -1,0 +1,60 @@
+"""Tables as another server has them, for comparison with what was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deltaforge_dagster.errors import SourceMisconfigured
+from deltaforge_dagster.pipeline.failover import differences
+from deltaforge_lab.servers.mysql import MysqlServer
+from tests.contracts.test_source import LIMITS, Versions
+from tests.fix_mysql import MYSQL_VERSIONS
+from tests.sources.mysql.bench import MysqlBench
+
+pytestmark = pytest.mark.mysql
+
+TYPES = (
+    "tinyint(1)", "smallint unsigned zerofill", "mediumint", "int(5) unsigned", "bigint", "float(7,3)",
+    "double unsigned", "decimal(10,3)", "bit(13)", "date", "time(3)", "datetime", "timestamp(6) NULL",
+    "year", "char(7)", "varchar(300) CHARACTER SET utf8mb4", "varchar(9) CHARACTER SET latin1",
+    "binary(3)", "varbinary(300)", "tinytext", "text", "mediumblob", "longtext", "json",
+    "enum('a','b''c','d,e') CHARACTER SET latin1", "set('x','y')", "geometry", "point",
+)  # fmt: skip
+OF_MARIADB = ("uuid", "inet4", "inet6")
+
+
+@pytest.mark.parametrize("version", [*MYSQL_VERSIONS, "mariadb"])
+def test_a_table_is_as_its_rows_are_registered(
+    mysql_version: Callable[[str], MysqlServer], version: str
+) -> None:
+    """Columns, types and key from the catalog are those from the log; an altered column differs."""
+    with MysqlBench(mysql_version(version).create_database()) as bench:
+        types = TYPES + OF_MARIADB * bench.is_mariadb
+        columns = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(types))
+        bench.run(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+        reader = bench.source(tables=(f"{bench.database}.*",))
+        start, notes = reader.ensure_start(), Versions()
+        notes.define(reader.definitions(start), start)
+        bench.execute("INSERT INTO t (id) VALUES (1)")
+        next(batch for batch in reader.read(start, LIMITS, notes) if batch.rows)
+        reader.close()
+        (((registered, _)),) = notes.registered
+
+        name = f"{bench.database}.t"
+        now = bench.source().schema(name)
+        assert {column.name: column.data_type for column in now.columns} == {
+            column.name: column.data_type for column in registered.columns
+        }
+        assert differences(registered, now) == []
+
+        bench.run("ALTER TABLE t MODIFY c4 int unsigned, MODIFY c24 enum('a'), DROP COLUMN c6")
+        altered = bench.source().schema(name)
+        assert differences(registered, altered) == [
+            "column_dropped c6",
+            "column_type_changed c4",
+            "column_type_changed c24",
+        ]
+        with pytest.raises(SourceMisconfigured, match="there is no table"):
+            bench.source().schema(f"{bench.database}.nothing")

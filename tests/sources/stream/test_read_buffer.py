@@ -1,0 +1,55 @@
+"""The buffer between a stream and its decoder, against plain bytes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES, PieceBuffer
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=30), st.randoms())
+def test_a_decoder_sees_every_byte_once(sizes: list[int], random: Random) -> None:
+    """However much arrives at a time, and however much of it a decoder takes."""
+    said = b"".join(bytes([number % 251]) * size for number, size in enumerate(sizes))
+    sent = 0
+    taken = bytearray()
+    buffer = PieceBuffer(1)
+
+    def receive(view: memoryview, seconds: float) -> int:
+        nonlocal sent
+        count = min(len(view), len(said) - sent, random.randrange(1, 100_000))
+        view[:count] = said[sent : sent + count]
+        sent += count
+        return count
+
+    while buffer.fill(receive, 1.0):
+        consumed = random.choice([0, buffer.length, random.randrange(buffer.length + 1)])
+        taken += buffer.data[:consumed]
+        buffer.drop(consumed)
+
+    assert taken + buffer.data[: buffer.length] == said
+
+
+def test_it_grows_for_one_large_row_and_shrinks_behind_it() -> None:
+    """Memory follows the largest row in sight, not the largest there has been."""
+
+    def receive(view: memoryview, seconds: float) -> int:
+        return len(view)
+
+    buffer = PieceBuffer(1 << 20)
+    usual = len(buffer.data)
+    for _ in range(5):
+        buffer.fill(receive, 1.0)
+    assert len(buffer.data) == 16 * usual
+
+    buffer.drop(buffer.length - 10)
+    assert (len(buffer.data), buffer.length) == (usual, 10)
+
+
+def test_a_piece_is_bounded_on_both_sides() -> None:
+    """Neither so large that other threads wait, nor so small that each row is a call."""
+    assert len(PieceBuffer(1 << 40).data) == PIECE_BYTES
+    assert len(PieceBuffer(1).data) == 64 << 10
