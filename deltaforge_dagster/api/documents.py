@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from deltaforge_dagster.api.errors import BadRequest, BuildFailed
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline, load_document
-from deltaforge_dagster.pipeline.build_check import build_problems
+from deltaforge_dagster.pipeline.process.chains import build_problems
 
 _SCHEMA: dict[str, Any] = {
     "type": "object",

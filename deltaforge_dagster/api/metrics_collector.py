@@ -15,9 +15,8 @@ from prometheus_client.metrics_core import Metric
 
 from deltaforge_dagster import __version__
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
-from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.health.health import health
-from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.sensing.views import classifications, schemas
 from deltaforge_dagster.state import metric_families as families
 from deltaforge_dagster.state.metric_families import FAMILIES, PREFIX, Family

@@ -12,10 +12,10 @@ from deltaforge_dagster.api.shapes import Ops, PipeInfo, SinkCheckpoint, Trouble
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.secrets import mask
+from deltaforge_dagster.pipeline.committed import sink_lag_seconds
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.specs import kept_form
 from deltaforge_dagster.pipeline.health.health import Health, health
-from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.state.records import CheckpointRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -31,11 +31,10 @@ from deltaforge_dagster.assets.names import asset_key
 from deltaforge_dagster.assets.publish import recorded
 from deltaforge_dagster.assets.sensing import sensing_checks, sensing_specs
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind
+from deltaforge_dagster.pipeline.committed import go_on_command, segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.publication import CHANGES, facts
 from deltaforge_dagster.pipeline.health.dead_letter_watch import saturation
 from deltaforge_dagster.pipeline.health.health import Problem, health
-from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.pipeline.plural import pluralize
 from deltaforge_dagster.sources.findings import Finding, and_run
 from deltaforge_dagster.state.holds import SCHEMA

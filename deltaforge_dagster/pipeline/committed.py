@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.records import Attachment, CheckpointRow, HoldRow, PipelineRow
+from deltaforge_dagster.state.store import StateStore
 
 
 def counted_sinks(spec: PipelineSpec) -> list[str]:
@@ -106,3 +107,19 @@ def _earliest(position: Position | None, holds: Sequence[HoldRow]) -> Position |
 
 def _parse(position: str | None) -> Position | None:
     return None if position is None else parse_position(position)
+
+
+def sink_lag_seconds(
+    store: StateStore, pipeline: PipelineRow, checkpoint: CheckpointRow, now: float
+) -> float:
+    """Return how old the oldest change is that the journal holds and a sink still lacks.
+
+    It is 0 when the sink has everything, however long nothing has changed, and for a sink that is
+    detached, to which nothing is kept. The age is that of the change in the source, by the clocks of
+    both databases; inside a segment that has come in part it may be that of a change that has arrived.
+    """
+    if not segments_behind(pipeline, checkpoint):
+        return 0.0
+    first = checkpoint.segment + checkpoint.complete
+    lacking = store.segments(pipeline.name, first=first, limit=1)
+    return max(0.0, now - lacking[0].first_ts_us / 1e6) if lacking else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deltaforge_dagster.journal.files import Journal
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider
+from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.state.store import StateStore

@@ -27,7 +27,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SparkUnavailable
-from deltaforge_dagster.pipeline.encode.encoder import spark_condition
+from deltaforge_dagster.pipeline.spark_session import spark_condition
 from deltaforge_dagster.resources.spark_server import SparkServer
 
 SESSION_SETTINGS: Mapping[str, str] = {

@@ -16,11 +16,11 @@ from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
+from deltaforge_dagster.pipeline.spark_session import SessionProvider
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import LIMITS, Taken, Versions, add

@@ -18,7 +18,7 @@ from deltaforge_dagster.config.file.load import (
 )
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SpecError
-from deltaforge_dagster.pipeline.build_check import build_problems
+from deltaforge_dagster.pipeline.process.chains import build_problems
 
 
 def validate(

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltaforge_dagster.pipeline.committed import segments_behind
+from deltaforge_dagster.pipeline.committed import segments_behind, sink_lag_seconds
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.health.health import Health, health, health_without_file
-from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.state.records import (
     CheckpointRow,
     DeadLetterDepth,

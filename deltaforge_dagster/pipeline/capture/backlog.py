@@ -31,8 +31,8 @@ from deltaforge_dagster.errors import DeltaforgeError, LeaseLost
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
 from deltaforge_dagster.pipeline.capture.backlog_job import SectionJob, WarmJob, Written, written_by
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.lease import HeldLease
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, SectionedSource, SourceNotes
 

@@ -14,12 +14,10 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import (
     BooleanType,
@@ -50,6 +48,7 @@ from deltaforge_dagster.pipeline.encode.messages import (
 from deltaforge_dagster.pipeline.encode.probe import check_server
 from deltaforge_dagster.pipeline.encode.segments import EncodedSegments
 from deltaforge_dagster.pipeline.encode.selection import EmptyKeys
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.state.records import SegmentRow
 
 logger = logging.getLogger(__name__)
@@ -91,27 +90,6 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 _FRAME = _spark_schema(FRAME)
 _PIECES = _spark_schema(encoded_files.PIECES)
 _MISSING_FILE = ("PATH_NOT_FOUND", "FAILED_READ_FILE")
-
-
-class SessionProvider(Protocol):
-    """Provides the Spark session of a run."""
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether the server is not our own, so that it may lack what the run needs."""
-        ...
-
-    def session(self) -> SparkSession:
-        """Return the session, making one if there is none.
-
-        Raises:
-            SparkUnavailable: No server answers.
-        """
-        ...
-
-    def lost(self, error: BaseException) -> bool:
-        """Return whether `error` means that the session is gone; `session` then creates a new one."""
-        ...
 
 
 class Encoder:
@@ -312,18 +290,6 @@ def _tasks(segments: Sequence[SegmentRow], ordinals: range | None) -> list[list[
             tasks[-1].append(Share(row.path, ordinals, part, shares))
             room -= size / shares
     return tasks
-
-
-def spark_condition(error: PySparkException) -> str:
-    """Return a short name of an error: Spark's error condition, or the gRPC status code.
-
-    The text of an error may quote a value of a row, so it is not used.
-    """
-    if condition := error.getCondition():
-        return condition
-    if isinstance(error, SparkConnectGrpcException):
-        return str(error.getGrpcStatusCode().name)
-    return type(error).__name__
 
 
 def _translated(

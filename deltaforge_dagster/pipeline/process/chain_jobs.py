@@ -15,7 +15,6 @@ from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.processors.processors import SqlProcessor
 from deltaforge_dagster.errors import DeltaforgeError, ProcessorFailed, SparkUnavailable
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.process.expressions import (
     Query,
     analysed,
@@ -24,6 +23,7 @@ from deltaforge_dagster.pipeline.process.expressions import (
     spark_schema,
 )
 from deltaforge_dagster.pipeline.process.stages import REPORT, SegmentJob, run_stage
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.processors.chain import ChainSpec
 from deltaforge_dagster.processors.sql.sql import columns_read
 from deltaforge_dagster.processors.sql.transit import transit_schema

@@ -6,6 +6,7 @@ from deltaforge_dagster.config.model import Batch, PipelineSpec
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.processors.chain import CALL_BYTES, CALL_ROWS, ChainSpec
 from deltaforge_dagster.processors.code import code_of
+from deltaforge_dagster.sinks.build import problems
 
 
 def chain_of(spec: PipelineSpec) -> ChainSpec:
@@ -18,3 +19,15 @@ def chain_of(spec: PipelineSpec) -> ChainSpec:
         max_bytes=batch.max_bytes or CALL_BYTES,
         code=code_of(spec.spec.processors),
     )
+
+
+def build_problems(spec: PipelineSpec) -> list[str]:
+    """Return what keeps a pipeline's sinks or processors from being built, one line each.
+
+    The sinks' libraries read their settings, and the engine of scripts the scripts; a function of Python is
+    imported.
+    """
+    found = problems(spec)
+    for number, problem in chain_of(spec).problems():
+        found.append(f"spec.processors[{number}]: {problem}")
+    return found

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.logs import bound
 from deltaforge_dagster.errors import LeaseLost, StoreUnavailable
-from deltaforge_dagster.pipeline.approvals import approve_everything
 from deltaforge_dagster.pipeline.capture.backlog import Backlog
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.capture.holds import Holds
@@ -45,7 +44,7 @@ from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.run.summary import RunSummary
 from deltaforge_dagster.pipeline.run_context import Observer, RunContext
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, approve_everything
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator

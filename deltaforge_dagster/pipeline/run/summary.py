@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from deltaforge_dagster.pipeline.capture.capture import Capture
+from deltaforge_dagster.pipeline.committed import sink_lag_seconds
 from deltaforge_dagster.pipeline.deliver.deliverer_set import DelivererSet
-from deltaforge_dagster.pipeline.lag import sink_lag_seconds
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)

@@ -27,12 +27,12 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.backoff import Backoff
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.job_size import first_together
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
 from deltaforge_dagster.pipeline.process.expressions import spark_schema
 from deltaforge_dagster.pipeline.sensing.job import REPORT, SensingJob, learned_by
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.sensing.declared import declared
 from deltaforge_dagster.sensing.table import Versions
 from deltaforge_dagster.sensing.tables import Learned

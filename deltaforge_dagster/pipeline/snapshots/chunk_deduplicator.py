@@ -23,12 +23,12 @@ from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
+from deltaforge_dagster.pipeline.held_keys import full_names
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS, deduplicated
 from deltaforge_dagster.pipeline.snapshots.relocated_rows import RelocatedRows
-from deltaforge_dagster.pipeline.waiting import full_names
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
 from deltaforge_dagster.state.holds import SCHEMA

@@ -31,11 +31,11 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.pipeline.backoff import Backoff
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
-from deltaforge_dagster.pipeline.encode.encoder import SessionProvider, spark_condition
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.pipeline.snapshots.read_job import REPORT, StageJob, Written, written_by
 from deltaforge_dagster.pipeline.snapshots.relocated_rows import plan_relocated_rows
+from deltaforge_dagster.pipeline.spark_session import SessionProvider, spark_condition
 from deltaforge_dagster.positions import Position, parse_position
 from deltaforge_dagster.sources.snapshot.base import SnapshotSource
 from deltaforge_dagster.sources.snapshot.read_views import parse_read_view

@@ -1,0 +1,42 @@
+"""Spark, as the engine uses it: where a session comes from, and what an error of Spark is called."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+from pyspark.sql.connect.session import SparkSession
+
+
+class SessionProvider(Protocol):
+    """Provides the Spark session of a run."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the server is not our own, so that it may lack what the run needs."""
+        ...
+
+    def session(self) -> SparkSession:
+        """Return the session, making one if there is none.
+
+        Raises:
+            SparkUnavailable: No server answers.
+        """
+        ...
+
+    def lost(self, error: BaseException) -> bool:
+        """Return whether `error` means that the session is gone; `session` then creates a new one."""
+        ...
+
+
+def spark_condition(error: PySparkException) -> str:
+    """Return a short name of an error: Spark's error condition, or the gRPC status code.
+
+    The text of an error may quote a value of a row, so it is not used.
+    """
+    if condition := error.getCondition():
+        return condition
+    if isinstance(error, SparkConnectGrpcException):
+        return str(error.getGrpcStatusCode().name)
+    return type(error).__name__
