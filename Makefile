@@ -34,14 +34,16 @@ SOAK_MINUTES ?=
 MEASURED := $(RUN)/coverage run -m pytest --dist worksteal --randomly-seed=$(SEED)
 # Tests that call kernels or compare them with plain Python: run once more as such, since machine code is not measured.
 KERNEL_TESTS := $(addprefix tests/,\
-	$(addprefix processors/test_,envelope.py expansion.py flatten.py json_fields.py routing.py spelling.py \
-		spliced_fields.py text.py) \
+	$(addprefix kernels/test_,json_bytes.py json_fields.py json_text.py message_text.py sha256.py) \
+	$(addprefix processors/,javascript/test_spelling.py sql/test_spliced_fields.py test_flatten.py \
+		$(addprefix messages/test_,envelope.py expansion.py routing.py)) \
 	$(addprefix sensing/test_,scan.py schema.py table.py) \
-	$(addprefix sinks/test_,nats_answers.py nats_pack.py resp.py) \
-	$(addprefix sources/test_,hiding.py json_bytes.py json_text.py sha256.py) \
-	$(addprefix sources/mysql/test_,decoder.py events.py fixed_binary.py floats.py hiding.py json_binary.py \
-		result_rows.py stops.py values.py) \
-	$(addprefix sources/postgres/test_,array_text.py copy_text.py decoder.py event_ids.py held.py hiding.py values.py))
+	$(addprefix sinks/,nats/test_answers.py nats/test_pack.py redis/test_resp.py) \
+	sources/rows/test_hiding.py \
+	$(addprefix sources/mysql/,test_events.py test_hiding.py decode/test_decoder.py decode/test_stops.py \
+		snapshot/test_result_rows.py $(addprefix values/test_,fixed_binary.py floats.py json_binary.py types.py)) \
+	$(addprefix sources/postgres/,test_hiding.py snapshot/test_copy_text.py \
+		$(addprefix decode/test_,array_text.py decoder.py event_ids.py held.py types.py)))
 TOTALS := import json; t = json.load(open("build/coverage/report.json"))["totals"]; \
 	print(*(f"{n}: {t[c]} of {t[m]}, {100 * t[c] / t[m]:.1f} %" for n, c, m in ( \
 	("lines", "covered_lines", "num_statements"), ("branches", "covered_branches", "num_branches"))), sep="\n")

@@ -196,7 +196,7 @@ FAULTS = (
         "                raise self._moved()\n"
         "        if keeping:\n",
         "        if keeping:\n",
-        ("tests/sinks/test_redis_positions.py",),
+        ("tests/sinks/redis/test_positions.py",),
         "A block that Redis has dropped, because the position had moved, counts as delivered.",
     ),
     Fault(
@@ -205,7 +205,7 @@ FAULTS = (
         "deltaforge_dagster/sinks/nats/session.py",
         "elif now.problem is not None or now.live != self.held.live:",
         "elif now.problem is not None:",
-        ("tests/sinks/test_nats_positions.py",),
+        ("tests/sinks/nats/test_positions.py",),
         "A stream that was made anew or restored is written on to, and what it has lost never comes again.",
     ),
     Fault(

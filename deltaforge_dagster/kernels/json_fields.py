@@ -5,7 +5,7 @@ the same name, the first counts. Names are compared byte for byte. Python's `jso
 the wanted name, or one before it, has an escape, and string values with escapes.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

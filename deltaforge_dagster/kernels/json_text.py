@@ -17,7 +17,7 @@ kind           input text                                     JSON
 =============  =============================================  ==================================
 """
 
-# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

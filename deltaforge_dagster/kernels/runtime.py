@@ -49,7 +49,7 @@ def _cache_folder() -> Path:
     """Return the folder for the machine code of exactly these sources."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for folder in ("sources", "processors", "sinks"):  # where kernels are
+    for folder in ("kernels", "sources", "processors", "sinks"):  # where kernels are
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     given = os.environ.get("NUMBA_CACHE_DIR")

@@ -6,11 +6,11 @@ to sort and count arrays.
 A path is a number (`paths`). Below a map, an object whose names are values, documents with different names
 have the same paths.
 
-The text is assumed to be valid JSON. The kernels call no kernels of other modules except `sources.kernel`, so
+The text is assumed to be valid JSON. The kernels call no kernels of other modules except `kernels.runtime`, so
 that Numba detects changes by itself.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ records. Last comes a *burst*, as fast as the database accepts it; the reported 
 changes over the time from its first commit to the last delivery. If the changes of one phase do not all
 arrive, the demo skips the phases after it.
 
-Finally the content of Redis and the files is compared with the writer's own record (`demo_proof`).
+Finally the content of Redis and the files is compared with the writer's own record (`proof`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The changes that the demo writes into its database, and the record of them.
 
 A `Workload` inserts, updates and deletes rows of three tables from one thread, in transactions of several
-statements. After each commit it records every change in source order. `demo_proof` compares the sinks with this
+statements. After each commit it records every change in source order. `proof` compares the sinks with this
 record, not with anything that the pipeline counts.
 
 Each row has a `version` that counts the changes of its key. Every other value is a function of key and
@@ -152,7 +152,7 @@ Write = Callable[[Table, Op, Mapping[int, int]], None]
 
 
 class Database(Protocol):
-    """A database that the demo writes to; implemented in `demo_databases`.
+    """A database that the demo writes to; implemented in `databases`.
 
     Attributes:
         title: Display name.

@@ -11,7 +11,7 @@ import pytest
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.examples.stage import EXAMPLES, Play, events, records
 from tests.fix_nats import Admin
-from tests.sinks.test_kafka_security import SECRET, SecureServer, secure
+from tests.sinks.kafka.test_security import SECRET, SecureServer, secure
 
 __all__ = ["secure"]
 

@@ -433,7 +433,7 @@ class Capture:
             tally=captured(self._source_id, written, time.time(), self._met),
         )
         self._next_segment = number + 1
-        # Before the position: who finds that something was reached must also find that something moved (`run_end`).
+        # Before the position: who finds that something was reached must also find that something moved (`run.end`).
         self.moved_at = time.monotonic()
         self._position = end
         self.segments += 1

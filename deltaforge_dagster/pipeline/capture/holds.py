@@ -9,7 +9,7 @@ go back and the positions that sinks keep stay in order. Nothing else of a held 
 held events come first in every sink. Events that still cannot be decoded are held again, with the new reason,
 and the run continues.
 
-A table may have two holds: its rows wait for approval (`schema_approval`), and then events follow that cannot
+A table may have two holds: its rows wait for approval (`schemas.approval`), and then events follow that cannot
 be decoded. Approved rows are released first, and events that can be decoded at last pass schema approval.
 """
 

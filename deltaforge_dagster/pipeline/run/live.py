@@ -9,7 +9,7 @@
                      of the journal, has closed ranges published, and decides when the run ends
 
 The run does not depend on Dagster: it reports to an `Observer`. It ends when there is nothing more to do
-(`run_end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
+(`end`), and within seconds on request, when the desired state or the file of the pipeline changes, or
 when the lease is lost. It then closes the open range, so that the next run starts a new one.
 """
 

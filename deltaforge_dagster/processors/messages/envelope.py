@@ -122,7 +122,7 @@ def cloudevents_envelope(type_prefix: str, origin: Origin, frame: pa.RecordBatch
 
 
 def _messages(frame: pa.RecordBatch, pieces: Sequence[Piece]) -> pa.StringArray:
-    """Return the events built from `pieces`, or the `after` image for raw payloads."""
+    """Return the events built from `read_buffer`, or the `after` image for raw payloads."""
     events = concat(frame.num_rows, pieces)
     raw = frame.column("raw_payload")
     if not pc.any(raw).as_py():

@@ -22,7 +22,7 @@ Every message has a unique id: the first message of a change has the change's id
 are a function of that id and their role (`copy_id`).
 """
 
-# ruff: noqa: C901, PLR0917 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0917 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

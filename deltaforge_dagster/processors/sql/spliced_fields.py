@@ -5,7 +5,7 @@ Instead the field is located in the text, and the text around it is copied. Pyth
 rare objects in which a name has an escape or is duplicated: all fields with the name are set, or removed.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714, SIM109 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

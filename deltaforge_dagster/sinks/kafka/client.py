@@ -1,4 +1,4 @@
-"""One librdkafka producer and the outcome of its messages (`kafka_settings` holds its properties).
+"""One librdkafka producer and the outcome of its messages (`settings` holds its properties).
 
 librdkafka (through `confluent_kafka`) works in its own threads: `produce` puts a message into a queue
 in memory, and the threads collect, compress and send batches. They report outcomes while `poll` or

@@ -5,7 +5,7 @@ the header `df-replay` with the run's id. The key determines the partition, so t
 row are in one partition, in the order of the log. The sink never creates topics, but the brokers may
 (`auto.create.topics.enable`).
 
-Messages are sent in client chunks (`kafka_client`), each one only after the brokers have acknowledged
+Messages are sent in client chunks (`client`), each one only after the brokers have acknowledged
 the one before it. So after any error each partition holds a prefix of its messages, without gaps.
 
 To find a message that can never be delivered, because it is too large or its topic name is invalid,
@@ -14,7 +14,7 @@ refused messages again, each in a record batch of its own, until one of them is 
 
 At least once: the producer is idempotent, so its own retries cause no duplicates, but a `SinkBatch`
 that is sent again does. Exactly once: each `SinkBatch` is a transaction that also stores the sink's
-position (`kafka_transactions`). A replay moves no position and is sent without transactions.
+position (`transactions`). A replay moves no position and is sent without transactions.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ class KafkaSink:
         transactions, self._transactions = self._transactions, None
         if transactions is not None:
             transactions.client.discard()
-        # After a timeout the same producer must continue (see `kafka_client`), so it is kept.
+        # After a timeout the same producer must continue (see `client`), so it is kept.
         if self._client is not None and not (self._client.usable and self._client.timed_out):
             self._client.discard()
             self._client = None

@@ -6,7 +6,7 @@ which messages were stored, which the stream already had, and the first one that
 reason.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0917, PLR1714 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0912, PLR0917, PLR1714 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ r"""Kernels that write messages as `HPUB` commands of NATS' wire protocol.
 
 `measure` returns how many messages fit into a block and their size, `emit` writes them, and `check`
 finds a message that no server accepts (docs.nats.io, "Client Protocol", section HPUB). All of them read
-the buffers of Arrow columns in place. `nats_pack` decides which messages form a block.
+the buffers of Arrow columns in place. `pack` decides which messages form a block.
 
 The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.. for a decimal number::
 
@@ -13,13 +13,13 @@ The bytes of one message; `;` stands for `\r\n`, <..> for the row's own text, #.
     df-key: <key>;                                     only if the key is not null
     <headers>                                          whole lines, only if they are not null
     <marks>                                            whole lines, the same in all rows
-    df-position: <position>;                           see `nats_pack.Keeping`
+    df-position: <position>;                           see `pack.Keeping`
     <first>                                            whole lines, only in the block's first row
     ;
     <value>;
 """
 
-# ruff: noqa: C901, PLR0911, PLR0917, PLR1714 - kernels are flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0917, PLR1714 - kernels are flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One connection to a NATS server, used for blocks of messages and for occasional requests.
 
-Blocks (`nats_pack`) are sent as they are; `nats_answers` parses what the server sends. All answers
+Blocks (`pack`) are sent as they are; `answers` parses what the server sends. All answers
 arrive on one subscription, on subjects that begin with the link's own random inbox.
 """
 

@@ -1,8 +1,8 @@
 r"""Packs a batch into blocks of commands for a NATS server: decides their bounds and their headers.
 
 A Python call per message would cost several times what the server needs for it, so a `Packer` lets
-kernels write whole blocks (`nats_commands` shows the bytes); kernels also parse the answers
-(`nats_answers`).
+kernels write whole blocks (`commands` shows the bytes); kernels also parse the answers
+(`answers`).
 
 Messages for a stream are *chained*: each one names the message before it and is stored only directly
 behind it (`Nats-Expected-Last-Msg-Id`). So a server that refuses one message refuses all that were sent

@@ -1,6 +1,6 @@
 """Delivery over one NATS connection: sends blocks, chains messages, and repairs broken chains.
 
-`nats` describes the rules. The progress of a batch outlives the session (`nats_task`); `nats_allowed`
+`nats` describes the rules. The progress of a batch outlives the session (`task`); `allowed`
 checks beforehand which messages can be sent at all.
 """
 

@@ -5,7 +5,7 @@ separated by `|`), `df-key` if there is a key, the event's headers, and `df-repl
 message ids also end in `|replay|<run>`.
 
 **With a stream**, delivery is at least once. Within its `duplicate_window`, the stream drops messages
-that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`nats_pack`), two of which may be
+that it already has, by `Nats-Msg-Id`. Messages are sent in blocks (`pack`), two of which may be
 unacknowledged, and chained: a message is stored only if the message before it is the last one in the
 stream. If somebody else publishes into the stream between two of them, the chain breaks. That is not an
 error: a new chain begins with the first refused message, in smaller blocks for a while. The first
@@ -16,7 +16,7 @@ delivers late. This condition is dropped if chains break repeatedly without prog
 **Exactly once**: the first message of each chain is stored only if the last sequence on the sink's
 subjects is the one that the sink left there (`Nats-Expected-Last-Subject-Sequence`), so nobody else can
 have published to them. Each message is an atomic step, and its header `df-position` holds the sink's
-position after it (`nats_stream`).
+position after it (`stream`).
 
 **Without a stream**, messages are published with core NATS: nothing is stored, current subscribers
 receive them, and the server's PONG acknowledges that it has read them.
@@ -65,7 +65,7 @@ class NatsSink:
 
     Args:
         sink_id: Name of the sink in messages, and suffix of every message id.
-        url: See `nats_endpoint`.
+        url: See `endpoint`.
         pattern: Matches every subject to which the sink sends.
         login: Credentials.
         stream: The JetStream stream that captures these subjects; None for core NATS.

@@ -19,7 +19,7 @@ old one on the server (`CLIENT KILL ID`) before it sends anything. If the sink k
 next connection then reads it and thus knows whether the block arrived.
 
 In a Redis Cluster the messages of a batch are sent to one slot after the other, each in this way: the
-guarantees for a batch apply to the streams of each slot (`redis_cluster`).
+guarantees for a batch apply to the streams of each slot (`cluster`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RedisSink:
         position_key: Key that holds the sink's position, for exactly-once delivery.
         position_seconds: Time after which the key expires, counted from the last block; None to
             keep it forever.
-        hash_tag: Hash tag shared by all streams (`redis_cluster.common_tag`); on a cluster it is
+        hash_tag: Hash tag shared by all streams (`cluster.common_tag`); on a cluster it is
             appended to the position key, which is then in the same slot.
         event_field: Name of the field with the envelope.
         name: Name of the sink's connections on the server. Only one live sender uses it at a time:

@@ -15,7 +15,7 @@ the action of the column (`columns`)::
 A character is a code point, however it is written: `\u` twice for one beyond the 16th bit counts once.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

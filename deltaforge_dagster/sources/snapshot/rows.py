@@ -1,6 +1,6 @@
 """Rows of a snapshot as record batches of the change frame; shared by every source."""
 
-# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

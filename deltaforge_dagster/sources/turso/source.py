@@ -1,7 +1,7 @@
 """Turso, libSQL and SQLite as a source: a table of changes, or new rows, read at intervals.
 
 There is no log that a server sends: a reading looks, hands on what it has found, and looks again after
-`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`modes`); the mode of a
+`poll_interval_ms`, or at once while there is more. A position belongs to a mode (`modes.mode`); the mode of a
 pipeline's first position stays, also under `cdc_mode: auto`.
 """
 

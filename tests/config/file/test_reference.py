@@ -18,7 +18,7 @@ from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import GOOD, Write
 from tests.config.json_schema import invalid
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 SCHEMA = pipeline_schema()

@@ -171,7 +171,7 @@ class Server:
     def problem(
         self, error: pymysql.MySQLError, cutter: Cutter | None = None, seconds: float = 0
     ) -> DeltaforgeError:
-        """Return what an error means on a connection that `cutter` was to cut after `seconds`."""
+        """Return what an error means on a connection that `time_limit` was to cut after `seconds`."""
         if cutter is not None and cutter.fired:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
         return self._problem(error)

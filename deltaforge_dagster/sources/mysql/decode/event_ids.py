@@ -4,7 +4,7 @@ A tag belongs to the GTID. Without a GTID it is where the transaction begins: th
 are the same on every server of a replication group, unless it works without GTIDs.
 """
 
-# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ HELD = 2
     COLUMN_FIRST,
     COLUMN_SECOND,
 ) = range(8)
-"""Kind of its values (`values`); bytes of a value, where the type fixes that; else bytes of the
+"""Kind of its values (`values.types`); bytes of a value, where the type fixes that; else bytes of the
 length that stands before it; 1 for key columns; where `"name":` stands in the names; two numbers
 whose meaning depends on the kind."""
 COLUMN_WIDTH = 8

@@ -13,7 +13,7 @@ at once, each in the form of an Arrow string array (bytes, ends of the rows, val
 most, so that here nothing but the room of whole rows is looked at.
 """
 
-# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0912, PLR0915, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ its state, writes one line per change (`scan_rows`) and per transaction (`layout
 Python has to act (`stops`).
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109, SIM110 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ MySQL internals documentation, "TABLE_MAP_EVENT"; the optional metadata are thos
 `Table_map_event::Optional_metadata_field_type` in the server's `rows_event.h`::
 
     Int48 table id | Int16 flags | Int8 size, database, 0 | Int8 size, table, 0
-    | packed columns | Byte1 type per column | packed size | metadata of the types (`values`)
+    | packed columns | Byte1 type per column | packed size | metadata of the types (`types`)
     | bitmap: 1 for columns that may be null | optional metadata
 
     optional metadata: Int8 type | packed size | content

@@ -9,7 +9,7 @@ socket in large pieces (MySQL internals documentation, "Text Resultset Row")::
     the end  a payload of less than 9 bytes that begins with 0xFE; 0xFF begins an error
 """
 
-# ruff: noqa: C901, PLR0911, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

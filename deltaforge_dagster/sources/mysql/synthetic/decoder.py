@@ -1,4 +1,4 @@
-"""A decoder for synthetic streams (`samples`): to compile the kernels, and to measure them."""
+"""A decoder for synthetic streams (`events`): to compile the kernels, and to measure them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warm() -> None:
 
 
 def synthetic_decoder() -> Decoder:
-    """Return a decoder for synthetic streams (`samples`): no registry, no catalog."""
+    """Return a decoder for synthetic streams (`events`): no registry, no catalog."""
     return Decoder(
         source_id="made-up",
         progress=_NoProgress(),

@@ -8,7 +8,7 @@ The text is MySQL's own for JSON documents: `0.1`, `1.0`, `1e22`, exponents belo
 10^15 on; -0 keeps its sign.
 """
 
-# ruff: noqa: C901, PLR0912 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0912 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ as a number with its digits, dates and times as strings, other column types as
 `"base64:typeN:..."`, with a line break after 76 characters.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Kernels that write one value of the binary log as JSON text; its layouts are drawn in `values`.
+"""Kernels that write one value of the binary log as JSON text; its layouts are drawn in `types`.
 
 Each writes the value at `source[at]` into `out` from `place` on, and returns the place after it, or
 `INVALID` when the bytes are no value of the type. There is room for `ValueType.room` bytes.
 """
 
-# ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ or `INVALID` when the bytes are no text in the character set. They write at most
 two quotes.
 """
 
-# ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def write_text(
 ) -> int:
     """Write a text or bytes; what is no text in its character set becomes `{"_base64":"..."}`.
 
-    `first` and `second` are those of `values.ValueType`. At most 6 n + 32 bytes. `INVALID` for a
+    `first` and `second` are those of `types.ValueType`. At most 6 n + 32 bytes. `INVALID` for a
     kind that is neither.
     """
     if kind == UTF_8_TEXT or kind == BYTES:

@@ -129,7 +129,7 @@ class Server:
                 connection.close()
 
     def problem(self, error: psycopg.Error, seconds: float, cutter: Cutter) -> DeltaforgeError:
-        """Return what an error on a connection means that `cutter` was to cut after `seconds`."""
+        """Return what an error on a connection means that `time_limit` was to cut after `seconds`."""
         if cutter.fired:
             return SourceUnavailable(f"{self.where}: no answer within {seconds:g} s")
         return translate(error.sqlstate, str(error), self.where, self.user)

@@ -14,7 +14,7 @@ It puts quotes around every element that is empty, looks like NULL, or holds bra
 quotes, backslashes or white space; so nothing outside quotes needs escaping.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

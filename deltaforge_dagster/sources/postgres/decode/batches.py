@@ -71,7 +71,7 @@ _DAMAGED = {
 
 
 UnchangedToast = Literal[0, 1] | Reselect
-"""What stands for a value that was not sent: `tuples.MARK`, `tuples.OMIT`, or what this finds now."""
+"""What stands for a value that was not sent: `rows.MARK`, `rows.OMIT`, or what this finds now."""
 
 
 class BatchWriter:

@@ -1,6 +1,6 @@
 """What names a change of PostgreSQL for its event id: commit LSN, xid, index in the transaction."""
 
-# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

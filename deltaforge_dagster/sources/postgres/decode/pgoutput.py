@@ -29,7 +29,7 @@ byte, an LSN is an Int64, a time is microseconds since 2000-01-01 UTC::
     tuple              Int16 columns | per column: 'n' null, 'u' unchanged TOAST value
                        (not sent), or 't' | Int32 size | text
 
-Frequent messages are read by the kernels (`scan`, `tuples`). Here are Relation and Type, which need
+Frequent messages are read by the kernels (`scan`, `rows`). Here are Relation and Type, which need
 the catalog and the registry, logical messages, and the words for errors.
 """
 

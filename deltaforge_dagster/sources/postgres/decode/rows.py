@@ -17,10 +17,10 @@ update did not touch is not sent. `unchanged_toast` says what stands for it:
 
 - `MARK`: `{"_unchanged":true}`;
 - `OMIT`: nothing, the column is left out;
-- `FILL`: the value of O if there is one, else what `fills` has for the row and column, else as `MARK`.
+- `FILL`: the value of O if there is one, else what `toast_reselect` has for the row and column, else as `MARK`.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ was not sent."""
 
 CODE, COLUMN, PLACE, NEXT_FILL = range(4)
 """Of `report`: why `write_changes` stopped; line of the column, -1 if none; place in the buffer; line
-of `fills` that was not used yet."""
+of `toast_reselect` that was not used yet."""
 REPORT_WIDTH = 4
 
 MAX_COLUMNS = 1664
@@ -93,7 +93,7 @@ FILL: Literal[2] = 2
 """What `unchanged_toast` may be."""
 
 FILL_ROW, FILL_COLUMN, FILL_START, FILL_END = range(4)
-"""Of `fills`, ordered by row and column: number of the row; place of the column in it; where its text
+"""Of `toast_reselect`, ordered by row and column: number of the row; place of the column in it; where its text
 stands in `source`, behind the log, start -1 for null."""
 FILL_WIDTH = 4
 
@@ -121,7 +121,7 @@ def _room_for(kind: int, delimiter: int, source: Bytes, start: int, end: int, le
 
 @kernel
 def _next_fill(row: int, index: int, fills: Longs, report: Longs) -> int:
-    """Return the line of `fills` for a value, or -1; lines are taken in their order."""
+    """Return the line of `toast_reselect` for a value, or -1; lines are taken in their order."""
     line = report[NEXT_FILL]
     if line < fills.shape[0] and fills[line, FILL_ROW] == row and fills[line, FILL_COLUMN] == index:
         report[NEXT_FILL] = line + 1

@@ -2,10 +2,10 @@
 
 The byte layouts are drawn in `pgoutput`. `scan` reads what steers the stream (Begin, Commit,
 keepalives) into its state, writes one line per change (a truncate is one of each table) and per
-transaction (`layout`), and stops where Python has to act. The values are read by `tuples` afterwards.
+transaction (`layout`), and stops where Python has to act. The values are read by `rows` afterwards.
 """
 
-# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fill in the large values that the log does not have, with what the rows hold now.
 
 `unchanged_toast.find_unchanged_toast` names what is missing in a batch and the keys of its rows. Here that becomes one
-question for each table, and the answer, COPY text, becomes texts which `tuples` writes through the
+question for each table, and the answer, COPY text, becomes texts which `rows` writes through the
 same conversion as those of the log. `Reselect` asks; the decoder does not know of a server.
 """
 
@@ -89,7 +89,7 @@ class Reselect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fills:
-    """Values to fill in, as `tuples.write_changes` takes them: `source` has their texts, too."""
+    """Values to fill in, as `rows.write_changes` takes them: `source` has their texts, too."""
 
     lines: Longs
     source: Bytes

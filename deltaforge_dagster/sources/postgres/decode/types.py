@@ -18,7 +18,7 @@ times, text, enums, composites, ranges ...)
 ==============================================  ================================================
 
 `docs/types.md` has every type with examples. Stream, SELECT and COPY go through the same kernels
-(`tuples`), by the kinds named here. Built-in types are known by their OID (`pg_type.dat`, these
+(`rows`), by the kinds named here. Built-in types are known by their OID (`pg_type.dat`, these
 never change); all others are asked from the catalog.
 """
 

@@ -5,7 +5,7 @@ to the log only when they are written themselves. A tuple (drawn in `pgoutput`) 
 place. An update whose old row was sent whole (`O`, replica identity FULL) has them there.
 """
 
-# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901, PLR0917, PLR1714, SIM109 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

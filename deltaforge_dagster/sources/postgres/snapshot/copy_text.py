@@ -10,7 +10,7 @@ What comes out is what an Insert message holds (drawn in `pgoutput`): `N`, then 
 that were selected go through the very kernels that write the log's rows.
 """
 
-# ruff: noqa: C901 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: C901 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

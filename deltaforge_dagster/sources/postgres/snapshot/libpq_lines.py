@@ -10,7 +10,7 @@ The functions are those of the very libpq that psycopg uses, for a connection me
 copy of it: asked of psycopg's own extension module, the loader finds what that is linked with.
 """
 
-# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `sources.kernel`
+# ruff: noqa: PLR0917 - kernels are long flat loops over bytes, see `kernels.runtime`
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rows that were selected, as the log would have them: COPY text to row images.
 
 There is one conversion for each type. COPY's text becomes tuples as in the log (`copy_text`), and the
-log's own kernel (`tuples`) writes them, with the kinds that `values` names.
+log's own kernel (`rows`) writes them, with the kinds that `types` names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LEAST_ROOM = 1 << 16
 class SelectedRows:
     """Writes row images and keys of one table's rows, byte for byte those of the log.
 
-    The rows must come from a session with our settings (`connection.SETTINGS`), by
+    The rows must come from a session with our settings (`server.SETTINGS`), by
     `COPY ... TO STDOUT`, which shows every value as its type does: a cast to text does not.
 
     Args:

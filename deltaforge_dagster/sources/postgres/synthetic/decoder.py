@@ -1,4 +1,4 @@
-"""A decoder for synthetic streams (`samples`): to compile the kernels, and to measure them."""
+"""A decoder for synthetic streams (`messages`): to compile the kernels, and to measure them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def warm() -> None:
 
 
 def synthetic_decoder() -> Decoder:
-    """Return a decoder for synthetic streams (`samples`): no registry, only built-in types."""
+    """Return a decoder for synthetic streams (`messages`): no registry, only built-in types."""
     return Decoder(
         source_id="made-up",
         db="made-up",

@@ -16,9 +16,9 @@ from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic
+from tests.sinks.kafka.test_faults import begins_anew_only, deliver
 from tests.sinks.kafka.test_sink import numbered, numbers
 from tests.sinks.messages import ORIGIN
-from tests.sinks.test_kafka_faults import begins_anew_only, deliver
 
 pytestmark = pytest.mark.kafka
 

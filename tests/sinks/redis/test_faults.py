@@ -253,7 +253,7 @@ def test_a_sender_stalled_amid_a_block_never_finishes_it(start_redis: StartRedis
     server = start_redis()
     stalled = subprocess.Popen(
         [sys.executable, "-c", STALLED, server.uri],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
