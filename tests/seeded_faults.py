@@ -68,10 +68,10 @@ FAULTS = (
     Fault(
         "empty-variable",
         "dropped condition",
-        "deltaforge_dagster/config/file/env.py",
+        "deltaforge_dagster/config/env.py",
         "if value is not None and (value or not colon):",
         "if value is not None:",
-        ("tests/config/file/test_env.py",),
+        ("tests/config/test_env.py",),
         "An empty variable takes the place of the default that the pipeline file gives.",
     ),
     Fault(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from deltaforge_dagster.config.file.env import unresolved
+from deltaforge_dagster.config.env import unresolved
 from deltaforge_dagster.config.templates import compile_template, unknown_variable
 from deltaforge_dagster.errors import SpecError
 

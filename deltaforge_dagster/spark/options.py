@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from deltaforge_dagster.config.blocks import NAME
-from deltaforge_dagster.config.file.env import expand
+from deltaforge_dagster.config.env import expand
 from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks.base import SinkConfig

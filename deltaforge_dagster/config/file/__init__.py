@@ -1,1 +1,1 @@
-"""Pipeline files: read with lines kept (`document`), variables expanded (`env`), checked (`load`), and documented."""
+"""Pipeline files: read with lines kept (`document`), checked (`load`), and documented."""

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from deltaforge_dagster.config.blocks import Block
+from deltaforge_dagster.config.env import expand
 from deltaforge_dagster.config.file.document import Problem, format_path, parse
-from deltaforge_dagster.config.file.env import expand
 from deltaforge_dagster.config.file.ids import derive_processor_ids
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.file.validation import validate

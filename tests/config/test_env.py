@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltaforge_dagster.config.file.env import Note, expand, unresolved
+from deltaforge_dagster.config.env import Note, expand, unresolved
 
 NAME = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)
 
