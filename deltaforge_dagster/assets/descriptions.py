@@ -18,13 +18,11 @@ from deltaforge_dagster.assets.names import (
     snapshot_key,
 )
 from deltaforge_dagster.config.file.load import BrokenPipeline, LoadedPipeline
-from deltaforge_dagster.config.sinks.sinks import Sink
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.code_versions import code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
-
-_DESTINATIONS = ("topic", "subject", "stream", "path")
-"""Fields of a sink's config that name its destination, the most specific one first."""
+from deltaforge_dagster.sinks.registry import sink_types
 
 
 def asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
@@ -100,27 +98,25 @@ def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
     )
 
 
-def _sink(loaded: LoadedPipeline, sink: Sink) -> dg.AssetSpec:
-    config = sink.config
-    given = (getattr(config, name, None) for name in _DESTINATIONS)
-    destination = next((str(one) for one in given if one is not None), "")
-    once = getattr(config, "exactly_once", False)
+def _sink(loaded: LoadedPipeline, sink: SinkBlock) -> dg.AssetSpec:
+    config, kind = sink.config, sink_types()[sink.type]
     return dg.AssetSpec(
         asset_key(loaded.name, config.id),
         deps=[asset_key(loaded.name, CHANGES)],
         description=(
             f"Ranges that sink {config.id} has acknowledged: everything up to their end has arrived at "
-            f"`{destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
+            f"`{config.destination}`.\n\n**Materialize** partitions to deliver them again, marked as a replay, "
             "or to have the sink catch up to them."
         ),
-        kinds={sink.type},
+        kinds={kind.dagster_kind()},
         **_everywhere(loaded),
         code_version=code_parts(loaded.spec).version(config.id),
         metadata={
-            "destination": destination,
+            "destination": config.destination,
             "envelope": config.envelope.type,
-            "delivery": "exactly once" if once else "at least once",
+            "delivery": "exactly once" if kind.exactly_once(config) else "at least once",
             "required": config.required,
+            **kind.metadata(config),
         },
     )
 

@@ -1,6 +1,7 @@
 """The models of the pipeline file: every field that this version reads, with its default.
 
-The models are frozen and mirror the file: `PipelineSpec` is the document, and
+The forms of a sink come from the registry of kinds, so this module and those that use it are above `sinks`; the rest of
+`config` is below. The models are frozen and mirror the file: `PipelineSpec` is the document, and
 `PipelineSpec.spec.source.config.slot` is `spec.source.config.slot`. Each model checks what its own block can
 check; `load` checks what spans blocks, derives missing ids, and turns unknown fields into warnings. Fields
 that DeltaForge does not have are under `spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms`
@@ -11,19 +12,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES
 from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
 from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
-from deltaforge_dagster.config.sinks.sinks import Sink
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.sources import PostgresSource, Source, position_type
 from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
 from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sinks.registry import SinkType, sink_types
+
+
+def _sink_block(kind: SinkType[Any]) -> type[SinkBlock]:
+    """Return the model of the sinks of a kind."""
+    form: Any = Literal[kind.name]
+    config: Any = Field(description=kind.config.__doc__)
+    return create_model(
+        kind.config.__name__.removesuffix("Config"),
+        __base__=SinkBlock,
+        __doc__=kind.summary,
+        type=(form, ...),
+        config=(kind.config, config),
+    )
+
+
+if TYPE_CHECKING:
+    Sink = SinkBlock
+else:
+    Sink = Annotated[
+        Union[tuple(map(_sink_block, sink_types().values()))],  # noqa: UP007 - of a tuple
+        Field(discriminator="type"),
+    ]
 
 
 class Metadata(Block):

@@ -15,18 +15,21 @@ from deltaforge_dagster.pipeline.run_context import RunContext
 from deltaforge_dagster.resources.platform import Opened
 from deltaforge_dagster.resources.spark import SparkSessions
 from deltaforge_dagster.sinks.build import build_sink
+from deltaforge_dagster.sinks.registry import SinkContext
 
 
 def build_run_context(opened: Opened, loaded: LoadedPipeline) -> RunContext:
     """Return the context of a run of this pipeline; nothing is connected yet."""
     settings = opened.settings
+    declared = loaded.spec.spec
+    context = SinkContext(loaded.name, declared.engine.run)
     return RunContext(
         store=opened.store,
         journal=opened.journal,
         sessions=lambda session_id, remember: SparkSessions(settings, session_id, remember),
         replay_sessions=lambda: _replay_sessions(settings),
         build_source=opened.source_builder(loaded),
-        build_sink=lambda sink_id: build_sink(loaded.spec, sink_id),
+        build_sink=lambda sink_id: build_sink(declared.sinks, sink_id, context),
     )
 
 

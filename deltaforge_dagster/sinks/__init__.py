@@ -1,4 +1,5 @@
-"""Sinks: one folder per destination, all behind the protocol in `base`.
+"""Sinks: one folder per kind of destination, all behind the protocol in `base`.
 
-`build` makes the sinks of a pipeline file; `deadlines` and `use` are shared. `faulty` wraps any sink for tests.
+`registry` says what a kind is and finds the kinds, each of which is described in `<kind>/sink_type.py`. `build` makes the
+sinks of a pipeline file; `preflight`, `deadlines` and `use` are shared. `faulty` wraps any sink for tests.
 """

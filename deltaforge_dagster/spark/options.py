@@ -17,66 +17,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from deltaforge_dagster.config.blocks import NAME
 from deltaforge_dagster.config.env import expand
 from deltaforge_dagster.config.file.sentences import sentence
 from deltaforge_dagster.config.secrets import SECRET_NAME, mask
 from deltaforge_dagster.config.sinks.base import SinkConfig
-from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig
-from deltaforge_dagster.config.sinks.sinks import Sink as DeclaredSink
 from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import SpecError
 from deltaforge_dagster.sinks.base import Sink
-from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions, sink_types
 
 JOB = "job"
 
 _REFERENCE = re.compile(r"\$\{[^{}]*\}")
 _TOKEN = re.compile(r"//([^/@:]+)@")
 _ANY_NAME = "destination"
-_DECLARED: TypeAdapter[DeclaredSink] = TypeAdapter(DeclaredSink)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A sink type as a data source.
+    """A kind of sink as a data source.
 
     Attributes:
-        name: The sink's `type` in a pipeline file.
-        config: The model of its fields.
-        destination: The field for the destination of messages.
-        without: Fields that are not available as options.
-        null_values: Whether a message may have no value: a Kafka tombstone.
-        always_named: Whether the destination is required even if each row has its own.
+        type: The kind.
+        spark: How it differs as a data source.
     """
 
-    name: str
-    config: type[SinkConfig]
-    destination: str
-    without: frozenset[str] = frozenset()
-    null_values: bool = False
-    always_named: bool = False
+    type: SinkType[Any]
+    spark: SparkOptions
 
     @property
     def format(self) -> str:
         """Name for `df.write.format`."""
-        return f"deltaforge_{self.name}"
+        return f"deltaforge_{self.type.name}"
+
+    @property
+    def destination(self) -> str:
+        """The option for the destination of messages."""
+        return str(self.type.config.destination_field)
 
     @property
     def fields(self) -> set[str]:
         """The names of its options, except `job`."""
-        return set(self.config.model_fields) - set(SinkConfig.model_fields) - self.without
+        fields = set(self.type.config.model_fields) - set(SinkConfig.model_fields)
+        return fields - self.spark.without
 
 
-KINDS = (
-    Kind("redis", RedisConfig, "stream"),
-    Kind("kafka", KafkaConfig, "topic", frozenset(["tombstones"]), null_values=True),
-    # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
-    # because the sink checks its stream with it.
-    Kind("nats", NatsConfig, "subject", frozenset(["exactly_once"]), always_named=True),
-)
+KINDS = tuple(Kind(one, one.spark) for one in sink_types().values() if one.spark is not None)
 
 
 def check(kind: Kind, options: Mapping[str, str]) -> None:
@@ -131,11 +120,11 @@ def sink(
             config[field] = filled
     try:
         # Options are always text, whatever the type of their field.
-        declared = _DECLARED.validate_python({"type": kind.name, "config": config}, strict=False)
+        declared = kind.type.config.model_validate(config, strict=False)
     except ValidationError as error:
         raise SpecError(
             *(
-                f"{kind.format}: option {'.'.join(map(str, one['loc'][2:]))!r} {sentence(one)}"
+                f"{kind.format}: option {'.'.join(map(str, one['loc']))!r} {sentence(one)}"
                 for one in error.errors()
             )
         ) from None
@@ -144,4 +133,4 @@ def sink(
             f"{kind.format}: option {kind.destination!r} has a variable, but rows are not events; "
             "give the rows a column `destination`"
         )
-    return make_sink(declared, f"spark-{job}", brief=True)
+    return kind.type.build(declared, SinkContext(f"spark-{job}", brief=True))

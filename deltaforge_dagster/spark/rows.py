@@ -50,7 +50,7 @@ def check(kind: Kind, schema: StructType, options: Mapping[str, str]) -> None:
             problems.append(f"column {name!r} is {found.simpleString()}; it must be {wanted}")
     if "value" not in types:
         problems.append("there is no column 'value', the message")
-    if kind.destination not in options and kind.always_named:
+    if kind.destination not in options and kind.spark.always_named:
         problems.append(f"option {kind.destination!r} is needed")
     elif kind.destination not in options and "destination" not in types:
         problems.append(f"option {kind.destination!r} or a column 'destination' is needed")
@@ -90,7 +90,9 @@ def messages(
         "ordinal": ordinals,
         "destination": _whole(kind, "destination", destination, first),
         "key": text("key"),
-        "value": text("value") if kind.null_values else _whole(kind, "value", text("value"), first),
+        "value": text("value")
+        if kind.type.takes_tombstones
+        else _whole(kind, "value", text("value"), first),
         "event_id": event_id,
         "idempotency_key": event_id,
         "headers": _headers(given["headers"]) if "headers" in given else nothing,

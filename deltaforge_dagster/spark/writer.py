@@ -48,7 +48,7 @@ _MOST_ROWS = 1 << 62
 def register(
     spark: SparkSession | ConnectSession, *, secrets: Mapping[str, str] | None = None
 ) -> None:
-    """Register the formats `deltaforge_redis`, `deltaforge_kafka` and `deltaforge_nats` in a session.
+    """Register the sinks in a session, each as the format `deltaforge_<type>`: `deltaforge_kafka`.
 
     Args:
         spark: A session, classic or Spark Connect.

@@ -26,10 +26,12 @@ from deltaforge_dagster.config.sinks.later import (
     HttpConfig,
     S3Config,
 )
-from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.config.sources.sources import MysqlConfig, PostgresConfig
 from deltaforge_dagster.config.sources.turso import TursoConfig
+from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
+from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 
 POSTGRES = {"id": "a", "dsn": "postgres://h/d", "slot": "a", "publication": "a", "tables": ("a",)}
 ANY_SINK = {"required": True, "envelope": {"type": "native"}, "encoding": {"type": "json"}}
@@ -57,9 +59,9 @@ OUTBOX_COLUMNS = {
         (FlattenProcessor, {"type": "flatten"}, {"id": "flatten", "separator": "__", "max_depth": None, "on_collision": "last", "empty_object": "preserve", "lists": "preserve", "empty_list": "preserve"}),
         (OutboxProcessor, {"type": "outbox"}, {"id": "outbox", "tables": [], "topic": None, "default_topic": None, "key": None, "raw_payload": False, "strict": False, "additional_headers": {}, "columns": OUTBOX_COLUMNS}),
         (FilterProcessor, {"type": "filter"}, {"id": "filter", "ops": [], "tables": {"include": [], "exclude": []}, "fields": [], "match": "all"}),
-        (KafkaConfig, {"id": "a", "brokers": "h", "topic": "t"}, {**FULL_SINK, "exactly_once": False, "send_timeout_secs": 30, "client_conf": {}}),
-        (RedisConfig, {"id": "a", "uri": "redis://h", "stream": "s"}, {**FULL_SINK, **TIMEOUTS}),
-        (NatsConfig, {"id": "a", "url": "nats://h", "subject": "s"}, {**FULL_SINK, **TIMEOUTS, "stream": None, "credentials_file": None, "username": None, "password": None, "token": None}),
+        (KafkaSinkConfig, {"id": "a", "brokers": "h", "topic": "t"}, {**FULL_SINK, "exactly_once": False, "send_timeout_secs": 30, "client_conf": {}}),
+        (RedisSinkConfig, {"id": "a", "uri": "redis://h", "stream": "s"}, {**FULL_SINK, **TIMEOUTS}),
+        (NatsSinkConfig, {"id": "a", "url": "nats://h", "subject": "s"}, {**FULL_SINK, **TIMEOUTS, "stream": None, "credentials_file": None, "username": None, "password": None, "token": None}),
         (HttpConfig, {"url": "http://h"}, {**ANY_SINK, "filter": None, "method": "POST", "headers": {}, "batch_mode": False, "send_timeout_secs": 10, "batch_timeout_secs": 30, "connect_timeout_secs": 5}),
         (S3Config, {"bucket": "b"}, {"required": True, "filter": None, "prefix": "", "region": None, "endpoint": None, "access_key_id": None, "secret_access_key": None, "virtual_hosted_style": False, "local": False, "format": "parquet", "compression": "snappy", "send_timeout_secs": 60}),
         (FileRoll, {}, {"max_bytes": 268_435_456, "max_events": 1_000_000, "max_age_secs": 300, "idle_age_secs": 600}),

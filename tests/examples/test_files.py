@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from deltaforge_dagster.cli.main import app
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline, load_pipelines
 from deltaforge_dagster.config.processors.processors import JavascriptProcessor
-from deltaforge_dagster.config.sinks.sinks import KafkaConfig
 from deltaforge_dagster.processors.javascript.script import Limits, Script
+from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.kafka.settings import Settings
 from tests.examples.stage import EXAMPLES
 
@@ -75,7 +75,7 @@ def test_examples_are_named_like_their_pipelines_and_listed() -> None:
 def test_production_waits_no_longer_than_its_lease() -> None:
     """What the file allows a message, five minutes, is cut to what the run may still send in."""
     sink = load_pipeline(EXAMPLES / "orders-to-kafka-prod.yaml").spec.spec.sinks[0].config
-    assert isinstance(sink, KafkaConfig)
+    assert isinstance(sink, KafkaSinkConfig)
     given = {name: value.get_secret_value() for name, value in sink.client_conf.items()}
     settings = Settings("s", sink.brokers, given, sink.send_timeout_secs, lease_seconds=25)
 

@@ -9,9 +9,10 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_dagster.sinks.registry import SinkContext
 
 NAMES = ("a", "a-b", "a_b", "a.b", "b", "b-c", "c", "b.c", "a-b-c")
 
@@ -43,8 +44,9 @@ def test_no_two_sinks_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RedisSink, "__init__", lambda _, *__, **names: made.append(names))
 
     for pipeline, sink in itertools.product(NAMES, NAMES):
-        for declared in spec(tmp_path, pipeline, sink).spec.sinks:
-            make_sink(declared, pipeline)
+        declared = spec(tmp_path, pipeline, sink).spec.sinks
+        for one in declared:
+            build_sink(declared, one.config.id, SinkContext(pipeline))
 
     kept = [one.get("transactional_id") or one["position_key"] for one in made]  # type: ignore[attr-defined, index]
     assert len(kept) == len(set(kept)) == 2 * len(NAMES) ** 2

@@ -18,6 +18,7 @@ from deltaforge_dagster.sinks.build import build_sink
 from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_dagster.sinks.registry import SinkContext
 from tests.sinks.messages import allow, closed_during, messages
 
 
@@ -201,16 +202,19 @@ SPEC = {
 
 def test_build_chooses_by_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each type has its sink; all are wrapped when the environment says so, and only then."""
-    spec = PipelineSpec.model_validate_json(json.dumps(SPEC))
+    sinks = PipelineSpec.model_validate_json(json.dumps(SPEC)).spec.sinks
+    context = SinkContext("shop")
 
-    plain = [type(build_sink(spec, name)) for name in ("lines", "cache")]
+    plain = [type(build_sink(sinks, name, context)) for name in ("lines", "cache")]
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    wrapped = [type(build_sink(spec, name)) for name in ("lines", "cache")]
+    wrapped = [type(build_sink(sinks, name, context)) for name in ("lines", "cache")]
 
     assert ([FileSink, RedisSink], [FaultySink] * 2) == (plain, wrapped)
 
 
 def test_build_of_an_unknown_sink() -> None:
     """A sink that the pipeline does not have is named."""
+    sinks = PipelineSpec.model_validate_json(json.dumps(SPEC)).spec.sinks
+
     with pytest.raises(NotAllowed, match="'lost'"):
-        build_sink(PipelineSpec.model_validate_json(json.dumps(SPEC)), "lost")
+        build_sink(sinks, "lost", SinkContext("shop"))

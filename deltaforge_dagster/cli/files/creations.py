@@ -10,12 +10,12 @@ from deltaforge_dagster.assets.names import job_name, snapshot_job_name
 from deltaforge_dagster.cli.files.destinations import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sinks.sinks import KafkaConfig, NatsConfig, RedisConfig, Sink
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.sources import PostgresSource, Source
 from deltaforge_dagster.config.sources.turso import TursoSource
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
-from deltaforge_dagster.sinks.build import position_key, transactional_id
+from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.turso.modes import triggers
 
@@ -76,14 +76,9 @@ def _of_source(source: Source) -> dict[str, Any]:
     return {"server id of the reader": server_id(config.id), **tables}
 
 
-def _of_sink(sink: Sink, pipeline: str, source: Source) -> dict[str, Any]:
-    config = sink.config
-    word = {"redis": "streams", "kafka": "topics", "nats": "subjects", "file": "files"}[sink.type]
-    made: dict[str, Any] = {word: destinations(config.destination, source)}
-    if isinstance(config, NatsConfig) and config.stream is not None:
-        made["stream"] = config.stream
-    if isinstance(config, KafkaConfig) and config.exactly_once:
-        made["transactional id, group"] = transactional_id(pipeline, config.id)
-    if isinstance(config, RedisConfig) and config.exactly_once:
-        made["position key"] = position_key(pipeline, config.id)
-    return made
+def _of_sink(sink: SinkBlock, pipeline: str, source: Source) -> dict[str, Any]:
+    config, kind = sink.config, sink_types()[sink.type]
+    return {
+        kind.destinations: destinations(config.destination, source),
+        **kind.names(config, pipeline),
+    }

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import typer
 
@@ -13,9 +14,7 @@ from deltaforge_dagster.kernels import runtime as kernel
 from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.processors.sql import spliced_fields
 from deltaforge_dagster.sensing import scan
-from deltaforge_dagster.sinks.nats import answers as nats_answers
-from deltaforge_dagster.sinks.nats import pack as nats_pack
-from deltaforge_dagster.sinks.redis import resp, resp_replies
+from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.mysql.snapshot import selected as mysql_selected
 from deltaforge_dagster.sources.mysql.synthetic import decoder as mysql
 from deltaforge_dagster.sources.postgres.snapshot import copied as postgres_copied
@@ -27,11 +26,11 @@ from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
 _COMPILED = "*.nbi"
 """Numba's index files, one per compiled kernel. Its cache folders already exist once a kernel is imported."""
 
-_PARTS = (
+_PARTS: tuple[tuple[Any, ...], ...] = (
     (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
-    (mysql, mysql_selected, spliced_fields, resp, resp_replies, nats_pack, nats_answers),
+    (mysql, mysql_selected, spliced_fields, *sink_types().values()),
 )
-"""Modules with kernels, in two parts that take about equally long to compile."""
+"""Modules with kernels and kinds of sinks, in two parts that take about equally long to compile."""
 
 
 def warm() -> None:
@@ -56,5 +55,5 @@ def _compile_side_by_side() -> None:
 
 
 def _compile(part: int) -> None:
-    for module in _PARTS[part]:
-        module.warm()
+    for one in _PARTS[part]:
+        one.warm()

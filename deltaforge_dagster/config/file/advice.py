@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from deltaforge_dagster.config.file.document import DocumentPath, Problem
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sinks.sinks import Sink
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.config.templates import compile_template
 
@@ -32,7 +32,7 @@ def _snapshot(block: Snapshot | None) -> Iterator[Problem]:
         yield Problem(("spec", "source", "config", "snapshot"), text)
 
 
-def _filter(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
+def _filter(sink: SinkBlock, path: DocumentPath) -> Iterator[Problem]:
     chosen = sink.config.filter
     if chosen is None or not chosen.exclude_synthetic:
         return
@@ -42,7 +42,7 @@ def _filter(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
         yield Problem((*path, "filter"), text)
 
 
-def _key(sink: Sink, path: DocumentPath) -> Iterator[Problem]:
+def _key(sink: SinkBlock, path: DocumentPath) -> Iterator[Problem]:
     if sink.config.key is None:
         return
     for variable in compile_template(sink.config.key).variables:

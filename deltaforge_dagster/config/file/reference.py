@@ -62,9 +62,11 @@ class _Reference:
         required = block.get("required", ())
         for name, field in block["properties"].items():
             here = f"{path}.{name}" if path else name
-            meaning = " ".join(field.get("description", "").split())
-            default = "required" if name in required else _default(name, field)
             forms = self._forms(field)
+            # A field whose text is that of its block has none of its own in the schema.
+            text = field.get("description", forms[0].get("description", "") if forms else "")
+            meaning = " ".join(text.split())
+            default = "required" if name in required else _default(name, field)
             if forms:
                 default = default if name in required else "none" if _optional(field) else ""
             cells = (f"`{here}`", _kind(field), default, note + meaning)

@@ -16,6 +16,7 @@ from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES, ONLY_STAT
 from deltaforge_dagster.config.file.document import DocumentPath, Problem
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.sinks import later
+from deltaforge_dagster.sinks.registry import broken_sink_types, sink_types
 
 _REPLICATOR = (
     ("checkpoint",),
@@ -74,12 +75,14 @@ def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _sink_problems(sink: dict[str, Any], here: DocumentPath) -> Iterator[Problem]:
-    model = later.SINKS.get(str(sink.get("type")))
-    if model is not None:
-        yield _not_yet(
-            (*here, "type"), f"{sink['type']} sinks are", "redis, kafka, nats and file are"
-        )
-        yield from _problems(model, sink, here)
+    kind = str(sink.get("type"))
+    if kind in broken_sink_types():
+        yield Problem((*here, "type"), f"is {kind}: {broken_sink_types()[kind]}")
+        return
+    if kind in later.SINKS and kind not in sink_types():
+        *first, last = sink_types()
+        yield _not_yet((*here, "type"), f"{kind} sinks are", f"{', '.join(first)} and {last} are")
+        yield from _problems(later.SINKS[kind], sink, here)
         return
     config = _mapping(sink, "config")
     here = (*here, "config")

@@ -1,1 +1,4 @@
-"""`spec.sinks`: the sinks of a pipeline file; `base` has the options of every sink, `later` those not supported yet."""
+"""The sinks of a pipeline file: `base` has the options of every sink, `later` the sinks of DeltaForge that are not supported yet.
+
+The options of a kind are in its own folder, `sinks/<kind>/config.py`.
+"""

@@ -1,8 +1,11 @@
-"""The options of every sink of a pipeline file: id, form of the messages, which events it gets."""
+"""The options of every sink of a pipeline file: id, form of the messages, which events it gets.
+
+A kind of sink adds its own options in a subclass of `SinkConfig` (`sinks.registry`).
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,6 +17,8 @@ from deltaforge_dagster.config.blocks import (
     Text,
     bare_type,
 )
+from deltaforge_dagster.config.urls import check_encoded
+from deltaforge_dagster.errors import SpecError
 
 
 class NativeEnvelope(Block):
@@ -83,6 +88,9 @@ def _operations(value: object) -> object:
 class SinkConfig(Block):
     """The options of every sink."""
 
+    destination_field: ClassVar[str]
+    """Name of the field, of the subclass, that holds the template of where messages go."""
+
     id: Name
     """Same characters as in the pipeline's name; unique in the pipeline. A renamed sink is a new sink.
     If absent, it is derived from type and index (`redis-0`), with a warning.
@@ -126,3 +134,23 @@ class SinkConfig(Block):
     or as a delete of the old key and an insert of the new one
     ([events](events.md#several-messages-for-one-change)).
     """
+
+    @property
+    def destination(self) -> str:
+        """The template of where messages go."""
+        return str(getattr(self, self.destination_field))
+
+
+class SinkBlock(Block):
+    """A sink of a pipeline file. A file's sinks are instances of one subclass per kind (`config.model`)."""
+
+    type: str
+    config: SinkConfig
+
+
+def check_address(url: str) -> None:
+    """Check in a field's validator that the delimiters in a URL's user and password are encoded."""
+    try:
+        check_encoded(url)
+    except SpecError as error:
+        raise ValueError(str(error)) from None

@@ -14,23 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltaforge_dagster.config.model import PipelineSpec
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.processors.code import chain_hash, code_of
+from deltaforge_dagster.sinks.registry import sink_types
 
 NO_CHAIN = "none"
 
 _LENGTH = 12
 
 _OF_SOURCE = {"config": {"start_position", "snapshot", "on_schema_drift"}}
-_OF_SINK = {
-    "config": {
-        "required",
-        "start",
-        "send_timeout_secs",
-        "batch_timeout_secs",
-        "connect_timeout_secs",
-    }
-}
-"""Fields that decide nothing about the data."""
+_OF_SINK = frozenset({"required", "start"})
+"""Fields that decide nothing about the data; a kind of sink names its own (`SinkType.timing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +69,14 @@ def code_parts(spec: PipelineSpec) -> CodeParts:
         if content.processors
         else NO_CHAIN,
         {
-            sink.config.id: _hash(sink.model_dump(mode="json", exclude=_OF_SINK))
+            sink.config.id: _hash(sink.model_dump(mode="json", exclude=_without_data(sink)))
             for sink in content.sinks
         },
     )
+
+
+def _without_data(sink: SinkBlock) -> dict[str, set[str]]:
+    return {"config": {*_OF_SINK, *sink_types()[sink.type].timing}}
 
 
 def _hash(content: Any) -> str:

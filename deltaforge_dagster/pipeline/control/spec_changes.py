@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _Spec = Mapping[str, Any]
@@ -57,12 +58,9 @@ _NEW_FORM = (
 )
 _OF_SINKS = {
     "type": "another kind of server behind the same checkpoint: it gets what comes after, nothing before",
-    **dict.fromkeys(["brokers", "uri", "url", "topic", "stream", "subject", "path"], _ELSEWHERE),
     **dict.fromkeys(
-        ["envelope", "encoding", "filter", "skipped_operations", "key_updates", "tombstones"],
-        _NEW_FORM,
+        ["envelope", "encoding", "filter", "skipped_operations", "key_updates"], _NEW_FORM
     ),
-    "event_field": _NEW_FORM,
     "key": "later messages have other keys: the order of a key holds before the change and after it",
     "exactly_once": "holds from the next batch on, which begins at the checkpoint",
     "required": "decides from the next run on what the source may forget",
@@ -245,9 +243,13 @@ def _of_sink(before: _Block, after: _Block) -> Iterator[Change]:
         text = _OF_SINKS["type"]
         yield Change(f"{path}.type", "changed", before["type"], after["type"], text)
         return
+    kind = sink_types().get(after["type"])
+    own: dict[str, str] = {}
+    if kind is not None:
+        own = dict.fromkeys(kind.where, _ELSEWHERE) | dict.fromkeys(kind.form, _NEW_FORM)
     for place, one, other in _differences(before["config"], after["config"]):
         field = place.partition(".")[0]
-        text = _OF_SINKS.get(field, _NEXT_RUN)
+        text = own.get(field) or _OF_SINKS.get(field, _NEXT_RUN)
         yield Change(f"{path}.config.{place}", "changed", one, other, text)
 
 

@@ -25,9 +25,9 @@ from deltaforge_dagster.config.sinks.base import (
     CloudEventsEnvelope,
     DebeziumEnvelope,
     Envelope,
+    SinkBlock,
     SinkFilter,
 )
-from deltaforge_dagster.config.sinks.sinks import KafkaSink, NatsSink, Sink
 from deltaforge_dagster.config.sources.sources import MysqlSource
 from deltaforge_dagster.config.sources.turso import TursoSource
 from deltaforge_dagster.config.templates import Template, compile_template
@@ -39,6 +39,7 @@ from deltaforge_dagster.processors.messages import envelope as envelopes
 from deltaforge_dagster.processors.messages import expansion, routing
 from deltaforge_dagster.processors.messages.envelope import Origin
 from deltaforge_dagster.processors.messages.expansion import Selection
+from deltaforge_dagster.sinks.registry import sink_types
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 
 MAX_BATCH_ROWS = 10_000
@@ -161,7 +162,7 @@ class MessagePlan:
         }
         return {name: own.column(name) for name in _TAKEN} | extra, makers
 
-    def _route(self, sink: Sink, selection: Selection, origin: Origin) -> Route:
+    def _route(self, sink: SinkBlock, selection: Selection, origin: Origin) -> Route:
         template = compile_template(sink.config.destination)
         key = None if sink.config.key is None else compile_template(sink.config.key)
         columns = {name: name for name in ("ordinal", "event_id", "idempotency_key", "headers")}
@@ -172,9 +173,10 @@ class MessagePlan:
             template.text,
             functools.partial(routing.destination, template, origin),
         )
-        if isinstance(sink, KafkaSink) and key is None:
+        default_key = sink_types()[sink.type].default_key
+        if default_key == "row" and key is None:
             columns["key"] = self._column("row_key", "", routing.row_key)
-        elif isinstance(sink, NatsSink) and key is None:
+        elif default_key == "none" and key is None:
             columns["key"] = self._column("set_key", "", routing.set_key)
         else:
             columns["key"] = self._column(
@@ -228,12 +230,12 @@ def source_origin(spec: PipelineSpec) -> Origin:
     return Origin("postgresql", name, tenant)
 
 
-def _selection(sink: Sink) -> Selection:
+def _selection(sink: SinkBlock) -> Selection:
     config = sink.config
     chosen = config.filter or SinkFilter()
     return Selection(
         splits=config.key_updates == "delete_insert",
-        tombstones=isinstance(sink, KafkaSink) and sink.config.tombstones,
+        tombstones=sink_types()[sink.type].tombstones(config),
         skipped=config.skipped_operations,
         captured=not chosen.synthetic_only,
         synthetic=not chosen.exclude_synthetic,

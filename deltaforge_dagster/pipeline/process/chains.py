@@ -6,7 +6,7 @@ from deltaforge_dagster.config.model import Batch, PipelineSpec
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.processors.chain import CALL_BYTES, CALL_ROWS, ChainSpec
 from deltaforge_dagster.processors.code import code_of
-from deltaforge_dagster.sinks.build import problems
+from deltaforge_dagster.sinks.registry import SinkContext, sink_types
 
 
 def chain_of(spec: PipelineSpec) -> ChainSpec:
@@ -27,7 +27,12 @@ def build_problems(spec: PipelineSpec) -> list[str]:
     The sinks' libraries read their settings, and the engine of scripts the scripts; a function of Python is
     imported.
     """
-    found = problems(spec)
+    context = SinkContext(spec.metadata.name, spec.spec.engine.run)
+    found = [
+        problem
+        for sink in spec.spec.sinks
+        for problem in sink_types()[sink.type].problems(sink.config, context)
+    ]
     for number, problem in chain_of(spec).problems():
         found.append(f"spec.processors[{number}]: {problem}")
     return found

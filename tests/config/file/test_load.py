@@ -11,9 +11,11 @@ from deltaforge_dagster.config.file.load import (
     load_pipelines,
 )
 from deltaforge_dagster.config.file.processor_file import load_processors
-from deltaforge_dagster.config.sinks.sinks import FileSink, KafkaSink, NatsSink, RedisSink
 from deltaforge_dagster.config.sources.sources import MysqlSource, PostgresSource
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
+from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
 from tests.config.conftest import Write
 
 SOURCE = "spec.source.config"
@@ -45,8 +47,8 @@ def test_a_good_file_is_its_fields(write: Write) -> None:
     assert spec.source.config.dsn.get_secret_value() == "postgres://u:geheim@localhost/app"
     assert spec.source.config.start_position == "earliest"
     redis, file = spec.sinks
-    assert isinstance(redis, RedisSink)
-    assert isinstance(file, FileSink)
+    assert (redis.type, file.type) == ("redis", "file")
+    assert isinstance(redis.config, RedisSinkConfig)
     assert (redis.config.required, redis.config.send_timeout_secs) == (True, 5.0)
     assert file.config.envelope.type == "native"
     assert spec.batch is None
@@ -76,7 +78,7 @@ def test_a_kafka_sink_is_its_fields(write: Write) -> None:
     )
 
     kafka = loaded.spec.spec.sinks[0]
-    assert isinstance(kafka, KafkaSink)
+    assert isinstance(kafka.config, KafkaSinkConfig)
     assert (kafka.config.send_timeout_secs, kafka.config.exactly_once) == (30.0, False)
     assert kafka.config.client_conf["x"].get_secret_value() == "true"
     assert kafka.config.model_dump()["client_conf"] == {
@@ -117,7 +119,7 @@ def test_a_nats_sink_is_its_fields(write: Write) -> None:
     other = load_pipeline(write({"spec.sinks.0": {"type": "nats", "config": {**NATS, **urls}}}))
 
     nats = loaded.spec.spec.sinks[0]
-    assert isinstance(nats, NatsSink)
+    assert isinstance(nats.config, NatsSinkConfig)
     assert (nats.config.send_timeout_secs, nats.config.batch_timeout_secs) == (5.0, 30.0)
     assert (nats.config.connect_timeout_secs, nats.config.exactly_once) == (10.0, False)
     assert nats.config.stream == "CDC"
@@ -581,7 +583,7 @@ def test_environment_variables_are_filled_in(write: Write, monkeypatch: pytest.M
     source = loaded.spec.spec.source
     assert isinstance(source, PostgresSource)
     assert source.config.dsn.get_secret_value() == "postgres://u:geheim2@db1/app"
-    assert isinstance(redis, RedisSink)
+    assert isinstance(redis.config, RedisSinkConfig)
     assert redis.config.stream == "cdc.${source.table}"
     assert loaded.warnings == ()
 

@@ -20,11 +20,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pydantic import TypeAdapter
 
-from deltaforge_dagster.config.sinks import sinks
-from deltaforge_dagster.pipeline.health import sink_preflight as looking
+from deltaforge_dagster.config.model import Sink
+from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.pipeline.health.sink_preflight import preflight
-from deltaforge_dagster.sinks.build import make_sink
+from deltaforge_dagster.sinks import preflight as of_all
+from deltaforge_dagster.sinks.build import build_sink
+from deltaforge_dagster.sinks.kafka import preflight as of_kafka
 from deltaforge_dagster.sinks.nats.rights import USER_INFO
+from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
@@ -38,13 +41,13 @@ from tests.sinks.messages import ORIGIN, allow, messages
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a busy machine take their time."""
-    monkeypatch.setattr(looking, "_CONNECT_SECONDS", 120.0)
-    monkeypatch.setattr(looking, "_KAFKA_SECONDS", 300.0)
+    monkeypatch.setattr(of_all, "_CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(of_kafka, "SECONDS", 300.0)
 
 
-def declared(kind: str, **config: Any) -> sinks.Sink:
+def declared(kind: str, **config: Any) -> SinkBlock:
     """Return a sink as a pipeline file has it."""
-    adapter: TypeAdapter[sinks.Sink] = TypeAdapter(sinks.Sink)
+    adapter: TypeAdapter[SinkBlock] = TypeAdapter(Sink)
     return adapter.validate_python({"type": kind, "config": {"id": "out", **config}})
 
 
@@ -115,7 +118,7 @@ def test_topics_that_cannot_be_written(
     assert "--operation Describe --group deltaforge-shop:out" in str(kept[-1].remedy)
 
     # As if these brokers made topics: whether they would, for this user, they are asked themselves.
-    monkeypatch.setattr(looking, "_brokers_make_topics", lambda _: True)
+    monkeypatch.setattr(of_kafka, "_brokers_make_topics", lambda _: True)
     rule(server, "forbidden", ResourceType.TOPIC, AclPermissionType.ALLOW)
     cluster = ("kafka-cluster", ResourceType.BROKER)
     rule(server, *cluster, AclPermissionType.ALLOW, AclOperation.ALL)
@@ -150,7 +153,7 @@ def test_whoever_sends_exactly_once_goes_on(kafka_server: KafkaServer, kafka_top
     """A look at its sink does not end a producer of transactions."""
     config = {"brokers": kafka_server.brokers, "topic": kafka_topic, "exactly_once": True}
     pipeline = f"p{secrets.token_hex(6)}"
-    sink = make_sink(declared("kafka", **config), pipeline)
+    sink = build_sink([declared("kafka", **config)], "out", SinkContext(pipeline))
     sink.open()
     sink.position()
     sink.send(messages([(kafka_topic, "{}")], origin=ORIGIN), allow)

@@ -1,0 +1,58 @@
+"""The file sink as a kind of sink."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.file.config import FileSinkConfig
+from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # it needs Arrow
+    from deltaforge_dagster.sinks.file.sink import FileSink
+
+
+class FileSinkType(SinkType[FileSinkConfig]):
+    """Local files of JSON lines."""
+
+    name = "file"
+    summary = "A file sink, for local use: it writes JSON lines."
+    config = FileSinkConfig
+    destinations = "files"
+    where = frozenset({"path"})
+    spark = None
+
+    def build(self, config: FileSinkConfig, context: SinkContext) -> FileSink:  # noqa: ARG002
+        """Return a sink, not yet open."""
+        from deltaforge_dagster.sinks.file.sink import FileSink  # noqa: PLC0415 - needs Arrow
+
+        return FileSink(config.id, compile_template(config.path))
+
+    def preflight(
+        self,
+        config: FileSinkConfig,
+        context: SinkContext,  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> list[Finding]:
+        """Say whether a run can create the files, as far as their template says where they are."""
+        subject = f"sink {config.id}"
+        literal = compile_template(config.path).parts[0]
+        wanted = Path(
+            os.path.abspath(os.path.dirname(literal if isinstance(literal, str) else ""))  # noqa: PTH100, PTH120 - resolves no links
+        )
+        there = next(path for path in (wanted, *wanted.parents) if path.exists())
+        if not there.is_dir():
+            text = f"{there} is no directory"
+            return [Finding(subject, "error", text, "correct the sink's path")]
+        if not os.access(there, os.W_OK | os.X_OK):
+            text = f"user {os.geteuid()} may not write in {there}"
+            return [Finding(subject, "error", text, f"chown {os.geteuid()} {there}")]
+        made = "" if there == wanted else " will be made"
+        return [Finding(subject, "ok", f"files in {wanted}{made}")]
+
+
+FILE = FileSinkType()

@@ -1,0 +1,163 @@
+"""Inspect a Kafka cluster before a run: topics, rights, and what transactions need.
+
+Nothing is written: no topic is created, and no transaction begins, because that would end the producer of a run that is at
+work. Where only sending would show whether the user has a right, the finding says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+    TopicDescription,
+)
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.kafka.client import LOG
+from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.kafka.errors import error_of, translated
+from deltaforge_dagster.sinks.kafka.settings import Settings
+from deltaforge_dagster.sinks.preflight import not_known
+from deltaforge_dagster.sources.findings import Finding
+
+SECONDS = 15.0
+"""For each answer of the brokers."""
+
+
+def findings(
+    config: KafkaSinkConfig, names: Sequence[str], transactional_id: str | None
+) -> list[Finding]:
+    """Return what is found about a sink's topics, and about its transactional id if it has one.
+
+    Args:
+        config: The sink.
+        names: Its topics; those that depend on changes are templates.
+        transactional_id: Also the name of the group that holds its position.
+
+    Raises:
+        DeltaforgeError: The client library refuses the settings.
+    """
+    subject = f"sink {config.id}"
+    topics = [name for name in names if not compile_template(name).variables]
+    found: list[Finding] = []
+    if len(topics) < len(names):
+        unknown = set(names) - set(topics)
+        found.append(not_known(subject, "topics", unknown, "are there and may be written"))
+    if not topics and transactional_id is None:
+        return found
+    secrets = {name: value.get_secret_value() for name, value in config.client_conf.items()}
+    settings = Settings(config.id, config.brokers, secrets, SECONDS, SECONDS)
+    try:
+        admin = AdminClient(settings.connection(), logger=LOG)
+        asked = {}
+        if topics:
+            asked = admin.describe_topics(
+                TopicCollection(topics),
+                include_authorized_operations=True,
+                request_timeout=SECONDS,
+            )
+    except KafkaException as error:
+        raise translated(subject, error_of(error)) from None
+    found += [_topic(admin, subject, topic, answer) for topic, answer in asked.items()]
+    if transactional_id is not None:
+        found += _transactions(admin, subject, transactional_id)
+    return found
+
+
+def _topic(
+    admin: AdminClient, subject: str, topic: str, answer: Future[TopicDescription]
+) -> Finding:
+    try:
+        described = answer.result()
+    except KafkaException as exception:
+        error = error_of(exception)
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return _missing_topic(admin, subject, topic)
+        return Finding(subject, "error", str(translated(f"topic {topic!r}", error)))
+    allowed = described.authorized_operations
+    if allowed is not None and AclOperation.WRITE not in allowed:
+        text = f"topic {topic!r} is there, but the Kafka user may not write it"
+        remedy = f"kafka-acls --add --allow-principal User:... --operation Write --topic {topic}"
+        return Finding(subject, "error", text, remedy)
+    count = len(described.partitions)
+    partitions = f"{count:,} partition{'' if count == 1 else 's'}"
+    return Finding(subject, "ok", f"topic {topic!r} is there, with {partitions}")
+
+
+def _missing_topic(admin: AdminClient, subject: str, topic: str) -> Finding:
+    """Say who has to make the topic: the brokers may do it, and may not tell."""
+    text = f"topic {topic!r} does not exist"
+    remedy = f"kafka-topics --create --topic {topic}"
+    made = _brokers_make_topics(admin)
+    if made is None:
+        text += (
+            "; whether the brokers make it (auto.create.topics.enable) they do not tell this user"
+        )
+        return Finding(subject, "warning", text, remedy)
+    if made:
+        return _topic_to_make(admin, subject, topic, text)
+    return Finding(subject, "error", f"{text}, and the brokers do not make topics", remedy)
+
+
+def _topic_to_make(admin: AdminClient, subject: str, topic: str, text: str) -> Finding:
+    """Say whether the user may let the brokers make a topic; they look, and make none."""
+    asked = admin.create_topics([NewTopic(topic)], validate_only=True, request_timeout=SECONDS)
+    try:
+        asked[topic].result()
+    except KafkaException as exception:
+        error = error_of(exception)
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            text += ", and the Kafka user may not have the brokers make it"
+            remedy = (
+                f"kafka-acls --add --allow-principal User:... --operation Create --topic {topic}"
+            )
+            return Finding(subject, "error", text, remedy)
+        text += f"; the brokers make topics, but would not make this one: {error.str()}"
+        return Finding(subject, "warning", text, f"kafka-topics --create --topic {topic}")
+    text += (
+        " yet; the brokers make it with the first message, which shows whether it may be written"
+    )
+    return Finding(subject, "note", text)
+
+
+def _transactions(admin: AdminClient, subject: str, name: str) -> list[Finding]:
+    """Say whether the sink's position may be kept; of transactions, only beginning one would tell."""
+    text = f"whether the Kafka user may use transactional id {name!r} only a transaction would show"
+    remedy = (
+        "kafka-acls --add --allow-principal User:... --operation Write --operation Describe"
+        f" --transactional-id {name}"
+    )
+    found = [Finding(subject, "note", text, remedy)]
+    asked = admin.describe_consumer_groups(
+        [name], include_authorized_operations=True, request_timeout=SECONDS
+    )
+    allowed = None
+    refused = False
+    try:
+        allowed = asked[name].result().authorized_operations
+    except KafkaException as exception:
+        refused = error_of(exception).code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    if refused or (allowed is not None and AclOperation.READ not in allowed):
+        text = f"the Kafka user may not keep the sink's position in consumer group {name!r}"
+        remedy = f"kafka-acls --add --allow-principal User:... --operation Read --operation Describe --group {name}"
+        found.append(Finding(subject, "error", text, remedy))
+    return found
+
+
+def _brokers_make_topics(admin: AdminClient) -> bool | None:
+    """Say whether `auto.create.topics.enable` is on; None when we may not ask."""
+    try:
+        nodes = admin.describe_cluster(request_timeout=SECONDS).result().nodes
+        broker = ConfigResource(ResourceType.BROKER, str(nodes[0].id))
+        asked = admin.describe_configs([broker], request_timeout=SECONDS)
+        setting = asked[broker].result()["auto.create.topics.enable"]
+    except (KafkaException, KeyError, IndexError):
+        return None
+    return bool(setting.value == "true")

@@ -1,0 +1,90 @@
+"""The Kafka sink as a kind of sink."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
+from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # it needs the client library
+    from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+
+
+class KafkaSinkType(SinkType[KafkaSinkConfig]):
+    """Topics of a Kafka cluster."""
+
+    name = "kafka"
+    summary = "A Kafka sink: each message is a record of a topic."
+    config = KafkaSinkConfig
+    destinations = "topics"
+    default_key = "row"
+    takes_tombstones = True
+    where = frozenset({"brokers", "topic"})
+    form = frozenset({"tombstones"})
+    timing = frozenset({"send_timeout_secs"})
+    spark = SparkOptions(without=frozenset({"tombstones"}))
+
+    def build(self, config: KafkaSinkConfig, context: SinkContext) -> KafkaSink:
+        """Return a sink, not yet open."""
+        from deltaforge_dagster.sinks.kafka.sink import KafkaSink  # noqa: PLC0415 - client library
+
+        name = _transactional_id(context.pipeline, config.id) if config.exactly_once else None
+        return KafkaSink(
+            config.id,
+            config.brokers,
+            {name: value.get_secret_value() for name, value in config.client_conf.items()},
+            send_timeout=config.send_timeout_secs,
+            lease_seconds=context.run.lease_seconds - context.run.renew_seconds,
+            transactional_id=name,
+        )
+
+    def problems(self, config: KafkaSinkConfig, context: SinkContext) -> list[str]:
+        """Return the properties in `client_conf` that the client library refuses."""
+        try:
+            self.build(config, context).check()
+        except SpecError as error:
+            return [str(error)]
+        return []
+
+    def exactly_once(self, config: KafkaSinkConfig) -> bool:
+        """Return whether batches are transactions that contain the sink's position."""
+        return config.exactly_once
+
+    def tombstones(self, config: KafkaSinkConfig) -> bool:
+        """Return whether a delete is followed by a record without a value."""
+        return config.tombstones
+
+    def preflight(
+        self, config: KafkaSinkConfig, context: SinkContext, names: Sequence[str]
+    ) -> list[Finding]:
+        """Say whether brokers answer, and whether topics and what transactions need are as needed."""
+        from deltaforge_dagster.sinks.kafka import preflight  # noqa: PLC0415 - client library
+
+        # Without transactions: to begin one would end the run that is at work.
+        hasty = {"send_timeout_secs": preflight.SECONDS, "exactly_once": False}
+        with contextlib.closing(self.build(config.model_copy(update=hasty), context)) as sink:
+            sink.open()
+        name = _transactional_id(context.pipeline, config.id) if config.exactly_once else None
+        reached = Finding(f"sink {config.id}", "ok", f"kafka at {config.brokers} answers")
+        return [reached, *preflight.findings(config, names, name)]
+
+    def names(self, config: KafkaSinkConfig, pipeline: str) -> Mapping[str, str]:
+        """Return the transactional id, which is also the name of the group that holds the position."""
+        name = _transactional_id(pipeline, config.id)
+        return {"transactional id, group": name} if config.exactly_once else {}
+
+
+def _transactional_id(pipeline: str, sink_id: str) -> str:
+    """Return a sink's transactional id.
+
+    The separator is a colon because both names may contain hyphens, but no colons.
+    """
+    return f"deltaforge-{pipeline}:{sink_id}"
+
+
+KAFKA = KafkaSinkType()

@@ -1,0 +1,131 @@
+"""The NATS sink as a kind of sink."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
+from deltaforge_dagster.sinks.preflight import connect_seconds
+from deltaforge_dagster.sinks.registry import SinkContext, SinkType, SparkOptions
+from deltaforge_dagster.sources.findings import Finding, listed
+
+if TYPE_CHECKING:  # it has kernels
+    from deltaforge_dagster.sinks.nats.sink import NatsSink
+
+
+class NatsSinkType(SinkType[NatsSinkConfig]):
+    """Subjects of a NATS system, with or without a JetStream stream."""
+
+    name = "nats"
+    summary = (
+        "A NATS sink: each message goes to a subject, into a JetStream stream if one is given."
+    )
+    config = NatsSinkConfig
+    destinations = "subjects"
+    default_key = "none"
+    where = frozenset({"url", "subject", "stream"})
+    timing = frozenset({"send_timeout_secs", "batch_timeout_secs", "connect_timeout_secs"})
+    # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
+    # because the sink checks its stream with it.
+    spark = SparkOptions(without=frozenset({"exactly_once"}), always_named=True)
+
+    def build(self, config: NatsSinkConfig, context: SinkContext) -> NatsSink:
+        """Return a sink, not yet open.
+
+        Raises:
+            SpecError: The URL is invalid.
+        """
+        from deltaforge_dagster.sinks.nats.endpoint import Login  # noqa: PLC0415 - has kernels
+        from deltaforge_dagster.sinks.nats.sink import (  # noqa: PLC0415 - has kernels
+            NatsSink,
+            subject_pattern,
+        )
+
+        login = Login(
+            config.credentials_file,
+            config.username,
+            None if config.password is None else config.password.get_secret_value(),
+            None if config.token is None else config.token.get_secret_value(),
+        )
+        return NatsSink(
+            config.id,
+            config.url.get_secret_value(),
+            subject_pattern(compile_template(config.subject)),
+            login,
+            stream=config.stream,
+            exactly_once=config.exactly_once,
+            name=f"deltaforge:{context.pipeline}:{config.id}",
+            connect_timeout=config.connect_timeout_secs,
+            send_timeout=config.send_timeout_secs,
+            batch_timeout=config.batch_timeout_secs,
+        )
+
+    def exactly_once(self, config: NatsSinkConfig) -> bool:
+        """Return whether the sink keeps its position in a header of the messages."""
+        return config.exactly_once
+
+    def preflight(
+        self, config: NatsSinkConfig, context: SinkContext, names: Sequence[str]
+    ) -> list[Finding]:
+        """Say whether a server answers, and whether the user may publish, as far as the server tells."""
+        seconds = connect_seconds(config.connect_timeout_secs)
+        sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
+        with contextlib.closing(sink):
+            sink.open()
+            return [_reached(config), *_rights(f"sink {config.id}", sink, names)]
+
+    def names(self, config: NatsSinkConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the stream that captures the subjects."""
+        return {} if config.stream is None else {"stream": config.stream}
+
+    def warm(self) -> None:
+        """Compile the kernels that pack messages and read answers."""
+        from deltaforge_dagster.sinks.nats import answers, pack  # noqa: PLC0415 - have kernels
+
+        pack.warm()
+        answers.warm()
+
+
+def _reached(config: NatsSinkConfig) -> Finding:
+    """Say which servers answer, without the user's name or password."""
+    from deltaforge_dagster.sinks.nats.endpoint import addresses  # noqa: PLC0415 - has kernels
+
+    servers = ", ".join(map(str, addresses(config.id, config.url.get_secret_value())))
+    text = f"{servers} answers; without `stream` nothing is stored there"
+    if config.stream is not None:
+        text = f"{servers} answers; stream {config.stream!r} takes {config.subject!r}"
+    return Finding(f"sink {config.id}", "ok", text)
+
+
+def _rights(subject: str, sink: NatsSink, names: Sequence[str]) -> list[Finding]:
+    """Say whether the user may publish to subjects, as far as the server tells."""
+    from deltaforge_dagster.sinks.nats.rights import USER_INFO  # noqa: PLC0415 - has kernels
+    from deltaforge_dagster.sinks.nats.sink import subject_pattern  # noqa: PLC0415 - has kernels
+
+    rights = sink.rights()
+    if rights is None:
+        text = f"whether the NATS user may publish {listed(names)} only a message would show"
+        remedy = f"let the user publish to {USER_INFO}, then the server tells"
+        return [Finding(subject, "note", text, remedy)]
+    patterns = {name: subject_pattern(compile_template(name)) for name in names}
+    shares = {name: rights.of(pattern) for name, pattern in patterns.items()}
+    none = [name for name, share in shares.items() if share == "none"]
+    some = [name for name, share in shares.items() if share == "some"]
+    found = []
+    if none:
+        text = f"the NATS user may not publish to {listed(none)}"
+        remedy = f"allow it to publish to {listed([patterns[name] for name in none])}"
+        found.append(Finding(subject, "error", text, remedy))
+    if some:
+        text = f"the NATS user may publish to some subjects of {listed(some)} only"
+        remedy = f"allow it to publish to {listed([patterns[name] for name in some])}"
+        found.append(Finding(subject, "warning", text, remedy))
+    if not found:
+        found.append(Finding(subject, "ok", f"the NATS user may publish to {listed(names)}"))
+    return found
+
+
+NATS = NatsSinkType()

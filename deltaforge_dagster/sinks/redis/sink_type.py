@@ -1,0 +1,97 @@
+"""The Redis sink as a kind of sink."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from deltaforge_dagster.config.templates import compile_template
+from deltaforge_dagster.sinks.preflight import connect_seconds, not_known
+from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sinks.registry import SinkContext, SinkType
+from deltaforge_dagster.sources.findings import Finding, listed
+
+if TYPE_CHECKING:  # it has kernels
+    from deltaforge_dagster.sinks.redis.sink import RedisSink
+
+_WEEK = 7 * 24 * 3600
+
+
+class RedisSinkType(SinkType[RedisSinkConfig]):
+    """Streams of a Redis server or cluster."""
+
+    name = "redis"
+    summary = "A Redis sink: each message is an entry of a stream."
+    config = RedisSinkConfig
+    destinations = "streams"
+    where = frozenset({"uri", "stream"})
+    form = frozenset({"event_field"})
+    timing = frozenset({"send_timeout_secs", "batch_timeout_secs", "connect_timeout_secs"})
+
+    def build(self, config: RedisSinkConfig, context: SinkContext) -> RedisSink:
+        """Return a sink, not yet open.
+
+        For a brief job its position expires after a week, and its connections have no name.
+
+        Raises:
+            SpecError: The URI is invalid, or a cluster's streams need not be in one slot.
+        """
+        from deltaforge_dagster.sinks.redis.cluster import common_tag  # noqa: PLC0415 - has kernels
+        from deltaforge_dagster.sinks.redis.sink import RedisSink  # noqa: PLC0415 - has kernels
+
+        pipeline = context.pipeline
+        return RedisSink(
+            config.id,
+            config.uri.get_secret_value(),
+            connect_timeout=config.connect_timeout_secs,
+            send_timeout=config.send_timeout_secs,
+            batch_timeout=config.batch_timeout_secs,
+            position_key=_position_key(pipeline, config.id) if config.exactly_once else None,
+            hash_tag=common_tag(compile_template(config.stream)),
+            event_field=config.event_field,
+            position_seconds=_WEEK if context.brief else None,
+            name=None if context.brief else f"deltaforge:{pipeline}:{config.id}",
+        )
+
+    def exactly_once(self, config: RedisSinkConfig) -> bool:
+        """Return whether the sink keeps its position in a key."""
+        return config.exactly_once
+
+    def preflight(
+        self, config: RedisSinkConfig, context: SinkContext, names: Sequence[str]
+    ) -> list[Finding]:
+        """Say whether the server answers, and whether the user may write the streams that the file names."""
+        subject = f"sink {config.id}"
+        seconds = connect_seconds(config.connect_timeout_secs)
+        sink = self.build(config.model_copy(update={"connect_timeout_secs": seconds}), context)
+        place = config.uri.get_secret_value().rpartition("@")[2].rpartition("://")[2]
+        streams = [name for name in names if not compile_template(name).variables]
+        with contextlib.closing(sink):
+            sink.open()
+            found = [Finding(subject, "ok", f"redis at {place.partition('?')[0]} answers")]
+            sink.rehearse(streams)
+        if streams:
+            found.append(Finding(subject, "ok", f"the Redis user may write {listed(streams)}"))
+        if len(streams) < len(names):
+            unknown = set(names) - set(streams)
+            found.append(not_known(subject, "streams", unknown, "may be written"))
+        return found
+
+    def names(self, config: RedisSinkConfig, pipeline: str) -> Mapping[str, str]:
+        """Return the key of the sink's position."""
+        return {"position key": _position_key(pipeline, config.id)} if config.exactly_once else {}
+
+    def warm(self) -> None:
+        """Compile the kernels that pack commands and read replies."""
+        from deltaforge_dagster.sinks.redis import resp, resp_replies  # noqa: PLC0415 - have kernels
+
+        resp.warm()
+        resp_replies.warm()
+
+
+def _position_key(pipeline: str, sink_id: str) -> str:
+    return f"deltaforge:position:{pipeline}:{sink_id}"
+
+
+REDIS = RedisSinkType()

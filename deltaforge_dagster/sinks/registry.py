@@ -1,0 +1,225 @@
+"""The kinds of sinks: what the product asks about a kind, and where it finds the kinds.
+
+A kind is one object, a `SinkType`. Files, plans, checks, messages, assets and Spark jobs ask it, so none of them names a
+kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging User Guide, "Entry points
+specification")::
+
+    [project.entry-points."deltaforge.sinks"]
+    csv = "csv_sink:CSV"
+
+The name is the `type` in pipeline files and `SinkType.name` of the object. Everything that loads a pipeline file loads every
+kind, Dagster's code servers included. So the module with the object imports neither a client library nor kernels; the
+methods that need them import them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from deltaforge_dagster.config.engine.engine import RunLimits
+from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.sources.findings import Finding
+
+if TYPE_CHECKING:  # it needs Arrow, which code servers do without
+    from deltaforge_dagster.sinks.base import Sink
+
+GROUP = "deltaforge.sinks"
+"""The group of the entry points."""
+
+_BUILT_IN = {
+    "redis": "deltaforge_dagster.sinks.redis.sink_type:REDIS",
+    "kafka": "deltaforge_dagster.sinks.kafka.sink_type:KAFKA",
+    "nats": "deltaforge_dagster.sinks.nats.sink_type:NATS",
+    "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
+}
+"""In the order in which errors and the reference list them."""
+
+_LOG = logging.getLogger(__name__)
+
+_Config = TypeVar("_Config", bound=SinkConfig)
+
+DefaultKey = Literal["event id", "row", "none"]
+"""The key of a message whose sink has no `key` in the file, unless a processor has set one: the id of the event, the
+primary key of the row (which suits destinations that keep the order of a key), or no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink needs to know about its surroundings.
+
+    Attributes:
+        pipeline: Name of the pipeline, or of the Spark job; part of the names that the sink uses on servers.
+        run: Limits of the runs that send with the sink.
+        brief: For a job that ends and of which several may run at once, such as a Spark job or a check. It
+            leaves nothing behind for long, and ends no other sender of the same pipeline.
+    """
+
+    pipeline: str
+    run: RunLimits = field(default_factory=RunLimits)
+    brief: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """How a kind differs as a Spark data source, whose options are the fields of its config model.
+
+    Attributes:
+        without: Fields that are not available as options.
+        always_named: Whether the destination is required even if each row has its own.
+    """
+
+    without: frozenset[str] = frozenset()
+    always_named: bool = False
+
+
+class SinkType(ABC, Generic[_Config]):
+    """A kind of sink.
+
+    Attributes:
+        name: The `type` in pipeline files.
+        summary: A sentence about the kind, for the JSON Schema and the reference.
+        config: Model of the `config` block. The name of the class ends in `SinkConfig`; the first line of its docstring
+            is the description of the block.
+        destinations: What its destinations are called, in the plural: `topics`.
+        default_key: The message key if the file sets none.
+        takes_tombstones: Whether a message may have no value.
+        where: Fields that decide where messages go. If one changes, `deltaforge plan` says that later messages go elsewhere.
+        form: Fields that decide what messages look like. If one changes, `deltaforge plan` says that later messages differ.
+        timing: Fields that decide only when something happens. If one changes, Dagster does not show delivered ranges as
+            stale.
+        spark: The kind as a Spark data source, `deltaforge_<name>`; None if Spark jobs cannot use it.
+    """
+
+    name: str
+    summary: str
+    config: type[_Config]
+    destinations: str = "destinations"
+    default_key: DefaultKey = "event id"
+    takes_tombstones: bool = False
+    where: frozenset[str] = frozenset()
+    form: frozenset[str] = frozenset()
+    timing: frozenset[str] = frozenset()
+    spark: SparkOptions | None = SparkOptions()
+
+    @abstractmethod
+    def build(self, config: _Config, context: SinkContext) -> Sink:
+        """Return a sink, not yet open.
+
+        Raises:
+            SpecError: The configuration cannot work.
+        """
+
+    def problems(self, config: _Config, context: SinkContext) -> list[str]:
+        """Return the errors in a configuration that the client library finds without connecting."""
+        self.build(config, context)
+        return []
+
+    def exactly_once(self, config: _Config) -> bool:  # noqa: ARG002
+        """Return whether the sink stores its own position with the messages."""
+        return False
+
+    def tombstones(self, config: _Config) -> bool:  # noqa: ARG002
+        """Return whether a delete is followed by a message without a value; needs `takes_tombstones`."""
+        return False
+
+    def preflight(
+        self,
+        config: _Config,
+        context: SinkContext,  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> list[Finding]:
+        """Return what `deltaforge check` says about a sink; write nothing at the destination.
+
+        Args:
+            config: The sink.
+            context: Its surroundings, `brief`.
+            names: Its destinations, as far as the file determines them; what depends on changes is a template.
+
+        Raises:
+            DeltaforgeError: What is wrong; shown as an error.
+        """
+        text = f"only a run shows whether a sink of type {self.name} can deliver"
+        return [Finding(f"sink {config.id}", "note", text)]
+
+    def names(self, config: _Config, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return what the sink creates or uses on servers beside its destinations, by what it is called."""
+        return {}
+
+    def metadata(self, config: _Config) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return metadata of the sink's asset in Dagster beside that of every sink; no secrets."""
+        return {}
+
+    def dagster_kind(self) -> str:
+        """Return the kind of the sink's asset in Dagster, which has icons for well-known ones."""
+        return self.name
+
+    def warm(self) -> None:
+        """Compile the sink's kernels, if it has any, or load them from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The kinds.
+
+    Attributes:
+        types: Those that can be used, by name.
+        broken: Why others cannot be used, by name.
+    """
+
+    types: Mapping[str, SinkType[Any]]
+    broken: Mapping[str, str]
+
+
+def sink_types() -> Mapping[str, SinkType[Any]]:
+    """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""
+    return _found().types
+
+
+def broken_sink_types() -> Mapping[str, str]:
+    """Return why kinds of installed packages cannot be used, by name; the text names the package."""
+    return _found().broken
+
+
+@functools.cache
+def _found() -> _Found:
+    types = {name: _loaded(EntryPoint(name, value, GROUP)) for name, value in _BUILT_IN.items()}
+    broken: dict[str, str] = {}
+    entries: dict[str, list[EntryPoint]] = defaultdict(list)
+    for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        entries[entry.name].append(entry)
+    for name, found in entries.items():
+        packages = " and ".join(sorted(map(_package, found)))
+        if name in _BUILT_IN:
+            _LOG.warning(
+                "%s: sink type %s is not used, because one of ours has that name", packages, name
+            )
+        elif len(found) > 1:
+            broken[name] = f"{packages} both provide it (uninstall one)"
+        else:
+            try:
+                types[name] = _loaded(found[0])
+            except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
+                broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
+    return _Found(types, broken)
+
+
+def _loaded(entry: EntryPoint) -> SinkType[Any]:
+    kind = entry.load()
+    if not isinstance(kind, SinkType):
+        raise TypeError(f"{entry.value} is no SinkType")
+    if kind.name != entry.name:
+        raise ValueError(
+            f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
+        )
+    return kind
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
