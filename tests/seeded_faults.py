@@ -183,8 +183,8 @@ FAULTS = (
         "        guard()  # as late as possible: the answer about a topic may have taken long\n",
         "",
         (
-            "tests/contracts/test_sink.py::test_guard_refuses_at_once[bare-kafka]",
-            "tests/contracts/test_sink.py::test_guard_refuses_on_the_way[bare-kafka]",
+            "tests/contracts/test_sink.py::TestSink::test_guard_refuses_at_once[bare-kafka]",
+            "tests/contracts/test_sink.py::TestSink::test_guard_refuses_on_the_way[bare-kafka]",
         ),
         "A run that has lost its lease sends on to Kafka, between the messages of its successor.",
     ),

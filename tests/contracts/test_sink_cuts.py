@@ -25,13 +25,13 @@ from deltaforge_dagster.sinks.base import Sink
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.sinks.nats.sink import NatsSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_dagster.testing.sinks import ORIGIN, allow, messages
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.fix_kafka import read_topic
 from tests.fix_nats import Admin
-from tests.sinks.messages import ORIGIN, allow, messages
 
 ROWS = 10_000
 BATCH = 500

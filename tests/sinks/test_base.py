@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch, whole_ordinals
-from tests.sinks.messages import ORIGIN
+from deltaforge_dagster.testing.sinks import ORIGIN
 
 
 def rows(counts: list[int]) -> pa.RecordBatch:

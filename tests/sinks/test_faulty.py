@@ -19,7 +19,8 @@ from deltaforge_dagster.sinks.faulty import VARIABLE, FaultySink
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
 from deltaforge_dagster.sinks.registry import SinkContext
-from tests.sinks.messages import allow, closed_during, messages
+from deltaforge_dagster.testing.sinks import allow, messages
+from tests.sinks.messages import closed_during
 
 
 @pytest.fixture

@@ -29,13 +29,13 @@ from deltaforge_dagster.sinks.kafka import preflight as of_kafka
 from deltaforge_dagster.sinks.nats.rights import USER_INFO
 from deltaforge_dagster.sinks.registry import SinkContext
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.testing.sinks import ORIGIN, allow, messages
 from deltaforge_lab.servers.kafka import KafkaServer
 from deltaforge_lab.servers.nats import NatsServer
 from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import StartKafka, read_topic
 from tests.fix_nats import Admin, StartNats
-from tests.sinks.messages import ORIGIN, allow, messages
 
 
 @pytest.fixture(autouse=True)

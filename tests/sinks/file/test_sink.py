@@ -17,7 +17,7 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.errors import PermissionMissing, SinkRejected, SinkUnavailable
 from deltaforge_dagster.sinks.file import sink as file
 from deltaforge_dagster.sinks.file.sink import FileSink
-from tests.sinks.messages import allow, messages
+from deltaforge_dagster.testing.sinks import allow, messages
 
 NOBODY = 65534
 

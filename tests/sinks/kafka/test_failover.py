@@ -13,12 +13,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic
 from tests.sinks.kafka.test_faults import begins_anew_only, deliver
 from tests.sinks.kafka.test_sink import numbered, numbers
-from tests.sinks.messages import ORIGIN
 
 pytestmark = pytest.mark.kafka
 

@@ -14,12 +14,13 @@ from deltaforge_dagster.errors import PositionMoved, SinkUnavailable
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.faulty_proxy import FaultyProxy
 from tests.fix_kafka import StartKafka, read_topic
 from tests.sinks.kafka.test_sink import numbered, numbers
-from tests.sinks.messages import ORIGIN, allow, sent
+from tests.sinks.messages import sent
 
 pytestmark = pytest.mark.kafka
 

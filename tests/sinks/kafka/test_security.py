@@ -31,11 +31,11 @@ from cryptography.hazmat.primitives.serialization import (
 from deltaforge_dagster.errors import AuthFailed, PermissionMissing, SpecError
 from deltaforge_dagster.processes.process import free_port
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import read_topic
 from tests.sinks.kafka.test_sink import numbered, numbers, refused
-from tests.sinks.messages import ORIGIN, allow
 
 pytestmark = pytest.mark.kafka
 

@@ -42,10 +42,11 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.sinks.base import MESSAGES, SinkBatch
 from deltaforge_dagster.sinks.kafka import sink as kafka
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.testing.sinks import ORIGIN, allow, refuse_from
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.fix_kafka import Record, StartKafka, read_topic
-from tests.sinks.messages import ORIGIN, allow, closed_during, refuse_from, sent
+from tests.sinks.messages import closed_during, sent
 
 pytestmark = pytest.mark.kafka
 
@@ -490,7 +491,7 @@ from dataclasses import replace
 from pathlib import Path
 from deltaforge_dagster.sinks import kafka_client
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
-from tests.sinks.messages import ORIGIN, allow
+from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from tests.sinks.kafka.test_sink import numbered
 
 kafka_client._GUARD_SECONDS = 1e9  # only pieces and commits count

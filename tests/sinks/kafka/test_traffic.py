@@ -14,10 +14,10 @@ from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sinks.kafka.client import Client
 from deltaforge_dagster.sinks.kafka.settings import Settings
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
+from deltaforge_dagster.testing.sinks import ORIGIN, allow, refuse_from
 from deltaforge_lab.servers.kafka import KafkaServer
 from tests.e2e.deployment import eventually
 from tests.sinks.kafka.test_sink import numbered
-from tests.sinks.messages import ORIGIN, allow, refuse_from
 
 
 @pytest.mark.kafka

@@ -15,9 +15,9 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.nats.sink import NatsSink
+from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.nats import NatsServer
 from tests.fix_nats import Admin
-from tests.sinks.messages import ORIGIN
 from tests.sinks.nats_messages import MakeSink, allow, batch, kernels, numbered, opened, row
 
 __all__ = ["kernels"]

@@ -12,7 +12,8 @@ from deltaforge_dagster.errors import SinkRejected, SinkUnavailable, Undeliverab
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis.cluster import common_tag, slot_of
 from deltaforge_dagster.sinks.redis.sink import RedisSink
-from tests.sinks.messages import ORIGIN, sent
+from deltaforge_dagster.testing.sinks import ORIGIN
+from tests.sinks.messages import sent
 from tests.sinks.redis_cluster import PASSWORD, RedisCluster, port, start_cluster, until
 from tests.sinks.redis_messages import allow, batch, kernels, numbered, row
 

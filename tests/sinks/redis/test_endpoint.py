@@ -31,9 +31,10 @@ from deltaforge_dagster.errors import (
 from deltaforge_dagster.processes.process import ServerProcess, free_port
 from deltaforge_dagster.sinks.redis import sink as redis_sink
 from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
-from tests.sinks.messages import ORIGIN, closed_during
+from tests.sinks.messages import closed_during
 from tests.sinks.redis_cluster import until
 from tests.sinks.redis_messages import (
     allow,

@@ -17,9 +17,9 @@ from deltaforge_dagster.errors import (
 )
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.sinks.redis.sink import RedisSink
+from deltaforge_dagster.testing.sinks import ORIGIN
 from deltaforge_lab.servers.redis import RedisServer
 from tests.fix_redis import StartRedis
-from tests.sinks.messages import ORIGIN
 from tests.sinks.redis_messages import (
     Crash,
     allow,
