@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.sources.postgres.synthetic.messages import UNCHANGED, Cell
 
@@ -215,27 +216,27 @@ def streams(draw: st.DrawFn) -> bytes:
     for xid in range(draw(st.integers(0, 5))):
         final_lsn = lsn + 500
         clock = draw(st.integers(0, 10**15))
-        parts.append(samples.xlog(lsn, samples.begin(final_lsn, clock, 4_294_967_290 + xid)))
+        parts.append(xlog(lsn, samples.begin(final_lsn, clock, 4_294_967_290 + xid)))
         if draw(st.booleans()):
-            parts.append(samples.xlog(0, b"O" + bytes(8) + b"origin\0"))
+            parts.append(xlog(0, b"O" + bytes(8) + b"origin\0"))
         for _ in range(draw(st.integers(0, 4))):
             oid = draw(st.sampled_from([16_384, 16_392]))  # these share a line of the hash table
             if oid not in described or draw(st.integers(0, 3)) == 0:
                 if oid not in described or draw(st.booleans()):
                     described[oid] = draw(tables(oid))
-                parts.append(samples.xlog(0, described[oid].relation()))
+                parts.append(xlog(0, described[oid].relation()))
             lsn += draw(st.sampled_from([0, 8]))
-            parts.append(samples.xlog(lsn, draw(events(lsn, described, oid))))
+            parts.append(xlog(lsn, draw(events(lsn, described, oid))))
             if draw(st.integers(0, 4)) == 0:
                 parts.append(samples.keepalive(lsn))
         lsn = final_lsn + 8
-        parts.append(samples.xlog(lsn, samples.commit(final_lsn, lsn, clock)))
+        parts.append(xlog(lsn, samples.commit(final_lsn, lsn, clock)))
         if draw(st.integers(0, 3)) == 0:
             lsn += 24
             parts.append(samples.keepalive(lsn, reply=draw(st.booleans())))
         if draw(st.integers(0, 3)) == 0:
             lsn += 24
-            parts.append(samples.xlog(lsn, draw(messages(lsn, transactional=False))))
+            parts.append(xlog(lsn, draw(messages(lsn, transactional=False))))
         if draw(st.integers(0, 4)) == 0:
             parts.append(b"N" + (4).to_bytes(4, "big"))
     return b"".join(parts)

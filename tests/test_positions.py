@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.positions import BinlogPosition, LsnPosition, parse_position
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 

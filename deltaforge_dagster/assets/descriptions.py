@@ -23,6 +23,7 @@ from deltaforge_dagster.pipeline.control.catalog import AnyPipeline
 from deltaforge_dagster.pipeline.control.code_versions import code_parts
 from deltaforge_dagster.pipeline.control.publication import CHANGES
 from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 
 
 def asset_specs(loaded: LoadedPipeline) -> list[dg.AssetSpec]:
@@ -39,7 +40,7 @@ def snapshot_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
             "table. It is missing until it is read; then the pipeline's run puts its rows into the journal, between "
             "changes, and delivers them.\n\n**Materialize** partitions to read these chunks again."
         ),
-        kinds={loaded.spec.spec.source.type},
+        kinds={_source_kind(loaded)},
         **_everywhere(loaded),
     )
 
@@ -53,7 +54,7 @@ def schemas_spec(loaded: LoadedPipeline) -> dg.AssetSpec:
             "partition is one table.\n\n**Materialize** a table to approve its newest form, if that waits "
             "for approval (`on_schema_change: pause_table`)."
         ),
-        kinds={loaded.spec.spec.source.type},
+        kinds={_source_kind(loaded)},
         **_everywhere(loaded),
     )
 
@@ -87,7 +88,7 @@ def _changes(loaded: LoadedPipeline) -> dg.AssetSpec:
             "of the log, stored in the journal.\n\n**Materialize** partitions to verify that their files "
             "are unchanged and follow one another without a gap."
         ),
-        kinds={spec.source.type},
+        kinds={_source_kind(loaded)},
         **_everywhere(loaded),
         code_version=code_parts(loaded.spec).version(),
         metadata={
@@ -128,6 +129,10 @@ def _everywhere(loaded: LoadedPipeline) -> dict[str, Any]:
         "owners": owners(loaded.spec.metadata),
         "tags": tags(loaded.spec.metadata),
     }
+
+
+def _source_kind(loaded: LoadedPipeline) -> str:
+    return source_types()[loaded.spec.spec.source.type].dagster_kind()
 
 
 def _tables(loaded: LoadedPipeline) -> str:

@@ -1,7 +1,7 @@
 """The models of the pipeline file: every field that this version reads, with its default.
 
-The forms of a sink come from the registry of kinds, so this module and those that use it are above `sinks`; the rest of
-`config` is below. The models are frozen and mirror the file: `PipelineSpec` is the document, and
+The forms of the source and of a sink come from the registries of kinds, so this module and those that use it are above
+`sources` and `sinks`; the rest of `config` is below. The models are frozen and mirror the file: `PipelineSpec` is the document, and
 `PipelineSpec.spec.source.config.slot` is `spec.source.config.slot`. Each model checks what its own block can
 check; `load` checks what spans blocks, derives missing ids, and turns unknown fields into warnings. Fields
 that DeltaForge does not have are under `spec.engine`. Numbers named `seconds` or `secs` are seconds, `ms`
@@ -10,44 +10,55 @@ milliseconds, `bytes` bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import Field, create_model, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
-from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES
 from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
 from deltaforge_dagster.config.processors.processors import Processor
 from deltaforge_dagster.config.sensing import SchemaSensing, is_off
 from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.sources import PostgresSource, Source, position_type
+from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
-from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.sinks.registry import SinkType, sink_types
+from deltaforge_dagster.sources.registry import (
+    SourceType,
+    identify_position,
+    no_chaser,
+    source_types,
+)
 
 
-def _sink_block(kind: SinkType[Any]) -> type[SinkBlock]:
-    """Return the model of the sinks of a kind."""
+def _block(kind: SourceType[Any] | SinkType[Any], base: type[Block]) -> type[Block]:
+    """Return the model of the blocks of a kind."""
     form: Any = Literal[kind.name]
     config: Any = Field(description=kind.config.__doc__)
     return create_model(
         kind.config.__name__.removesuffix("Config"),
-        __base__=SinkBlock,
+        __base__=base,
         __doc__=kind.summary,
         type=(form, ...),
         config=(kind.config, config),
     )
 
 
+def _union(kinds: Iterable[SourceType[Any] | SinkType[Any]], base: type[Block]) -> Any:
+    """Return the type of a field that takes a block of any of these kinds."""
+    blocks = tuple(_block(kind, base) for kind in kinds)
+    return Annotated[Union[blocks], Field(discriminator="type")]  # noqa: UP007 - of a tuple
+
+
 if TYPE_CHECKING:
+    Source = SourceBlock
     Sink = SinkBlock
 else:
-    Sink = Annotated[
-        Union[tuple(map(_sink_block, sink_types().values()))],  # noqa: UP007 - of a tuple
-        Field(discriminator="type"),
-    ]
+    Source = _union(source_types().values(), SourceBlock)
+    Sink = _union(sink_types().values(), SinkBlock)
 
 
 class Metadata(Block):
@@ -176,14 +187,15 @@ class Spec(Block):
     @model_validator(mode="after")
     def _check_seed(self) -> Spec:
         seed = self.engine.checkpoint.seed
-        if seed.type == "chaser" and not isinstance(self.source, PostgresSource):
-            raise ValueError(f"engine.checkpoint.seed: {ONLY_POSTGRES}")
-        if seed.position is not None and not isinstance(
-            parse_position(json.dumps(dict(seed.position))), position_type(self.source)
-        ):
-            raise ValueError(
-                "engine.checkpoint.seed.position: is the position of another kind of source"
-            )
+        kind = source_types()[self.source.type]
+        if seed.type == "chaser" and kind.position_at(0) is None:
+            raise ValueError(f"engine.checkpoint.seed: {no_chaser()}")
+        if seed.position is not None:
+            with contextlib.suppress(CorruptLog):  # `file.rules` reports what is no position
+                if identify_position(json.dumps(dict(seed.position)))[0] is not kind:
+                    raise ValueError(
+                        "engine.checkpoint.seed.position: is the position of another kind of source"
+                    )
         return self
 
     @property

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import Attachment, CheckpointRow, HoldRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore
 

@@ -15,8 +15,8 @@ from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.errors import SettingsError
 from deltaforge_dagster.journal.files import Journal
+from deltaforge_dagster.pipeline.run_context import build_source
 from deltaforge_dagster.sources.base import Source
-from deltaforge_dagster.sources.build import build_source
 from deltaforge_dagster.state.store import StateStore
 
 

@@ -15,16 +15,14 @@ methods that need them import them.
 from __future__ import annotations
 
 import functools
-import logging
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from deltaforge_dagster.config.engine.engine import RunLimits
 from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow, which code servers do without
@@ -40,8 +38,6 @@ _BUILT_IN = {
     "file": "deltaforge_dagster.sinks.file.sink_type:FILE",
 }
 """In the order in which errors and the reference list them."""
-
-_LOG = logging.getLogger(__name__)
 
 _Config = TypeVar("_Config", bound=SinkConfig)
 
@@ -164,19 +160,6 @@ class SinkType(ABC, Generic[_Config]):
         """Compile the sink's kernels, if it has any, or load them from the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The kinds.
-
-    Attributes:
-        types: Those that can be used, by name.
-        broken: Why others cannot be used, by name.
-    """
-
-    types: Mapping[str, SinkType[Any]]
-    broken: Mapping[str, str]
-
-
 def sink_types() -> Mapping[str, SinkType[Any]]:
     """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""
     return _found().types
@@ -188,38 +171,5 @@ def broken_sink_types() -> Mapping[str, str]:
 
 
 @functools.cache
-def _found() -> _Found:
-    types = {name: _loaded(EntryPoint(name, value, GROUP)) for name, value in _BUILT_IN.items()}
-    broken: dict[str, str] = {}
-    entries: dict[str, list[EntryPoint]] = defaultdict(list)
-    for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
-        entries[entry.name].append(entry)
-    for name, found in entries.items():
-        packages = " and ".join(sorted(map(_package, found)))
-        if name in _BUILT_IN:
-            _LOG.warning(
-                "%s: sink type %s is not used, because one of ours has that name", packages, name
-            )
-        elif len(found) > 1:
-            broken[name] = f"{packages} both provide it (uninstall one)"
-        else:
-            try:
-                types[name] = _loaded(found[0])
-            except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
-                broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
-    return _Found(types, broken)
-
-
-def _loaded(entry: EntryPoint) -> SinkType[Any]:
-    kind = entry.load()
-    if not isinstance(kind, SinkType):
-        raise TypeError(f"{entry.value} is no SinkType")
-    if kind.name != entry.name:
-        raise ValueError(
-            f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
-        )
-    return kind
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+def _found() -> Kinds[SinkType[Any]]:
+    return find_kinds(GROUP, _BUILT_IN, SinkType)

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 import orjson
 from sqlalchemy import Connection, delete, select
 
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.database import clock, upsert
 from deltaforge_dagster.state.records import PipelineRow
 from deltaforge_dagster.state.rows import known_pipeline

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import RowMapping, insert, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import holds, metrics, schemas
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.metrics import Tally

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import orjson
 from sqlalchemy import Connection, select
 
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.primitives import get_value, put_value
 from deltaforge_dagster.state.tables import kv
 

@@ -15,7 +15,8 @@ from uuid import uuid4
 from sqlalchemy import Connection, case, delete, select, update
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import definitions, failovers, holds, snapshots
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.leases import lock_lease

@@ -23,7 +23,8 @@ from urllib.parse import quote
 import orjson
 from sqlalchemy import Connection, select
 
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import markers
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.primitives import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.resources.installed import installed_pipelines
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.state.records import Failure
 from tests.api.conftest import Api, document
 from tests.state.make import capture, expire, position
@@ -35,7 +35,7 @@ def loaded(api: Api, name: str) -> LoadedPipeline:
 def dsn(pipeline: LoadedPipeline) -> str:
     """Return the connection string of the source, with its password."""
     config = pipeline.spec.spec.source.config
-    assert isinstance(config, PostgresConfig)
+    assert isinstance(config, PostgresSourceConfig)
     return config.dsn.get_secret_value()
 
 

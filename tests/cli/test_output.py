@@ -13,7 +13,7 @@ from deltaforge_dagster.cli.output import (
     size,
 )
 from deltaforge_dagster.pipeline.plural import pluralize
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 
 
 @pytest.mark.parametrize(

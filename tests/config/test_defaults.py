@@ -27,11 +27,12 @@ from deltaforge_dagster.config.sinks.later import (
     S3Config,
 )
 from deltaforge_dagster.config.sources.snapshot import Snapshot
-from deltaforge_dagster.config.sources.sources import MysqlConfig, PostgresConfig
-from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.sinks.kafka.config import KafkaSinkConfig
 from deltaforge_dagster.sinks.nats.config import NatsSinkConfig
 from deltaforge_dagster.sinks.redis.config import RedisSinkConfig
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 
 POSTGRES = {"id": "a", "dsn": "postgres://h/d", "slot": "a", "publication": "a", "tables": ("a",)}
 ANY_SINK = {"required": True, "envelope": {"type": "native"}, "encoding": {"type": "json"}}
@@ -51,10 +52,10 @@ OUTBOX_COLUMNS = {
     ("model", "given", "defaults"),
     [
         (Metadata, {"name": "a", "tenant": "t"}, {"labels": {}, "annotations": {}}),
-        (PostgresConfig, POSTGRES, {"start_position": "earliest", "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
-        (MysqlConfig, {"id": "a", "dsn": "mysql://u@h/d"}, {"tables": [], "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
+        (PostgresSourceConfig, POSTGRES, {"start_position": "earliest", "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
+        (MysqlSourceConfig, {"id": "a", "dsn": "mysql://u@h/d"}, {"tables": [], "on_schema_drift": "adapt", "outbox": None, "snapshot": None}),
         (Snapshot, {}, {"mode": "never", "max_parallel_tables": 8, "chunk_size": 10_000, "intra_table_parallel": False, "max_parallel_chunks": 4}),
-        (TursoConfig, {"id": "a", "url": "u", "tables": ("*",)}, {"auth_token": None, "cdc_mode": "auto", "poll_interval_ms": 1000, "native_cdc": {"level": "data"}, "native_cdc_level": "full", "cdc_table_name": "turso_cdc", "tracking_column": "_rowid_", "auto_create_triggers": False, "batch_size": 1000, "on_schema_drift": "adapt", "snapshot": None}),
+        (TursoSourceConfig, {"id": "a", "url": "u", "tables": ("*",)}, {"auth_token": None, "cdc_mode": "auto", "poll_interval_ms": 1000, "native_cdc": {"level": "data"}, "native_cdc_level": "full", "cdc_table_name": "turso_cdc", "tracking_column": "_rowid_", "auto_create_triggers": False, "batch_size": 1000, "on_schema_drift": "adapt", "snapshot": None}),
         (JavascriptProcessor, {"type": "javascript", "id": "a", "inline": "x"}, {"limits": {"cpu_ms": 50, "mem_mb": 128, "timeout_ms": 500}}),
         (FlattenProcessor, {"type": "flatten"}, {"id": "flatten", "separator": "__", "max_depth": None, "on_collision": "last", "empty_object": "preserve", "lists": "preserve", "empty_list": "preserve"}),
         (OutboxProcessor, {"type": "outbox"}, {"id": "outbox", "tables": [], "topic": None, "default_topic": None, "key": None, "raw_payload": False, "strict": False, "additional_headers": {}, "columns": OUTBOX_COLUMNS}),

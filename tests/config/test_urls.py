@@ -7,9 +7,10 @@ import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.config.settings import Settings
-from deltaforge_dagster.config.sources.dsn import mysql_dsn, postgres_dsn
 from deltaforge_dagster.config.urls import check_encoded
 from deltaforge_dagster.errors import DeltaforgeError, SpecError
+from deltaforge_dagster.sources.mysql.dsn import mysql_dsn
+from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
 from deltaforge_dagster.state import legacy
 from tests.config.conftest import Write
 

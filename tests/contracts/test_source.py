@@ -19,8 +19,9 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost, SourceUnavailable
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, Source
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.postgres.bench import PostgresBench

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import NotAllowed
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.markers import Marker
 from deltaforge_dagster.state.records import HeldPart, Lease

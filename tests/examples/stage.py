@@ -16,8 +16,6 @@ import redis
 import turso
 
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
-from deltaforge_dagster.config.sources.sources import MysqlSource
-from deltaforge_dagster.config.sources.turso import TursoSource
 from deltaforge_dagster.pipeline.control.work import ensure_start, register
 from deltaforge_dagster.pipeline.run.live import LiveRun, RunOutcome
 from deltaforge_dagster.resources.platform import Opened
@@ -55,7 +53,7 @@ class TursoShop(Shop):
                 connection.execute(statement).fetchall()
 
 
-_DATABASES: Mapping[type, type[Shop]] = {MysqlSource: MysqlShop, TursoSource: TursoShop}
+_DATABASES: Mapping[str, type[Shop]] = {"mysql": MysqlShop, "turso": TursoShop}
 
 
 class Example:
@@ -71,7 +69,7 @@ class Example:
     def __init__(self, stage: Stage, path: Path, dsn: str, own: str) -> None:
         self.own = own
         self.loaded: LoadedPipeline = load_pipeline(path)
-        database = _DATABASES.get(type(self.loaded.spec.spec.source), Shop)
+        database = _DATABASES.get(self.loaded.spec.spec.source.type, Shop)
         self._database: Shop = database(dsn, redis_uri="")
         self._store = stage.opened.store
         context = build_run_context(stage.opened, self.loaded)

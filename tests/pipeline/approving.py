@@ -23,8 +23,10 @@ from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
-from deltaforge_dagster.positions import LsnPosition, Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.tables import leases

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from pyspark.sql.connect.session import SparkSession
 
 from deltaforge_dagster.config.engine.engine import SegmentLimits
-from deltaforge_dagster.config.sources.sources import MysqlConfig
 from deltaforge_dagster.errors import SparkUnavailable
 from deltaforge_dagster.pipeline.capture import backlog
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.stream import log_sections
 from deltaforge_dagster.sources.stream import read_buffer as pieces
@@ -67,7 +67,7 @@ class _Bench:
         """Return a source as the bench of that database makes it."""
         name = urlsplit(self.dsn).path.removeprefix("/")
         tables = (f"{name}.orders", f"{name}.items")
-        config = MysqlConfig(id=f"{name}-db", dsn=SecretStr(self.dsn), tables=tables)
+        config = MysqlSourceConfig(id=f"{name}-db", dsn=SecretStr(self.dsn), tables=tables)
         return MysqlSource(config, "orders")
 
 

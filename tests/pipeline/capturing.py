@@ -21,7 +21,8 @@ from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.pipeline.spark_session import SessionProvider
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
 from tests.pipeline.changes import eventually

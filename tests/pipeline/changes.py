@@ -15,9 +15,10 @@ from deltaforge_dagster.errors import (
     UnsupportedEvent,
 )
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SchemaRegistry, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.tables import TableDetails, TableSchema
 from tests.e2e import deployment
 

@@ -14,7 +14,7 @@ import pytest
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.approving import LOG
 

@@ -14,7 +14,8 @@ from deltaforge_dagster.pipeline.committed import (
     detachable_sinks,
     segments_behind,
 )
-from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import CheckpointRow, HoldRow, HoldState, PipelineRow
 
 SPEC = """\

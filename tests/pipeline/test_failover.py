@@ -12,7 +12,8 @@ import pytest
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
 from deltaforge_dagster.pipeline.failover import Failover, differences
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.primitives import Kv, Log
 from deltaforge_dagster.state.store import StateStore

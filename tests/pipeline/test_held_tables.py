@@ -13,7 +13,8 @@ import redis
 from typer.testing import CliRunner, Result
 
 from deltaforge_dagster.cli.main import app
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import HoldRow
 from deltaforge_lab.servers.redis import RedisServer
 from tests.e2e.deployment import eventually

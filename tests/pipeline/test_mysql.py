@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from deltaforge_dagster.positions import BinlogPosition, parse_position
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_lab.servers.mysql import connect

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import insert
 from tests.pipeline.capturing import Stage

@@ -14,11 +14,12 @@ import pytest
 
 from deltaforge_dagster.errors import PositionLost
 from deltaforge_dagster.pipeline.control.work import NoWork, find_work
-from deltaforge_dagster.positions import LsnPosition, parse_lsn, parse_position
 from deltaforge_dagster.resources.run_context import build_run_context
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch
 from deltaforge_dagster.sinks.file.sink import FileSink
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.checkpoint_writes import CheckpointWrites
 from deltaforge_dagster.state.primitives import Kv

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +16,22 @@ from deltaforge_dagster import __version__
 from deltaforge_dagster.frame import FRAME
 from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.processors.messages.envelope import Origin
+from deltaforge_dagster.sources.registry import PositionField, source_types
 
 Row = Mapping[str, Any]
+
+SERVER_ID = 7
+"""That of the reader of a MySQL server."""
+
+
+def position_fields(connector: str) -> tuple[PositionField, ...]:
+    """Return the position fields of the source whose events have this connector."""
+    (kind,) = (one for one in source_types().values() if one.connector == connector)
+    fields = kind.position_fields(SimpleNamespace(id="orders-db"))
+    return tuple(
+        one if one.constant is None else replace(one, constant=str(SERVER_ID)) for one in fields
+    )
+
 
 PLAIN: Row = {
     "segment": 1,
@@ -89,7 +105,7 @@ def event(row: Row, origin: Origin) -> dict[str, Any]:  # noqa: C901 - one rule 
             source["txId"] = int(row["tx_id"])
     else:
         places = {
-            "server_id": origin.server_id,
+            "server_id": SERVER_ID,
             "gtid": row["tx_id"],
             "file": row["file"],
             "pos": row["pos"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import update
 
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.database import clock
 from deltaforge_dagster.state.records import Lease, NewDeadLetter, NewSegment
 from deltaforge_dagster.state.store import StateStore

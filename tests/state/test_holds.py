@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import LeaseLost, NotAllowed
-from deltaforge_dagster.positions import LsnPosition, parse_position
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import HeldPart, HoldRow, Lease
 from deltaforge_dagster.state.store import StateStore
 

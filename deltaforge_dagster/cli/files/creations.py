@@ -11,13 +11,11 @@ from deltaforge_dagster.cli.files.destinations import destinations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.config.settings import Settings
 from deltaforge_dagster.config.sinks.base import SinkBlock
-from deltaforge_dagster.config.sources.sources import PostgresSource, Source
-from deltaforge_dagster.config.sources.turso import TursoSource
+from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.definitions import build_definitions
 from deltaforge_dagster.sensors.alerts import SENSOR as ALERTS
 from deltaforge_dagster.sinks.registry import sink_types
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
-from deltaforge_dagster.sources.turso.modes import triggers
+from deltaforge_dagster.sources.registry import source_types
 
 
 def creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
@@ -30,7 +28,7 @@ def creations(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
             "pipeline": loaded.name,
             "checkpoints": [sink.config.id for sink in sinks],
         },
-        "source": _of_source(source),
+        "source": _of_source(source, loaded.name),
         "sinks": {sink.config.id: _of_sink(sink, loaded.name, source) for sink in sinks},
     }
 
@@ -65,18 +63,13 @@ def _in_dagster(settings: Settings, loaded: LoadedPipeline) -> dict[str, Any]:
     }
 
 
-def _of_source(source: Source) -> dict[str, Any]:
+def _of_source(source: SourceBlock, pipeline: str) -> dict[str, Any]:
     config = source.config
-    tables = {"tables": list(config.tables) or ["every table of users"]}
-    if isinstance(source, PostgresSource):
-        return {"slot": source.config.slot, "publication": source.config.publication, **tables}
-    if isinstance(source, TursoSource):
-        makes = {"table": triggers.TABLE} if source.config.auto_create_triggers else {}
-        return {"mode": source.config.cdc_mode, **makes, **tables}
-    return {"server id of the reader": server_id(config.id), **tables}
+    names = source_types()[source.type].names(config, pipeline)
+    return {**names, "tables": list(config.tables) or ["every table of users"]}
 
 
-def _of_sink(sink: SinkBlock, pipeline: str, source: Source) -> dict[str, Any]:
+def _of_sink(sink: SinkBlock, pipeline: str, source: SourceBlock) -> dict[str, Any]:
     config, kind = sink.config, sink_types()[sink.type]
     return {
         kind.destinations: destinations(config.destination, source),

@@ -15,22 +15,19 @@ from deltaforge_dagster.pipeline.encode import messages
 from deltaforge_dagster.processors.sql import spliced_fields
 from deltaforge_dagster.sensing import scan
 from deltaforge_dagster.sinks.registry import sink_types
-from deltaforge_dagster.sources.mysql.snapshot import selected as mysql_selected
-from deltaforge_dagster.sources.mysql.synthetic import decoder as mysql
-from deltaforge_dagster.sources.postgres.snapshot import copied as postgres_copied
-from deltaforge_dagster.sources.postgres.snapshot import selected as postgres_selected
-from deltaforge_dagster.sources.postgres.synthetic import decoder as postgres
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.sources.rows import hiding
 from deltaforge_dagster.sources.snapshot import rows as snapshot_rows
 
 _COMPILED = "*.nbi"
 """Numba's index files, one per compiled kernel. Its cache folders already exist once a kernel is imported."""
 
+_SOURCES = tuple(source_types().values())
 _PARTS: tuple[tuple[Any, ...], ...] = (
-    (postgres, postgres_copied, postgres_selected, snapshot_rows, hiding, messages, scan),
-    (mysql, mysql_selected, spliced_fields, *sink_types().values()),
+    (*_SOURCES[::2], snapshot_rows, hiding, messages, scan),
+    (*_SOURCES[1::2], spliced_fields, *sink_types().values()),
 )
-"""Modules with kernels and kinds of sinks, in two parts that take about equally long to compile."""
+"""Modules with kernels, and kinds of sources and sinks, in two parts that take about equally long to compile."""
 
 
 def warm() -> None:

@@ -7,15 +7,12 @@ because they are written in the transaction that compares the run's lease.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from deltaforge_dagster.config.blocks import AlsoAccepts, Block, Count, Name, Text, bare_type
-from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.positions import parse_position
 
 DEFAULT_INSTANCE = "default"
 
@@ -25,29 +22,11 @@ ONLY_STATE = (
 )
 """The reason, for messages, why checkpoints cannot be kept in another store."""
 
-ONLY_POSTGRES = (
-    "a chaser file holds one number, which is a position of PostgreSQL only (use type position)"
-)
-"""The reason, for messages, why only PostgreSQL sources accept a chaser file as seed."""
-
-_Fields = Mapping[str, str | int | None]
-
 
 def _known_store(value: object) -> object:
     if value != "state":
         raise ValueError(f"must be state: {ONLY_STATE}")
     return value
-
-
-def _position(fields: _Fields) -> _Fields:
-    try:
-        parse_position(json.dumps(dict(fields)))
-    except CorruptLog as error:
-        raise ValueError(
-            'is not a position (write {lsn: "0/16B6C50"}, or {file: mysql-bin.000003, pos: 4}, '
-            "perhaps with gtid_set)"
-        ) from error
-    return fields
 
 
 class Seed(Block):
@@ -59,7 +38,7 @@ class Seed(Block):
     """`chaser`: a copy of the chaser file, exactly 8 bytes. `position`: a file that holds a position as
     JSON text.
     """
-    position: Annotated[_Fields, AfterValidator(_position)] | None = None
+    position: Mapping[str, str | int | None] | None = None
     """`position`: `{lsn: "0/16B6C50"}`, or `{file: mysql-bin.000003, pos: 4, gtid_set: ...}`."""
 
     @model_validator(mode="after")

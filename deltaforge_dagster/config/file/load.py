@@ -41,8 +41,8 @@ from deltaforge_dagster.config.file.rules import rules, unquoted_nulls
 from deltaforge_dagster.config.file.support import take_unsupported, without_effect
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.model import PipelineSpec
-from deltaforge_dagster.config.sources.dsn import postgres_dsn
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sources.registry import source_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def _build(file: _File, value: Any) -> None:
     file.name = _name_of_instance(value, file.name)
     file.warn(derive_ids(value, _readable_name(value)))
     file.add(_resolve_paths(value, None if file.path is None else file.path.parent))
-    file.warn(_ignored_dsn_keys(value))
+    file.warn(_warnings_of_source(value))
     file.warn(without_effect(value))
     covered = [problem.path[:-1] for problem in unsupported if problem.path[-1] == "type"]
     spec, unknown, problems = validate(PipelineSpec, value)
@@ -349,12 +349,12 @@ def _resolve_paths(value: Mapping[str, Any], folder: Path | None) -> Iterator[Pr
             one["path"] = str(((folder or Path()) / path).resolve())
 
 
-def _ignored_dsn_keys(value: Mapping[str, Any]) -> Iterator[Problem]:
+def _warnings_of_source(value: Mapping[str, Any]) -> Iterator[Problem]:
     try:
-        dsn = value["spec"]["source"]["config"]["dsn"]
-        _, ignored = postgres_dsn(dsn)
-    except (KeyError, TypeError, AttributeError, SpecError):
+        source = value["spec"]["source"]
+        kind, config = source_types().get(source["type"]), source["config"]
+    except (KeyError, TypeError):
         return  # the models report what is wrong
-    path = ("spec", "source", "config", "dsn")
-    for key in ignored:
-        yield Problem(path, f"has the key {key}, which PostgreSQL does not know; it is ignored")
+    if kind is not None and isinstance(config, dict):
+        for field, text in kind.warnings(config):
+            yield Problem(("spec", "source", "config", field), text)

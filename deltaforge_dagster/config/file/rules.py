@@ -5,10 +5,13 @@ The models check what concerns a single block; this module checks what concerns 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deltaforge_dagster.config.file.document import Document, Problem, format_path
+from deltaforge_dagster.errors import CorruptLog
+from deltaforge_dagster.sources.registry import parse_position, source_types
 
 _WORDS_NULL = frozenset({"empty_object", "empty_list"})
 
@@ -26,6 +29,8 @@ def unquoted_nulls(document: Document) -> Iterator[Problem]:
 def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each violated rule between the blocks of a document."""
     spec = value.get("spec")
+    if isinstance(spec, dict):
+        yield from _no_position(spec)
     sinks = spec.get("sinks") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(sinks, tuple):
         return
@@ -42,6 +47,24 @@ def rules(value: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(("spec", "commit_policy", "quorum"), text)
 
 
+def _no_position(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if the seed's position is none of any kind of source."""
+    try:
+        fields = spec["engine"]["checkpoint"]["seed"]["position"]
+    except (KeyError, TypeError):
+        return
+    if not isinstance(fields, dict) or not all(
+        one is None or type(one) in {str, int} for one in fields.values()
+    ):
+        return  # the models report what is wrong
+    try:
+        parse_position(json.dumps(fields))
+    except CorruptLog:
+        examples = [kind.position_example for kind in source_types().values()]
+        text = f"is not a position (write {', or '.join(filter(None, examples))})"
+        yield Problem(("spec", "engine", "checkpoint", "seed", "position"), text)
+
+
 def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Problem]:
     """Yield a problem for each outbox processor whose source captures no outbox."""
     config = source.get("config") if isinstance(source, dict) else None
@@ -49,9 +72,14 @@ def _without_outbox(source: object, processors: tuple[Any, ...]) -> Iterator[Pro
         return
     for index, one in enumerate(processors):
         if isinstance(one, dict) and one.get("type") == "outbox":
+            outboxes = sorted(
+                f"`{kind.outbox}` of {kind.title}"
+                for kind in source_types().values()
+                if kind.outbox is not None
+            )
             text = (
-                "nothing is captured from an outbox (set spec.source.config.outbox: `tables` of MySQL,"
-                " `prefixes` of PostgreSQL)"
+                "nothing is captured from an outbox (set spec.source.config.outbox: "
+                f"{', '.join(outboxes)})"
             )
             yield Problem(("spec", "processors", index), text)
 

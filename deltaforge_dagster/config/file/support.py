@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from deltaforge_dagster.config.blocks import Block, bare_type
-from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES, ONLY_STATE
+from deltaforge_dagster.config.engine.checkpoint import ONLY_STATE
 from deltaforge_dagster.config.file.document import DocumentPath, Problem
 from deltaforge_dagster.config.file.validation import validate
 from deltaforge_dagster.config.sinks import later
 from deltaforge_dagster.sinks.registry import broken_sink_types, sink_types
+from deltaforge_dagster.sources.registry import broken_source_types, no_chaser, source_types
 
 _REPLICATOR = (
     ("checkpoint",),
@@ -68,6 +69,10 @@ def _spec_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     if sensing.get("enabled") is True and _mapping(sensing, "output").get("emit_events") is True:
         where = ("spec", "schema_sensing", "output", "emit_events")
         yield _not_yet(where, "events of changed schemas are", "set emit_events: false")
+    source = str(_mapping(spec, "source").get("type"))
+    if source in broken_source_types():
+        text = f"is {source}: {broken_source_types()[source]}"
+        yield Problem(("spec", "source", "type"), text)
     sinks = spec.get("sinks")
     for index, sink in enumerate(sinks if isinstance(sinks, tuple) else ()):
         if isinstance(sink, dict):
@@ -107,8 +112,9 @@ def _checkpoint_problems(document: dict[str, Any], here: DocumentPath) -> list[P
     if kind not in {None, "none"}:
         source = _mapping(_mapping(document, "spec"), "source").get("type")
         text = "is not read: write spec.engine.checkpoint.seed, with type and path"
-        if kind == "chaser" and source not in {None, "postgres"}:
-            text = f"is not supported: {ONLY_POSTGRES}"
+        chosen = source_types().get(str(source))
+        if kind == "chaser" and chosen is not None and chosen.position_at(0) is None:
+            text = f"is not supported: {no_chaser()}"
         problems.append(Problem((*here, "seeder"), text))
     if problems:
         for name in ("type", "path", "database", "seeder"):

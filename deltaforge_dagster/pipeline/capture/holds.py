@@ -27,8 +27,9 @@ from deltaforge_dagster.journal.held import HeldWriter
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, Waiting, unpacked
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, Source, SourceNotes
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import HeldPart, HoldRow
 from deltaforge_dagster.state.store import StateStore

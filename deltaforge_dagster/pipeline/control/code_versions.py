@@ -15,16 +15,18 @@ from typing import Any
 
 from deltaforge_dagster.config.model import PipelineSpec
 from deltaforge_dagster.config.sinks.base import SinkBlock
+from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.processors.code import chain_hash, code_of
 from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 
 NO_CHAIN = "none"
 
 _LENGTH = 12
 
-_OF_SOURCE = {"config": {"start_position", "snapshot", "on_schema_drift"}}
+_OF_SOURCE = frozenset({"snapshot", "on_schema_drift"})
 _OF_SINK = frozenset({"required", "start"})
-"""Fields that decide nothing about the data; a kind of sink names its own (`SinkType.timing`)."""
+"""Fields that decide nothing about the data; a kind of source or sink names its own (`timing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def code_parts(spec: PipelineSpec) -> CodeParts:
     capture = {
         "name": spec.metadata.name,
         "tenant": spec.metadata.tenant,
-        "source": content.source.model_dump(mode="json", exclude=_OF_SOURCE),
+        "source": content.source.model_dump(mode="json", exclude=_without_data(content.source)),
         "values": content.engine.values.model_dump(mode="json"),
         "columns": content.engine.columns.model_dump(mode="json"),
         "salt": content.engine.columns.salt_digest(),
@@ -75,8 +77,10 @@ def code_parts(spec: PipelineSpec) -> CodeParts:
     )
 
 
-def _without_data(sink: SinkBlock) -> dict[str, set[str]]:
-    return {"config": {*_OF_SINK, *sink_types()[sink.type].timing}}
+def _without_data(block: SourceBlock | SinkBlock) -> dict[str, set[str]]:
+    if isinstance(block, SourceBlock):
+        return {"config": {*_OF_SOURCE, *source_types()[block.type].timing}}
+    return {"config": {*_OF_SINK, *sink_types()[block.type].timing}}
 
 
 def _hash(content: Any) -> str:

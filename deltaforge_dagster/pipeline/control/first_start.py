@@ -4,13 +4,12 @@
    the sinks' own keys, as it does there; a sink that is further gets only what ends after its own.
    Without any such key the pipeline's plain key counts, for every sink.
 2. The file's seed (`engine.checkpoint.seed`): a position, or a chaser file, the 8 bytes that event
-   stores keep their log position in: little-endian, signed. For PostgreSQL that number is an LSN.
+   stores keep their log position in: little-endian, signed (`SourceType.position_at`).
 3. The source's own rule: `start_position`, or now.
 
-A checkpoint of DeltaForge may stand inside a transaction, and its GTID set then has the whole of it,
-so the set is left out: file and offset say where the transaction begins. What the sinks had of
-that transaction arrives again. A checkpoint or position that is none, or of another kind of
-source, stops the pipeline: beginning at the log's end instead would lose changes in silence.
+A checkpoint of DeltaForge may be inside a transaction; the kind of source says where that begins
+(`SourceType.imported`). What the sinks had of the transaction arrives again. A checkpoint or position that
+is none, or of another kind of source, stops the pipeline: beginning at the log's end instead would lose changes in silence.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deltaforge_dagster.config.file.load import LoadedPipeline
-from deltaforge_dagster.config.sources.sources import position_type
 from deltaforge_dagster.errors import CorruptLog, PositionLost, SettingsError
-from deltaforge_dagster.positions import (
-    BinlogPosition,
-    KnownPosition,
-    LsnPosition,
-    Position,
-    format_lsn,
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import (
+    SourceType,
+    identify_position,
     parse_position,
+    source_types,
 )
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
@@ -50,7 +48,7 @@ class FirstStart:
         has: What sinks have beyond that, by id: everything up to a position.
     """
 
-    at: KnownPosition | None = None
+    at: Position | None = None
     has: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,48 +94,51 @@ def _imported(store: StateStore, loaded: LoadedPipeline) -> FirstStart | None:
         at.to_json(),
     )
     has = {sink: one.to_json() for sink, one in positions.items() if at < one}
-    return FirstStart(at, has)  # type: ignore[arg-type]
+    return FirstStart(at, has)
 
 
 def _position(loaded: LoadedPipeline, key: str, value: bytes) -> Position:
+    kind = _kind(loaded)
+    found: SourceType[Any] | None
     try:
-        position = parse_position(value.decode())
+        found, position = identify_position(value.decode())
     except (CorruptLog, UnicodeDecodeError):
-        position = None
-    if position is None or not _fits(loaded, position):
+        found = None
+    if found is not kind:
         raise PositionLost(
             f"{loaded.name}: the checkpoint {key} of DeltaForge is no position of such a source; "
             f"import a sound one, or begin without: deltaforge checkpoint import {loaded.name} --forget"
         )
-    return replace(position, gtid_set=None) if isinstance(position, BinlogPosition) else position
+    return kind.imported(position)
 
 
-def _fits(loaded: LoadedPipeline, position: Position) -> bool:
-    return isinstance(position, position_type(loaded.spec.spec.source))
+def _kind(loaded: LoadedPipeline) -> SourceType[Any]:
+    return source_types()[loaded.spec.spec.source.type]
 
 
-def _seed(loaded: LoadedPipeline) -> KnownPosition | None:
+def _seed(loaded: LoadedPipeline) -> Position | None:
     seed = loaded.spec.spec.engine.checkpoint.seed
     if seed.type == "chaser":
-        return _chaser(loaded.name, Path(str(seed.path)))
+        return _chaser(loaded, Path(str(seed.path)))
     if seed.position is not None:
         return parse_position(json.dumps(dict(seed.position)))
     if seed.path is None:
         return None
     where = f"{loaded.name}: engine.checkpoint.seed.path, {seed.path},"
     try:
-        position = parse_position(Path(seed.path).read_text("utf-8"))
+        kind, position = identify_position(Path(seed.path).read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"{where} cannot be read: {error.strerror}") from error
     except (CorruptLog, UnicodeDecodeError) as error:
         raise SettingsError(f"{where} holds no position, as JSON text") from error
-    if not _fits(loaded, position):
+    if kind is not _kind(loaded):
         raise SettingsError(f"{where} holds the position of another kind of source")
     return position
 
 
-def _chaser(name: str, path: Path) -> LsnPosition | None:
-    """Return the LSN of a chaser file; without a sound one the pipeline begins as without a seed."""
+def _chaser(loaded: LoadedPipeline, path: Path) -> Position | None:
+    """Return the position of a chaser file; without a sound one the pipeline begins as without a seed."""
+    name, kind = loaded.name, _kind(loaded)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -153,5 +154,6 @@ def _chaser(name: str, path: Path) -> LsnPosition | None:
             len(content),
         )
         return None
-    logger.warning("%s: begins at %s, from chaser file %s", name, format_lsn(number), path)
-    return LsnPosition(number)
+    place = kind.place(None, number)
+    logger.warning("%s: begins at %s, from chaser file %s", name, place, path)
+    return kind.position_at(number)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deltaforge_dagster.sinks.registry import sink_types
+from deltaforge_dagster.sources.registry import source_types
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 
 _Spec = Mapping[str, Any]
@@ -28,12 +29,8 @@ _ASSET = "Dagster shows that once it has loaded the file again"
 
 _CONSEQUENCES = (
     ("spec.source.type", "positions of the other source mean nothing here: give the pipeline another name, or begin anew with `deltaforge checkpoint reset PIPELINE --all`"),
-    ("spec.source.config.id", "events captured from then on have other ids; a MySQL server sees another reader"),
+    ("spec.source.config.id", "events captured from then on have other ids"),
     ("spec.source.config.dsn", "if it is another server or database, and not only another address, a run goes on only where that is safe, and says otherwise why not"),
-    ("spec.source.config.url", "if it is another database, a run goes on only where the last captured change is there, too"),
-    ("spec.source.config.cdc_mode", "positions belong to a mode: a run stops where it is another one than before; `auto` stays with it"),
-    ("spec.source.config.slot", "the slot must hold everything after the captured position; otherwise a run stops and says so"),
-    ("spec.source.config.publication", "is made when missing; one that somebody else made must have the tables"),
     ("spec.source.config.outbox", "decides what is an event of an outbox from then on"),
     ("spec.source.config.snapshot", "decides when tables are read from then on; `initial` means nothing once the pipeline has begun"),
     ("spec.source.config.start_position", _STARTED),
@@ -50,7 +47,7 @@ _CONSEQUENCES = (
     ("metadata", f"is only shown; in Dagster it {_RELOADED}"),
     ("", _NEXT_RUN),
 )  # fmt: skip
-"""Beginnings of paths, the first that fits counts."""
+"""Beginnings of paths, the first that fits counts; a kind of source has more (`SourceType.consequences`)."""
 
 _ELSEWHERE = "later messages go there, from the checkpoint on; what was delivered stays where it is"
 _NEW_FORM = (
@@ -120,8 +117,15 @@ def spec_changes(before: _Spec, after: _Spec, standing: Standing) -> list[Change
     old, new = dict(before["spec"]), dict(after["spec"])
     chains = old.pop("processors"), new.pop("processors")
     sinks = old.pop("sinks"), new.pop("sinks")
+    kind = source_types().get(new["source"]["type"])
+    own = {
+        f"spec.source.config.{field}": text
+        for field, text in ({} if kind is None else kind.consequences).items()
+    }
     rest = (
-        Change(path, "changed", one, other, _consequence(path, one, other, standing))
+        Change(
+            path, "changed", one, other, own.get(path) or _consequence(path, one, other, standing)
+        )
         for path, one, other in _differences(
             {"metadata": before["metadata"], "spec": old},
             {"metadata": after["metadata"], "spec": new},

@@ -27,8 +27,8 @@ from deltaforge_dagster.pipeline.committed import segments_behind
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.specs import note_spec
 from deltaforge_dagster.pipeline.held_keys import due_entries
-from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow
 from deltaforge_dagster.state.store import StateStore

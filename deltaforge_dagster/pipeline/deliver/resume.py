@@ -38,8 +38,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deltaforge_dagster.errors import CorruptLog, PositionLost
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sinks.base import SinkPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import CheckpointRow
 
 

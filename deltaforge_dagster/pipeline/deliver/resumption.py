@@ -19,8 +19,8 @@ from deltaforge_dagster.pipeline.deliver import resume
 from deltaforge_dagster.pipeline.deliver.resume import Place, Skip, SkipSegments, SkipToEvent
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sinks.base import Origin, Sink, SinkPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.checkpoint_writes import NOTHING
 from deltaforge_dagster.state.records import CheckpointRow, PipelineRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore

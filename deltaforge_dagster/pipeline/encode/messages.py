@@ -28,8 +28,6 @@ from deltaforge_dagster.config.sinks.base import (
     SinkBlock,
     SinkFilter,
 )
-from deltaforge_dagster.config.sources.sources import MysqlSource
-from deltaforge_dagster.config.sources.turso import TursoSource
 from deltaforge_dagster.config.templates import Template, compile_template
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import FRAME
@@ -40,7 +38,7 @@ from deltaforge_dagster.processors.messages import expansion, routing
 from deltaforge_dagster.processors.messages.envelope import Origin
 from deltaforge_dagster.processors.messages.expansion import Selection
 from deltaforge_dagster.sinks.registry import sink_types
-from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.registry import PositionField, source_types
 
 MAX_BATCH_ROWS = 10_000
 MAX_BATCH_BYTES = 8 << 20
@@ -221,13 +219,9 @@ def _table(columns: Mapping[str, pa.Array[Any]], unmade: str | None = None) -> p
 
 def source_origin(spec: PipelineSpec) -> Origin:
     """Return what every event of a pipeline says about where it comes from."""
-    source = spec.spec.source
-    name, tenant = source.config.id, spec.metadata.tenant
-    if isinstance(source, MysqlSource):
-        return Origin("mysql", name, tenant, server_id(name))
-    if isinstance(source, TursoSource):
-        return Origin("turso", name, tenant)
-    return Origin("postgresql", name, tenant)
+    kind, config = source_types()[spec.spec.source.type], spec.spec.source.config
+    fields = kind.position_fields(config)
+    return Origin(kind.connector, config.id, spec.metadata.tenant, fields)
 
 
 def _selection(sink: SinkBlock) -> Selection:
@@ -349,7 +343,9 @@ def warm() -> None:
     row |= {"tx_end": False, "event_id": "", "raw_payload": False, "pos": 0}
     rows = [row, {**row, "after": '{"a":"b"}', "ts_us": 5000, "tx_end": True}]
     (frame,) = pa.Table.from_pylist(rows, FRAME).combine_chunks().to_batches()
-    origin = Origin("postgresql", "", "")
+    origin = Origin(
+        "", "", "", (PositionField("", "pos", "lsn"), PositionField("", "tx_id", "json"))
+    )
     envelopes.native_envelope(origin, frame)
     envelopes.cloudevents_envelope("a", origin, frame)
     routing.destination(compile_template("${after.a}"), origin, frame)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError
 from deltaforge_dagster.pipeline.snapshots.request import is_snapshot_expected
-from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 
 

@@ -14,9 +14,9 @@ from contextlib import closing
 from deltaforge_dagster.config.file.load import LoadedPipeline
 from deltaforge_dagster.errors import DeltaforgeError, Retryable
 from deltaforge_dagster.pipeline.health.health import capture_failed, capture_works, note_findings
-from deltaforge_dagster.positions import parse_position
 from deltaforge_dagster.sources.base import Source
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 
 logger = logging.getLogger(__name__)

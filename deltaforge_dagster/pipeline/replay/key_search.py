@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.held_keys import COLUMNS, full_names
-from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_position
 from deltaforge_dagster.processors.messages.expansion import changed_keys
+from deltaforge_dagster.sources.registry import identify_position
 from deltaforge_dagster.state.records import CheckpointRow, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.state.undelivered import Fate
@@ -276,11 +276,7 @@ def _named(table: str, names: Collection[str]) -> bool:
 
 def _position(segment: SegmentRow, file: str | None, pos: int | None) -> str:
     """Return a place in the log as people write it."""
-    if file is not None:
-        return f"{file}:{pos}"
-    if isinstance(parse_position(segment.end_position), LsnPosition):
-        return format_lsn(pos or 0)
-    return f"{pos}"
+    return identify_position(segment.end_position)[0].place(file, pos)
 
 
 def segments_of(store: StateStore, pipeline: str, ranges: Sequence[int]) -> tuple[int, int]:

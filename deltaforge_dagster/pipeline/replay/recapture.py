@@ -20,8 +20,9 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.pipeline.replay.replay import check_contiguous, closed_range
-from deltaforge_dagster.positions import BinlogPosition, Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ReadLimits, Source
+from deltaforge_dagster.sources.registry import identify_position, parse_position
 from deltaforge_dagster.state.records import SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
@@ -117,16 +118,10 @@ def recapture(
             continue
         while waiting and _reached(waiting[0], batch.end):
             segment = waiting.pop(0)
-            mine, rows = _split(rows, _binlog(segment.end_position))
+            mine, rows = _split(rows, segment.end_position)
             yield _compare(journal, segment, mine)
         if not waiting:
             return
-
-
-def _binlog(position: str) -> BinlogPosition:
-    parsed = parse_position(position)
-    assert isinstance(parsed, BinlogPosition)
-    return parsed
 
 
 def _reached(segment: SegmentRow, end: Position) -> bool:
@@ -135,32 +130,19 @@ def _reached(segment: SegmentRow, end: Position) -> bool:
 
 
 def _split(
-    batches: Sequence[pa.RecordBatch], end: BinlogPosition
+    batches: Sequence[pa.RecordBatch], end_position: str
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """Return the rows that stand before a position, and the others."""
+    kind, end = identify_position(end_position)
     before: list[pa.RecordBatch] = []
     after: list[pa.RecordBatch] = []
     for batch in batches:
-        count = 0 if after else _before(batch, end)
+        count = 0 if after else kind.rows_until(batch, end)
         if count:
             before.append(batch.slice(0, count))
         if count < batch.num_rows:
             after.append(batch.slice(count))
     return before, after
-
-
-def _before(batch: pa.RecordBatch, end: BinlogPosition) -> int:
-    """Return how many rows of a batch, which is in the log's order, stand before a position."""
-    files = batch.column("file").dictionary_encode() if batch.num_rows else None
-    if files is None:
-        return 0
-    places = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
-    this = BinlogPosition(end.file, 0)
-    order = np.array([(this < place) - (place < this) for place in places], np.int64)
-    of_file = order[files.indices.to_numpy()]
-    positions = batch.column("pos").to_numpy()
-    inside = (of_file < 0) | ((of_file == 0) & (positions <= end.pos))
-    return int(np.count_nonzero(inside))
 
 
 def _compare(journal: Journal, segment: SegmentRow, batches: Sequence[pa.RecordBatch]) -> Compared:

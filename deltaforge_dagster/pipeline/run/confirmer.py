@@ -10,7 +10,8 @@ from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.committed import committed_position, segments_behind
 from deltaforge_dagster.pipeline.failpoints import failpoint
 from deltaforge_dagster.pipeline.lease import HeldLease
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import CheckpointRow, HoldRow
 from deltaforge_dagster.state.store import StateStore

@@ -48,8 +48,9 @@ from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, approve
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import DesiredState, HoldRow, PipelineRow
 
 logger = logging.getLogger(__name__)

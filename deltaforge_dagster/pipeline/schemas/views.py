@@ -12,7 +12,8 @@ import orjson
 
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of, differences
-from deltaforge_dagster.positions import Position, parse_position
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableDetails, TableSchema

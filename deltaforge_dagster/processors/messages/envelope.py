@@ -2,7 +2,7 @@
 
 Row images, DDL payloads and tags are already JSON text in the frame, so an envelope only concatenates
 texts, and nothing is parsed or serialized again. Plain text from elsewhere (names of databases, schemas,
-tables, binlog files) is escaped, once per name and batch.
+tables, log files) is escaped, once per name and batch.
 
 The *native* event, its keys in this order::
 
@@ -10,9 +10,8 @@ The *native* event, its keys in this order::
     op ts_ms [transaction{id}] event_id tenant_id [schema_version] [schema_sequence] [ddl] [tags]
     [synthetic] [tx_end]
 
-Keys in brackets are absent when unset; the others are then `null`. The position keys are
-`lsn`, `txId` for PostgreSQL, `server_id`, `gtid`, `file`, `pos` for MySQL and `sequence` for Turso; a
-snapshot row has none. A DDL event also has `"op":"r"`; its `ddl` and its position distinguish it from a
+Keys in brackets are absent when unset; the others are then `null`. The position keys depend on
+the kind of source (`SourceType.position_fields`); a snapshot row has none. A DDL event also has `"op":"r"`; its `ddl` and its position distinguish it from a
 snapshot row.
 
 The *debezium* envelope is `{"schema":null,"payload":<native event>}`. *cloudevents* is an event in
@@ -30,7 +29,7 @@ A table is `schema.table`, or `db.table` if the source has no schemas. `<what>` 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -52,6 +51,7 @@ from deltaforge_dagster.kernels.message_text import (
     times,
     values_of,
 )
+from deltaforge_dagster.sources.registry import PositionField
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class Origin:
     """The constant fields of every event of a pipeline that tell where it comes from.
 
     Attributes:
-        connector: `postgresql`, `mysql` or `turso`.
+        connector: What the kind of source is called in events (`SourceType.connector`).
         name: Id of the source.
         tenant: `metadata.tenant`.
-        server_id: MySQL: the replication server id that the pipeline reads with.
+        position_fields: The fields that say where in the log a change is.
     """
 
     connector: str
     name: str
     tenant: str
-    server_id: int | None = None
+    position_fields: tuple[PositionField, ...] = ()
 
     @property
     def version(self) -> str:
@@ -175,7 +175,7 @@ def _native(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
 def _place(origin: Origin, frame: pa.RecordBatch) -> list[Piece]:
     """Return the pieces of each row's log position, or of the mark of a snapshot row."""
     snapshot = is_snapshot(frame)
-    pieces = _POSITIONS[origin.connector](origin, frame)
+    pieces = [_position_piece(field, frame) for field in origin.position_fields]
     if not snapshot.any():
         return [*pieces]
     streamed: list[Piece] = [
@@ -229,32 +229,25 @@ def _full_table(frame: pa.RecordBatch) -> list[Piece]:
     ]
 
 
-def _postgres_position(_: Origin, frame: pa.RecordBatch) -> list[Optional]:
-    return [
-        Optional(',"lsn":"', lsns(frame.column("pos")), '"'),
-        Optional(',"txId":', values_of(frame.column("tx_id"))),
-    ]
+def _position_piece(field: PositionField, frame: pa.RecordBatch) -> Optional:
+    if field.column is not None and field.form == "string":
+        return Optional(f',"{field.name}":', _names(frame.column(field.column)))
+    quote = '"' if field.form in {"plain", "quoted number", "lsn"} else ""
+    return Optional(f',"{field.name}":{quote}', position_values(field, frame), quote)
 
 
-def _mysql_position(origin: Origin, frame: pa.RecordBatch) -> list[Optional]:
-    server_id = None if origin.server_id is None else constant(str(origin.server_id))
-    return [
-        Optional(',"server_id":', server_id),
-        Optional(',"gtid":"', values_of(frame.column("tx_id")), '"'),
-        Optional(',"file":', _names(frame.column("file"))),
-        Optional(',"pos":', decimals(frame.column("pos"))),
-    ]
-
-
-def _turso_position(_: Origin, frame: pa.RecordBatch) -> list[Optional]:
-    return [Optional(',"sequence":"', decimals(frame.column("pos")), '"')]
-
-
-_POSITIONS: Mapping[str, Callable[[Origin, pa.RecordBatch], list[Optional]]] = {
-    "postgresql": _postgres_position,
-    "mysql": _mysql_position,
-    "turso": _turso_position,
-}
+def position_values(field: PositionField, frame: pa.RecordBatch) -> Values | None:
+    """Return the text of a position field for each row, without quotes and not escaped."""
+    if field.column is None:
+        return None if field.constant is None else constant(field.constant)
+    column = frame.column(field.column)
+    match field.form:
+        case "lsn":
+            return lsns(column)
+        case "number" | "quoted number":
+            return decimals(column)
+        case _:
+            return values_of(column)
 
 
 def _names(column: pa.Array[Any]) -> Values | None:

@@ -29,10 +29,14 @@ from deltaforge_dagster.kernels.message_text import (
     constant,
     decimals,
     flags,
-    lsns,
     values_of,
 )
-from deltaforge_dagster.processors.messages.envelope import Origin, is_snapshot, wire_op
+from deltaforge_dagster.processors.messages.envelope import (
+    Origin,
+    is_snapshot,
+    position_values,
+    wire_op,
+)
 
 _ALWAYS = frozenset(
     {
@@ -170,8 +174,9 @@ def _variable(path: tuple[str, ...], origin: Origin, frame: pa.RecordBatch) -> V
         return values_of(
             field_texts(cast("pa.StringArray", documents), fields) if fields else documents
         )
-    make = _VARIABLES.get(path)
-    return None if make is None else make(origin, frame)
+    if path in _VARIABLES:
+        return _VARIABLES[path](origin, frame)
+    return _place(fields[0], origin, frame) if image == "source" and len(fields) == 1 else None
 
 
 _Variable = Callable[[Origin, pa.RecordBatch], Values | None]
@@ -185,22 +190,13 @@ def _number(name: str, divisor: int = 1) -> _Variable:
     return lambda _, frame: decimals(frame.column(name), divisor)
 
 
-def _streamed(make: _Variable, connector: str) -> _Variable:
-    """Return a variable that only this connector has, and only outside snapshots."""
-
-    def streamed(origin: Origin, frame: pa.RecordBatch) -> Values | None:
-        if origin.connector != connector or (values := make(origin, frame)) is None:
-            return None
-        snapshot = is_snapshot(frame)
-        return values.where(~snapshot) if snapshot.any() else values
-
-    return streamed
-
-
-def _server_id(origin: Origin, frame: pa.RecordBatch) -> Values | None:
-    if origin.server_id is None:
-        return None
-    return constant(str(origin.server_id)).where(~is_snapshot(frame))
+def _place(name: str, origin: Origin, frame: pa.RecordBatch) -> Values | None:
+    """Return what a field of the source's position is, if it has such a field; null for snapshot rows."""
+    for field in origin.position_fields:
+        if field.name == name and (values := position_values(field, frame)) is not None:
+            snapshot = is_snapshot(frame)
+            return values.where(~snapshot) if snapshot.any() else values
+    return None
 
 
 _VARIABLES: Mapping[tuple[str, ...], _Variable] = {
@@ -221,11 +217,4 @@ _VARIABLES: Mapping[tuple[str, ...], _Variable] = {
     ("source", "schema"): _plain("schema"),
     ("source", "table"): _plain("table"),
     ("source", "snapshot"): lambda _, frame: flags(is_snapshot(frame)),
-    ("source", "lsn"): _streamed(lambda _, frame: lsns(frame.column("pos")), "postgresql"),
-    ("source", "txId"): _streamed(_plain("tx_id"), "postgresql"),
-    ("source", "server_id"): _server_id,
-    ("source", "gtid"): _streamed(_plain("tx_id"), "mysql"),
-    ("source", "file"): _streamed(_plain("file"), "mysql"),
-    ("source", "pos"): _streamed(_number("pos"), "mysql"),
-    ("source", "sequence"): _streamed(_number("pos"), "turso"),
 }

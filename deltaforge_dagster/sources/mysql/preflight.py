@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import pymysql
 
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.findings import (
     Finding,
     each,
@@ -23,6 +22,7 @@ from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import Server, Session
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
 from deltaforge_dagster.sources.mysql.coverage import coverage
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.catalog import SYSTEM_DATABASES
 from deltaforge_dagster.sources.mysql.snapshot.selected import quoted
 from deltaforge_dagster.sources.outbox import OutboxTables

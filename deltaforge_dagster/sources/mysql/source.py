@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.config.engine.engine import ValueOptions
-from deltaforge_dagster.config.sources.sources import MysqlConfig
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, Retryable, SourceUnavailable
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, LogSection, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding, finding_errors
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection import identity, mariadb_log, server_log
 from deltaforge_dagster.sources.mysql.connection.server import Server
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
@@ -28,6 +28,7 @@ from deltaforge_dagster.sources.mysql.coverage import coverage
 from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
 from deltaforge_dagster.sources.mysql.decode.held import tables_of_fix
 from deltaforge_dagster.sources.mysql.decode.held_decoder import decode_held
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import preflight
 from deltaforge_dagster.sources.mysql.schema.catalog import (
     SYSTEM_DATABASES,
@@ -57,7 +58,6 @@ from deltaforge_dagster.sources.mysql.stream.log_sections import (
 from deltaforge_dagster.sources.mysql.stream.prepared import PreparedLog
 from deltaforge_dagster.sources.mysql.stream.progress import Progress
 from deltaforge_dagster.sources.mysql.stream.section_planner import SectionPlanner
-from deltaforge_dagster.sources.mysql.synthetic import decoder as synthetic_log
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
@@ -83,7 +83,7 @@ class MysqlSource:
 
     def __init__(
         self,
-        config: MysqlConfig,
+        config: MysqlSourceConfig,
         pipeline: str,
         values: ValueOptions | None = None,
         columns: ColumnOptions | None = None,
@@ -266,7 +266,9 @@ class MysqlSource:
 
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache."""
-        synthetic_log.warm()
+        from deltaforge_dagster.sources.mysql.synthetic import decoder  # noqa: PLC0415 - only for this
+
+        decoder.warm()
 
     def plan_sections(
         self, start: Position, registry: SourceNotes, log_bytes: Callable[[], int]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.findings import (
     Finding,
     each,
@@ -20,6 +19,7 @@ from deltaforge_dagster.sources.findings import (
 from deltaforge_dagster.sources.postgres import rights
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 

@@ -17,7 +17,6 @@ import pyarrow as pa
 from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.config.globs import Globs
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -25,10 +24,11 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.postgres import rights
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.reselect import Reselection
@@ -38,6 +38,7 @@ from deltaforge_dagster.sources.postgres.decode.decoder import Decoded, Decoder
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.preflight import preflight
 from deltaforge_dagster.sources.postgres.snapshot.reader import PostgresSnapshots
 from deltaforge_dagster.sources.postgres.stream import (
@@ -89,7 +90,7 @@ class PostgresSource:
 
     def __init__(
         self,
-        config: PostgresConfig,
+        config: PostgresSourceConfig,
         pipeline: str,
         values: ValueOptions = _DEFAULT_VALUES,
         options: PostgresOptions = _DEFAULT_OPTIONS,

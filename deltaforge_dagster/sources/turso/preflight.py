@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import os
 
-from deltaforge_dagster.config.sources.turso import DatabaseFile, DatabaseServer, TursoConfig
-from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.findings import Finding, finding_errors, listed
 from deltaforge_dagster.sources.rows.columns import ColumnRules
+from deltaforge_dagster.sources.turso.config import (
+    DatabaseFile,
+    DatabaseServer,
+    TursoSourceConfig,
+)
 from deltaforge_dagster.sources.turso.connection.sessions import Session, identifier
 from deltaforge_dagster.sources.turso.modes import native, triggers
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import Definition, captured
 
 _SECONDS = 20.0
@@ -22,7 +26,7 @@ _MANY = 1_000_000
 def preflight(
     way: Way,
     ways: Ways,
-    config: TursoConfig,
+    config: TursoSourceConfig,
     rules: ColumnRules,
     position: TursoPosition | None,
 ) -> list[Finding]:
@@ -61,7 +65,7 @@ def _of_mode(
     session: Session,
     way: Way,
     tables: dict[str, Definition],
-    config: TursoConfig,
+    config: TursoSourceConfig,
     position: TursoPosition | None,
 ) -> list[Finding]:
     found: list[Finding] = []
@@ -94,7 +98,7 @@ def _to_make(place: DatabaseFile | DatabaseServer) -> Finding:
     return Finding("triggers", "error", text, f"chown {os.geteuid()} {closed[0]}")
 
 
-def _tables(tables: dict[str, Definition], config: TursoConfig) -> Finding:
+def _tables(tables: dict[str, Definition], config: TursoSourceConfig) -> Finding:
     if not tables:
         patterns = listed(config.tables) or "*"
         return Finding("tables", "warning", f"no table matches source.config.tables ({patterns})")
@@ -127,7 +131,7 @@ def _triggers(session: Session, tables: dict[str, Definition]) -> list[Finding]:
     return [Finding("triggers", "ok", "every captured table has triggers")]
 
 
-def _native(session: Session, config: TursoConfig) -> list[Finding]:
+def _native(session: Session, config: TursoSourceConfig) -> list[Finding]:
     found = [
         Finding(
             "capture",

@@ -21,17 +21,19 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.errors import Retryable, SourceMisconfigured
-from deltaforge_dagster.positions import Position, TursoPosition, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import MAX_CHUNKS, Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.read_views import TursoReadView
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.sessions import Session, Value, identifier
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
+from deltaforge_dagster.sources.turso.position import TursoPosition
+from deltaforge_dagster.sources.turso.read_view import TursoReadView
 from deltaforge_dagster.sources.turso.schema.definitions import DB, Definition, captured
 
 _QUESTION_SECONDS = 30.0
@@ -46,7 +48,7 @@ class TursoSnapshots:
         rules: What is hidden of rows.
     """
 
-    def __init__(self, config: TursoConfig, rules: ColumnRules) -> None:
+    def __init__(self, config: TursoSourceConfig, rules: ColumnRules) -> None:
         self._config = config
         self._rules = rules
         self._ways = Ways(config)

@@ -17,7 +17,6 @@ import orjson
 import pyarrow as pa
 
 from deltaforge_dagster.config.engine.columns import ColumnOptions
-from deltaforge_dagster.config.sources.turso import TursoConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     NotAllowed,
@@ -25,11 +24,12 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.positions import Position, TursoPosition
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, ReadLimits, SourceNotes
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.hrana import ResponseTooLarge
 from deltaforge_dagster.sources.turso.connection.sessions import Session
 from deltaforge_dagster.sources.turso.decode.changes import Batches, Change
@@ -37,6 +37,7 @@ from deltaforge_dagster.sources.turso.modes import native, polling, triggers
 from deltaforge_dagster.sources.turso.modes.mode import Way, Ways
 from deltaforge_dagster.sources.turso.modes.native import NativeLog
 from deltaforge_dagster.sources.turso.modes.readings import Part, Reading, Step
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.preflight import preflight
 from deltaforge_dagster.sources.turso.schema.definitions import (
     DB,
@@ -67,7 +68,7 @@ class TursoSource:
         columns: `spec.engine.columns`: what is hidden of rows.
     """
 
-    def __init__(self, config: TursoConfig, columns: ColumnOptions | None = None) -> None:
+    def __init__(self, config: TursoSourceConfig, columns: ColumnOptions | None = None) -> None:
         self._made_of = (config, columns)
         self._config = config
         self._rules = NO_RULES if columns is None else ColumnRules(columns)

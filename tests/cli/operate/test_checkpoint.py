@@ -17,7 +17,7 @@ from deltaforge_dagster.cli.operate import checkpoint
 from deltaforge_dagster.config.file.load import load_pipeline
 from deltaforge_dagster.pipeline.control.first_start import first_start
 from deltaforge_dagster.pipeline.control.work import begin
-from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.records import Lease

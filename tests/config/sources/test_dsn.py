@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from deltaforge_dagster.config.sources.dsn import MysqlDsn, mysql_dsn, postgres_dsn
 from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sources.mysql.dsn import MysqlDsn, mysql_dsn
+from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from deltaforge_dagster.config.file.load import load_pipeline
-from deltaforge_dagster.config.sources.turso import (
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.sources.turso.config import (
     DatabaseFile,
     DatabaseServer,
-    TursoSource,
+    TursoSourceConfig,
     database_place,
 )
-from deltaforge_dagster.errors import SpecError
 from tests.config.conftest import Write
 
 TURSO = {
@@ -81,7 +81,7 @@ def test_a_sound_source(write: Write) -> None:
     old = {"native_cdc_level": "after", "auto_create_triggers": True, "batch_size": 10}
     loaded = load_pipeline(write(source(**old)))
 
-    assert isinstance(loaded.spec.spec.source, TursoSource)
+    assert isinstance(loaded.spec.spec.source.config, TursoSourceConfig)
     assert not loaded.warnings
     assert "geheim" not in str(loaded.spec.masked())
 

@@ -18,7 +18,7 @@ from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.hashing import ContentHash
 from deltaforge_dagster.pipeline.capture.capture import Capture
 from deltaforge_dagster.pipeline.failpoints import VARIABLE
-from deltaforge_dagster.positions import parse_position
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.contracts.test_source import insert
 from tests.fix_spark import SparkAddress

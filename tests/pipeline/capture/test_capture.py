@@ -18,7 +18,8 @@ from deltaforge_dagster.pipeline.capture.holds import Holds
 from deltaforge_dagster.pipeline.capture.ranges import Ranges
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
-from deltaforge_dagster.positions import LsnPosition, parse_position
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import PlayedSource, eventually, transaction, unfinished
 

@@ -15,8 +15,9 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter
 from deltaforge_dagster.pipeline.capture import cutter as cutter_module
 from deltaforge_dagster.pipeline.capture.cutter import Cutter, Hold
-from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import HeldPart
 from tests.pipeline.changes import NOTHING, passed, transaction, unfinished
 

@@ -12,7 +12,8 @@ import pytest
 from deltaforge_dagster.config.file.load import LoadedPipeline, load_pipeline
 from deltaforge_dagster.errors import PositionLost, SettingsError
 from deltaforge_dagster.pipeline.control.first_start import FirstStart, first_start
-from deltaforge_dagster.positions import BinlogPosition, LsnPosition
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state import legacy
 from deltaforge_dagster.state.primitives import Kv
 from deltaforge_dagster.state.store import StateStore

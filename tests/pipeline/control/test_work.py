@@ -14,7 +14,7 @@ from deltaforge_dagster.pipeline.control.work import (
     find_work,
     next_probe,
 )
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import HeldPart, Lease, NewSegment
 from deltaforge_dagster.state.snapshot_records import PlannedChunk, StagedChunk
 from deltaforge_dagster.state.store import StateStore

@@ -18,8 +18,9 @@ from deltaforge_dagster.pipeline.deliver.resume import (
     find_event,
     find_segment,
 )
-from deltaforge_dagster.positions import LsnPosition, parse_position
 from deltaforge_dagster.sinks.base import SinkPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.state.records import CheckpointRow
 from tests.chance import examples
 

@@ -14,8 +14,8 @@ from deltaforge_dagster.journal import writer as writing
 from deltaforge_dagster.pipeline.deliver.resumption import Resumption
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sinks.base import SendGuard, SinkBatch, SinkPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.fenced import FencedWriter
 from deltaforge_dagster.state.records import CheckpointRow, NewSegment
 from deltaforge_dagster.state.store import StateStore

@@ -13,7 +13,7 @@ from deltaforge_dagster.errors import JournalDamaged, SparkUnavailable
 from deltaforge_dagster.pipeline.encode.cache import EncodeCache
 from deltaforge_dagster.pipeline.encode.encoder import Encoder
 from deltaforge_dagster.pipeline.pending_segments import PendingSegments
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.state.records import Lease, NewSegment, SegmentRow
 from deltaforge_dagster.state.store import StateStore
 from tests.pipeline.changes import eventually

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.pipeline.health.health import health
 from deltaforge_dagster.pipeline.run.live import RunOutcome
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from tests.e2e.conftest import Shop, shop
 from tests.e2e.deployment import eventually
 from tests.fix_spark import SparkAddress
@@ -78,7 +78,7 @@ def test_a_slot_that_somebody_else_reads(make_feed: MakeFeed) -> None:
     feed = make_feed(run=QUICK)
     insert(feed.shop, 1, 10)
     config = feed.loaded.spec.spec.source.config
-    assert isinstance(config, PostgresConfig)
+    assert isinstance(config, PostgresSourceConfig)
     dsn = conninfo.make_conninfo(feed.shop.dsn, application_name="somebody")
     with closing(psycopg.connect(dsn, replication="database", autocommit=True)) as other:
         other.pgconn.send_query(

@@ -18,9 +18,9 @@ from deltaforge_dagster.processors.identity import identified
 from deltaforge_dagster.processors.javascript.javascript import JavaScript
 from deltaforge_dagster.processors.messages.envelope import Origin
 from tests.processors.javascript.test_script import PATIENT
-from tests.processors.rows import Row, batch, row, rows
+from tests.processors.rows import Row, batch, position_fields, row, rows
 
-ORIGIN = Origin("postgresql", "orders-db", "acme")
+ORIGIN = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 
 Make = Callable[[str], JavaScript]
 

@@ -17,9 +17,19 @@ from deltaforge_dagster.processors.messages.envelope import (
     debezium_envelope,
     native_envelope,
 )
-from tests.processors.rows import Row, batch, cloudevent, debezium, dumps, event, row, rows
+from tests.processors.rows import (
+    Row,
+    batch,
+    cloudevent,
+    debezium,
+    dumps,
+    event,
+    position_fields,
+    row,
+    rows,
+)
 
-POSTGRES = Origin("postgresql", "orders-db", "acme")
+POSTGRES = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 PREFIX = 'com.example."shop"'
 ENVELOPES: dict[str, tuple[Envelope, Callable[[Row, Origin], dict[str, Any]]]] = {
     "native": (native_envelope, event),
@@ -42,7 +52,7 @@ def envelopes(given_rows: list[Row], origin: Origin, kind: str = "native") -> li
 @given(st.lists(rows, min_size=1, max_size=60), st.sampled_from(["postgresql", "mysql"]))
 def test_equals_the_reference(kind: str, given_rows: list[Row], connector: str) -> None:
     """For any row, the bytes equal those of `json.dumps` of the event, whatever characters its names have."""
-    origin = Origin(connector, 'the "source"\n', "ténant\\", 7 if connector == "mysql" else None)
+    origin = Origin(connector, 'the "source"\n', "ténant\\", position_fields(connector))
 
     found = envelopes(given_rows, origin, kind)
 
@@ -120,7 +130,7 @@ def test_ddl_has_its_place_and_is_no_snapshot() -> None:
     place = {"tx_id": "3e11:7", "file": "binlog.000001", "pos": 9, "schema_version": None}
     ddl_row = row(op="ddl", schema=None, table="_ddl", after=None, key=None, ddl=ddl, **place)
 
-    (found,) = envelopes([ddl_row], Origin("mysql", "orders-db", "acme", 7))
+    (found,) = envelopes([ddl_row], Origin("mysql", "orders-db", "acme", position_fields("mysql")))
 
     assert '"op":"r"' in found
     assert '"gtid":"3e11:7","file":"binlog.000001","pos":9}' in found

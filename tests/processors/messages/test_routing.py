@@ -13,9 +13,9 @@ from deltaforge_dagster.config.templates import compile_template
 from deltaforge_dagster.processors.messages import routing
 from deltaforge_dagster.processors.messages.envelope import Origin
 from tests.chance import examples
-from tests.processors.rows import Row, batch, dumps, event, images, row, rows
+from tests.processors.rows import Row, batch, dumps, event, images, position_fields, row, rows
 
-ORIGIN = Origin("postgresql", "orders-db", "acme")
+ORIGIN = Origin("postgresql", "orders-db", "acme", position_fields("postgresql"))
 
 
 def resolved(row: Row, path: str) -> str | None:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pymysql
 
-from deltaforge_dagster.config.sources.sources import MysqlConfig
-from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
 from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.synthetic.decoder import warm
 from deltaforge_lab.servers.mysql import connect
@@ -59,14 +59,14 @@ class MysqlBench:
             source.close()
         self.connection.close()
 
-    def config(self, **changed: Any) -> MysqlConfig:
+    def config(self, **changed: Any) -> MysqlSourceConfig:
         """Return the source's configuration, with some fields changed."""
         fields = {
             "id": f"{self.database}-db",
             "dsn": self.dsn,
             "tables": (f"{self.database}.orders", f"{self.database}.items"),
         }
-        return MysqlConfig(**{**fields, **changed})
+        return MysqlSourceConfig(**{**fields, **changed})
 
     def source(self, **changed: Any) -> MysqlSource:
         """Return a new source, closed when the bench ends."""

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.synthetic.events import Field
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from deltaforge_dagster.errors import PositionLost
-from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from tests.contracts.test_source import insert, inserts, take, whole
 from tests.fix_mysql import MysqlVersion
 from tests.sources.mysql.bench import MysqlBench

@@ -25,7 +25,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from deltaforge_dagster.config.engine.engine import ValueOptions
-from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from tests.chance import examples
 from tests.contracts.test_source import take, whole

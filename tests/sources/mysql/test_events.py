@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.decode.decoder import Decoded
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.gtid_events import parse_tagged_gtid
 from deltaforge_dagster.sources.mysql.events.statements import Xid
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
 from deltaforge_dagster.sources.mysql.synthetic.events import FILE, SID, Log, packed
 from tests.sources.mysql import recorded
 from tests.sources.mysql.decode.test_decoder import (

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.config.engine.columns import ColumnOptions
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.mysql.events.binlog import WRITE_ROWS_2
 from deltaforge_dagster.sources.mysql.events.table_map import Unknown
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.source import MysqlSource
 from deltaforge_dagster.sources.mysql.synthetic import events as samples
 from deltaforge_dagster.sources.mysql.synthetic.events import (

@@ -16,9 +16,10 @@ from deltaforge_dagster.errors import (
     PositionLost,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import BinlogPosition, Position, covers
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import Taken, insert, inserts, take, whole
 from tests.fix_mysql import MysqlVersion

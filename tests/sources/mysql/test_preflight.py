@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.mysql.connection import server_log
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from tests.fix_mysql import StartMysql
 from tests.sources.mysql.bench import MysqlBench
 from tests.sources.mysql.test_source import PASSWORD, as_user

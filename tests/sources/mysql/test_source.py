@@ -20,11 +20,14 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     UnsupportedEvent,
 )
-from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.positions import BinlogPosition, LsnPosition, Position, parse_position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent, ReadLimits
 from deltaforge_dagster.sources.mysql import source
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream import dump, peek
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_lab.servers.mysql import MysqlServer, execute
 from tests.contracts.test_source import (
     Taken,

@@ -11,8 +11,8 @@ import psycopg
 from psycopg import conninfo, sql
 
 from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
-from deltaforge_dagster.config.sources.sources import PostgresConfig
-from deltaforge_dagster.positions import LsnPosition, parse_lsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 
 PIPELINE = "orders"
@@ -50,7 +50,7 @@ class PostgresBench:
         self.drop_slot()
         self.connection.close()
 
-    def config(self, **changed: Any) -> PostgresConfig:
+    def config(self, **changed: Any) -> PostgresSourceConfig:
         """Return the source's configuration, with some fields changed."""
         fields = {
             "id": "orders-db",
@@ -59,7 +59,7 @@ class PostgresBench:
             "publication": "p",
             "tables": ("public.orders", "public.items"),
         }
-        return PostgresConfig(**{**fields, **changed})
+        return PostgresSourceConfig(**{**fields, **changed})
 
     def source(self, **changed: Any) -> PostgresSource:
         """Return a new source, closed when the bench ends.

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.rows import MARK, OMIT
 from deltaforge_dagster.sources.postgres.decode.toast_reselect import Answer, Question
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS, CatalogType
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot.copy_text import read_copied
 from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
@@ -126,7 +127,7 @@ def stream(chance: random.Random, recorded: Recorded) -> bytes:
     if chance.random() < 0.05:
         parts.append(chance.randbytes(chance.randrange(60)))
     framed = [samples.begin(1050, 0, 7), *parts, samples.commit(1050, 1060, 0)]
-    whole = b"".join(samples.xlog(1000 + n, part) for n, part in enumerate(framed) if part)
+    whole = b"".join(xlog(1000 + n, part) for n, part in enumerate(framed) if part)
     return mutated(chance, whole, 0.1)
 
 

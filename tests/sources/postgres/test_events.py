@@ -11,9 +11,9 @@ import psycopg
 import pyarrow.compute as pc
 import pytest
 
-from deltaforge_dagster.positions import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from tests.contracts.test_source import Taken, Versions, insert, inserts, take, whole
 from tests.sources.postgres.bench import PostgresBench
 from tests.sources.quiet import is_quiet

@@ -10,9 +10,9 @@ from psycopg import conninfo
 
 from deltaforge_dagster.config.engine.engine import PostgresOptions, ValueOptions
 from deltaforge_dagster.errors import PermissionMissing
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.findings import Finding
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from tests.contracts.test_source import Versions
 from tests.fix_postgres import StartPostgres

@@ -21,9 +21,9 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     SourceUnavailable,
 )
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ReadLimits
 from deltaforge_dagster.sources.postgres import source
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.source import PostgresSource
 from deltaforge_dagster.sources.postgres.stream import slots
 from deltaforge_dagster.tables import ColumnDetails

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.positions import BinlogPosition, LsnPosition
-from deltaforge_dagster.sources.snapshot.read_views import (
-    GtidReadView,
-    PositionReadView,
-    XidReadView,
-    parse_read_view,
-)
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
+from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
 
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 START = LsnPosition(100)

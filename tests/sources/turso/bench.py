@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import turso
 
-from deltaforge_dagster.config.sources.turso import TursoConfig
-from deltaforge_dagster.positions import TursoPosition
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.source import TursoSource
 
 _REPEAT = re.compile(r"repeat\('x', (\d+)\)")
@@ -46,7 +46,7 @@ class FileBench:
         for source in self._sources:
             source.close()
 
-    def config(self, **changed: Any) -> TursoConfig:
+    def config(self, **changed: Any) -> TursoSourceConfig:
         """Return the source's configuration, with some fields changed."""
         fields = {
             "id": "shop",
@@ -58,7 +58,7 @@ class FileBench:
         patterns = changed.get("tables")
         if patterns is not None:  # the contract names tables in full
             changed["tables"] = tuple(one.removeprefix("main.") for one in patterns)
-        return TursoConfig(**{**fields, **changed})
+        return TursoSourceConfig(**{**fields, **changed})
 
     def source(self, **changed: Any) -> TursoSource:
         """Return a new source, closed when the bench ends; `columns` are `engine.columns`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from deltaforge_dagster.config.sources.turso import TursoConfig
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
 from deltaforge_dagster.sources.turso.source import TursoSource
 from tests.contracts.test_source import LIMITS, Taken, Versions, add
@@ -12,7 +12,7 @@ from tests.contracts.test_source import LIMITS, Taken, Versions, add
 
 def check_a_pipelines_life(url: str, token: str | None) -> None:
     """Check what a source does in a database that has tables `orders` and `items`."""
-    config = TursoConfig.model_validate(
+    config = TursoSourceConfig.model_validate(
         {
             "id": "shop",
             "url": url,

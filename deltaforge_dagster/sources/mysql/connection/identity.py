@@ -7,9 +7,9 @@ file and an offset mean something on the server that wrote the file.
 from __future__ import annotations
 
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured, UnsupportedEvent
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.column_types import labels, labels_text
 from deltaforge_dagster.sources.mysql.schema.described_types import described_type
 from deltaforge_dagster.tables import Column, TableSchema

@@ -6,10 +6,10 @@ one of each domain (`mariadb_gtid`) is the position, in `gtid_binlog_pos`.
 
 from __future__ import annotations
 
-from deltaforge_dagster.mariadb_gtid import DomainGtids
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection.refusals import lost
 from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.mariadb_gtid import DomainGtids
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 _FILE_START = 4
 

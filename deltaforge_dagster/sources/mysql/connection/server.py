@@ -19,9 +19,9 @@ from typing import Any
 import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
-from deltaforge_dagster.config.sources.dsn import MysqlDsn, mysql_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceMisconfigured, SourceUnavailable
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
+from deltaforge_dagster.sources.mysql.dsn import MysqlDsn, mysql_dsn
 from deltaforge_dagster.sources.stream.time_limit import Cutter
 
 _CONNECT_SECONDS = 2.0

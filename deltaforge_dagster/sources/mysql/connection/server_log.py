@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.positions import BinlogPosition, covers
 from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import SYNTAX, lost
 from deltaforge_dagster.sources.mysql.connection.server import Session
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
 
 _OLDEST, _OLDEST_MARIADB = (5, 7), (10, 5)
 

@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.base import ChangeBatch, SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.batches import BatchWriter
 from deltaforge_dagster.sources.mysql.decode.held import KeptRows
@@ -57,6 +56,7 @@ from deltaforge_dagster.sources.mysql.decode.transaction_assembler import (
     TransactionAssembler,
 )
 from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
 from deltaforge_dagster.sources.mysql.stream.prepared import FindsEncoded
 from deltaforge_dagster.sources.mysql.values.types import LABEL_FORMS, ValueForms

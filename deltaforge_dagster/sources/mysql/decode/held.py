@@ -23,9 +23,10 @@ from typing import Any
 import pyarrow as pa
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.events.binlog import HEADER
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable, Unknown
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name
 from deltaforge_dagster.sources.mysql.schema.definitions import (
     Definitions,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from deltaforge_dagster.errors import UnsupportedEvent
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
 from deltaforge_dagster.sources.mysql.decode.held import (
@@ -19,6 +19,7 @@ from deltaforge_dagster.sources.mysql.decode.held import (
 )
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.statements import Xid
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import NO_OUTBOX, OutboxTables
 from deltaforge_dagster.sources.rows.arrays import with_tx_end

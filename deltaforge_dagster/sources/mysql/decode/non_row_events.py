@@ -13,7 +13,6 @@ import numpy as np
 
 from deltaforge_dagster.errors import CorruptLog, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent
 from deltaforge_dagster.sources.mysql.decode.batches import DDL_TABLE, BatchWriter, Place
 from deltaforge_dagster.sources.mysql.decode.held import Kept, KeptBatch, KeptRows, KeptStatement
@@ -84,6 +83,7 @@ from deltaforge_dagster.sources.mysql.events.nested_events import NestedEvents
 from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.events.statements import Kind, Xid, statement, xid_of
 from deltaforge_dagster.sources.mysql.events.table_map import ID_SIZE
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.ddl import Change, table_changes
 from deltaforge_dagster.sources.mysql.schema.versions import Catalog, TableVersions
 from deltaforge_dagster.sources.mysql.stream.log_scan import table_of

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from deltaforge_dagster.errors import SourceMisconfigured
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import SourceNotes
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import Server, Session
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogColumn, CatalogTable, Unknown
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.schema.column_types import is_binary, labels
 from deltaforge_dagster.sources.mysql.schema.ddl import Change, TableChange, table_changes
 from deltaforge_dagster.sources.mysql.schema.ddl_tokens import Name

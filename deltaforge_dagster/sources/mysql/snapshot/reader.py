@@ -31,15 +31,17 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.mysql.connection import server_log
 from deltaforge_dagster.sources.mysql.connection.server import Server, Session
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.preflight import retention_seconds
 from deltaforge_dagster.sources.mysql.schema.catalog import captured_tables
 from deltaforge_dagster.sources.mysql.schema.column_types import labels, labels_text
 from deltaforge_dagster.sources.mysql.schema.described_types import described_type
 from deltaforge_dagster.sources.mysql.snapshot import chunks
+from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
 from deltaforge_dagster.sources.mysql.snapshot.result_rows import Rows, send_query
 from deltaforge_dagster.sources.mysql.snapshot.selected import (
     SESSION,
@@ -51,7 +53,6 @@ from deltaforge_dagster.sources.mysql.values.types import ValueForms
 from deltaforge_dagster.sources.outbox import OutboxTables
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead, ReadView
-from deltaforge_dagster.sources.snapshot.read_views import GtidReadView, PositionReadView
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
 from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns

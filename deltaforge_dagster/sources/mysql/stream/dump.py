@@ -16,13 +16,13 @@ from __future__ import annotations
 import struct
 
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable, UnsupportedEvent
-from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.mariadb_gtid import is_of_mariadb
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection import mariadb_log
 from deltaforge_dagster.sources.mysql.connection.refusals import translate
 from deltaforge_dagster.sources.mysql.connection.server import Server
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.mariadb_gtid import is_of_mariadb
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 HEARTBEAT_SECONDS = 15

@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Self
 
 from deltaforge_dagster.errors import CorruptLog, SourceUnavailable
-from deltaforge_dagster.gtid import GtidSet
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection.server import Server
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.gtid_events import parse_gtid
 from deltaforge_dagster.sources.mysql.events.mariadb_events import decompressed
 from deltaforge_dagster.sources.mysql.events.nested_events import without_checksum
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.dump import (
     PACKET_HEADER,
     SILENCE_SECONDS,

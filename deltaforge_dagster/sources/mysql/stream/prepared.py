@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from deltaforge_dagster.errors import CorruptLog, PositionLost
-from deltaforge_dagster.positions import BinlogPosition
 from deltaforge_dagster.sources.mysql.connection.server import Server
 from deltaforge_dagster.sources.mysql.connection.server_log import FILE_START, log_files
 from deltaforge_dagster.sources.mysql.events import binlog
 from deltaforge_dagster.sources.mysql.events.nested_events import events, without_checksum
 from deltaforge_dagster.sources.mysql.events.payload import payload_pieces
 from deltaforge_dagster.sources.mysql.events.statements import Xid
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_scan import LogScan, Seen
 from deltaforge_dagster.sources.stream.read_buffer import PIECE_BYTES
 

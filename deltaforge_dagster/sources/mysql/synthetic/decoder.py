@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deltaforge_dagster.errors import PositionLost, UnsupportedEvent
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.mysql.decode.decoder import Decoder
 from deltaforge_dagster.sources.mysql.decode.transaction_assembler import GtidRun
 from deltaforge_dagster.sources.mysql.events.statements import Xid
 from deltaforge_dagster.sources.mysql.events.table_map import CatalogTable
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.synthetic.events import orders
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 

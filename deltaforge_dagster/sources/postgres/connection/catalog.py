@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.positions import parse_lsn
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
+from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.tables import TablePatterns
 from deltaforge_dagster.tables import ColumnDetails
 

@@ -15,10 +15,11 @@ from dataclasses import replace
 import psycopg
 
 from deltaforge_dagster.errors import CorruptLog, PositionLost
-from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_lsn
+from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import Server
 from deltaforge_dagster.sources.postgres.decode.types import modified_name
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.tables import Column, TableSchema
 
 logger = logging.getLogger(__name__)

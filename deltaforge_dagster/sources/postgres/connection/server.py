@@ -24,7 +24,6 @@ import psycopg
 from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 
-from deltaforge_dagster.config.sources.dsn import postgres_dsn
 from deltaforge_dagster.errors import DeltaforgeError, SourceUnavailable
 from deltaforge_dagster.sources.postgres.connection import handshake
 from deltaforge_dagster.sources.postgres.connection.refusals import (
@@ -33,6 +32,7 @@ from deltaforge_dagster.sources.postgres.connection.refusals import (
     may_not_replicate,
     translate,
 )
+from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
 from deltaforge_dagster.sources.stream.time_limit import Cutter
 
 SETTINGS = {

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, read_only
-from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SchemaRegistry
 from deltaforge_dagster.sources.postgres.decode.batches import BatchWriter, UnchangedToast
 from deltaforge_dagster.sources.postgres.decode.held import KeptChange, changes_of, decoded
@@ -53,6 +53,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     XLOG_HEADER,
     LogicalMessage,
     parse_message,
+    xlog,
 )
 from deltaforge_dagster.sources.postgres.decode.rows import MARK
 from deltaforge_dagster.sources.postgres.decode.scan import (
@@ -77,7 +78,7 @@ from deltaforge_dagster.sources.postgres.decode.scan import (
 )
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, Catalog, ValueType
 from deltaforge_dagster.sources.postgres.decode.versions import TableVersions
-from deltaforge_dagster.sources.postgres.synthetic.messages import xlog
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.arrays import with_tx_end
 from deltaforge_dagster.sources.rows.columns import NO_RULES, ColumnRules
 from deltaforge_dagster.sources.rows.event_ids import id_seed

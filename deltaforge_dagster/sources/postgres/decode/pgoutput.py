@@ -115,6 +115,16 @@ class LogicalMessage:
     size: int
 
 
+def copy_data(content: bytes) -> bytes:
+    """Return a CopyData message."""
+    return b"d" + struct.pack(">I", len(content) + 4) + content
+
+
+def xlog(lsn: int, message: bytes) -> bytes:
+    """Return a pgoutput message as an XLogData message that begins and ends at `lsn`."""
+    return copy_data(b"w" + struct.pack(">qqq", lsn, lsn, 0) + message)
+
+
 class _Reader:
     """Reads fields off a message, and never beyond it."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from deltaforge_dagster.config.globs import Globs
 from deltaforge_dagster.errors import SourceMisconfigured, UnsupportedEvent
 from deltaforge_dagster.kernels.runtime import Bytes, Longs
-from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.positions import format_lsn
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.outbox import SCHEMA as OUTBOX
 from deltaforge_dagster.sources.postgres.decode.layout import COLUMN_WIDTH, TABLE_WIDTH
@@ -26,6 +26,7 @@ from deltaforge_dagster.sources.postgres.decode.pgoutput import (
     SentType,
     parse_relation,
     parse_type,
+    xlog,
 )
 from deltaforge_dagster.sources.postgres.decode.scan import HELD, IGNORED, UNKNOWN
 from deltaforge_dagster.sources.postgres.decode.types import (
@@ -35,7 +36,7 @@ from deltaforge_dagster.sources.postgres.decode.types import (
     modified_name,
     value_type,
 )
-from deltaforge_dagster.sources.postgres.synthetic.messages import xlog
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import Hiding
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema

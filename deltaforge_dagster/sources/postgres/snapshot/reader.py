@@ -26,19 +26,20 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
 )
 from deltaforge_dagster.kernels.runtime import Bytes
-from deltaforge_dagster.positions import LsnPosition, Position, parse_lsn
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.findings import Finding, finding_errors, share_of_retention
 from deltaforge_dagster.sources.postgres.connection import catalog, identity
 from deltaforge_dagster.sources.postgres.connection.refusals import translate
 from deltaforge_dagster.sources.postgres.connection.server import Server
 from deltaforge_dagster.sources.postgres.decode.types import ValueType, value_type
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.snapshot import chunks, copied
+from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
 from deltaforge_dagster.sources.postgres.snapshot.selected import SelectedRows
 from deltaforge_dagster.sources.postgres.snapshot.watermark import Watermark
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.snapshot.base import Chunk, ChunkRead
-from deltaforge_dagster.sources.snapshot.read_views import XidReadView
 from deltaforge_dagster.sources.snapshot.rows import SnapshotRows
 from deltaforge_dagster.sources.stream.time_limit import Cutter, notice_loss
 from deltaforge_dagster.sources.tables import TablePatterns

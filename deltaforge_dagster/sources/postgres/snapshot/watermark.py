@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from deltaforge_dagster.positions import format_lsn, parse_lsn
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.postgres.position import parse_lsn
 
 
 @dataclass(frozen=True, slots=True)

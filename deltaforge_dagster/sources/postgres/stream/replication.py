@@ -21,11 +21,12 @@ import time
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.errors import SourceUnavailable
-from deltaforge_dagster.positions import LsnPosition, format_lsn
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.decode.messages import MESSAGES_VERSION
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.stream.socket import StreamSocket
 
 STATUS_SECONDS = 1.0
@@ -37,7 +38,7 @@ _EPOCH_2000 = 946_684_800
 
 
 def start_command(
-    connection: psycopg.Connection, config: PostgresConfig, start: LsnPosition, version: int
+    connection: psycopg.Connection, config: PostgresSourceConfig, start: LsnPosition, version: int
 ) -> str:
     """Return `START_REPLICATION` (manual: "Logical Streaming Replication Parameters").
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.errors import PositionLost, SourceMisconfigured
-from deltaforge_dagster.positions import LsnPosition, format_lsn, parse_lsn
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection import catalog
 from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.position import LsnPosition, parse_lsn
 from deltaforge_dagster.sources.postgres.stream import publications, slots
 from deltaforge_dagster.sources.tables import TablePatterns
 
@@ -17,7 +18,7 @@ from deltaforge_dagster.sources.tables import TablePatterns
 def ensure_start(
     connection: psycopg.Connection,
     server: Server,
-    config: PostgresConfig,
+    config: PostgresSourceConfig,
     patterns: TablePatterns,
     *,
     facts: catalog.Facts,
@@ -65,13 +66,13 @@ def ensure_start(
     return _start(server, config, held, wanted, facts.flushed_lsn)
 
 
-def _wanted_lsn(config: PostgresConfig) -> int | None:
+def _wanted_lsn(config: PostgresSourceConfig) -> int | None:
     wanted = config.start_position
     return None if isinstance(wanted, str) else parse_lsn(wanted.lsn)
 
 
 def _refuse_unreachable(
-    server: Server, config: PostgresConfig, wanted: int | None, flushed_lsn: int
+    server: Server, config: PostgresSourceConfig, wanted: int | None, flushed_lsn: int
 ) -> None:
     if wanted is not None and wanted < flushed_lsn:
         raise PositionLost(
@@ -83,7 +84,7 @@ def _refuse_unreachable(
 
 def _start(
     server: Server,
-    config: PostgresConfig,
+    config: PostgresSourceConfig,
     found: catalog.Slot,
     wanted: int | None,
     flushed_lsn: int,
@@ -102,6 +103,6 @@ def _start(
     return LsnPosition(held)
 
 
-def _drop_slot(connection: psycopg.Connection, config: PostgresConfig) -> str:
+def _drop_slot(connection: psycopg.Connection, config: PostgresSourceConfig) -> str:
     statement = sql.SQL("SELECT pg_drop_replication_slot({})").format(config.slot)
     return statement.as_string(connection)

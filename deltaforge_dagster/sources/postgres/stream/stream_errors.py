@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 
-from deltaforge_dagster.config.sources.sources import PostgresConfig
 from deltaforge_dagster.errors import (
     CorruptLog,
     DeltaforgeError,
     SourceUnavailable,
 )
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError, error_fields
 from deltaforge_dagster.sources.postgres.connection.refusals import may_not_replicate, translate
 from deltaforge_dagster.sources.postgres.connection.server import Server
@@ -18,7 +18,7 @@ from deltaforge_dagster.sources.postgres.stream.replication import ReplicationSt
 
 
 def ending(
-    stream: ReplicationStream, message: bytes, server: Server, config: PostgresConfig
+    stream: ReplicationStream, message: bytes, server: Server, config: PostgresSourceConfig
 ) -> DeltaforgeError:
     """Return the error for a message that ends the stream; its rest is received."""
     where = server.where
@@ -36,7 +36,7 @@ def ending(
 
 
 def refusal(
-    refused: RefusedError, server: Server, config: PostgresConfig, *, started: bool
+    refused: RefusedError, server: Server, config: PostgresSourceConfig, *, started: bool
 ) -> DeltaforgeError:
     """Return the error for what the server said instead of, or inside, the stream.
 

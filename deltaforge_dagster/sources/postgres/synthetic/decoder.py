@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from deltaforge_dagster.positions import LsnPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
+from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.decode.types import CatalogType
-from deltaforge_dagster.sources.postgres.synthetic.messages import message, orders, xlog
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.postgres.synthetic.messages import message, orders
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 

@@ -10,21 +10,13 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from deltaforge_dagster.sources.postgres.decode.pgoutput import copy_data, xlog
+
 UNCHANGED: Final = False
 """In place of a text: the value is an unchanged TOAST value and is not sent."""
 
 Cell = bytes | None | Literal[False]
 """A value as text, None for null, or `UNCHANGED`."""
-
-
-def copy_data(content: bytes) -> bytes:
-    """Return a CopyData message."""
-    return b"d" + struct.pack(">I", len(content) + 4) + content
-
-
-def xlog(lsn: int, message: bytes) -> bytes:
-    """Return a pgoutput message as it comes over the wire."""
-    return copy_data(b"w" + struct.pack(">qqq", lsn, lsn, 0) + message)
 
 
 def keepalive(lsn: int, *, reply: bool = False) -> bytes:

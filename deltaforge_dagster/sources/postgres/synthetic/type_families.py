@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from deltaforge_dagster.sources.postgres.decode.pgoutput import xlog
 from deltaforge_dagster.sources.postgres.synthetic.messages import (
     begin,
     commit,
     insert,
     relation,
-    xlog,
 )
 
 _COLUMNS = 10

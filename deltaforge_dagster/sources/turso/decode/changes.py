@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.base import SchemaRegistry
 from deltaforge_dagster.sources.rows.columns import ColumnRules
 from deltaforge_dagster.sources.rows.hiding import HiddenTable
 from deltaforge_dagster.sources.turso.decode.event_ids import event_id
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deltaforge_dagster.config.sources.turso import DatabaseFile, TursoConfig
 from deltaforge_dagster.errors import CorruptLog, SourceMisconfigured
 from deltaforge_dagster.sources.tables import TablePatterns
+from deltaforge_dagster.sources.turso.config import DatabaseFile, TursoSourceConfig
 from deltaforge_dagster.sources.turso.connection.files import SqliteFile, TursoFile
 from deltaforge_dagster.sources.turso.connection.hrana import HranaDatabase
 from deltaforge_dagster.sources.turso.connection.sessions import Database
@@ -47,7 +47,7 @@ class Ways:
         config: `spec.source.config`.
     """
 
-    def __init__(self, config: TursoConfig) -> None:
+    def __init__(self, config: TursoSourceConfig) -> None:
         self._config = config
         self.patterns = TablePatterns(config.tables, unqualified=DB, system=())
         place = config.place

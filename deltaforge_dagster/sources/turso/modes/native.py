@@ -31,13 +31,13 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
 from deltaforge_dagster.sources.turso.connection.sessions import Row, Session, Value, identifier
 from deltaforge_dagster.sources.turso.decode.changes import Change
 from deltaforge_dagster.sources.turso.decode.records import decode_record
 from deltaforge_dagster.sources.turso.decode.values import image, json_value, key_of
 from deltaforge_dagster.sources.turso.modes.readings import Part, Step
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import (
     DB,
     Definition,

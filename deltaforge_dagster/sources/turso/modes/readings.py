@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.base import HeldEvent, SourceNotes
 from deltaforge_dagster.sources.turso.connection.sessions import Session
 from deltaforge_dagster.sources.turso.decode.changes import Change
+from deltaforge_dagster.sources.turso.position import TursoPosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import pytest
 from deltaforge_dagster.errors import SourceUnavailable, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.hashing import ContentHash
-from deltaforge_dagster.positions import BinlogPosition, Position
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import LogSection, ReadLimits
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 from deltaforge_dagster.sources.mysql.stream.log_sections import BinlogSection, Tables
 from tests.contracts.test_source import Versions, insert
 from tests.fix_mysql import MysqlVersion, StartMysql

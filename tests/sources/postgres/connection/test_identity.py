@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import PositionLost
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_lab.servers.postgres import PostgresServer
 from tests.contracts.test_source import LIMITS, Versions, insert, take, whole
 from tests.fix_postgres import StartPostgres

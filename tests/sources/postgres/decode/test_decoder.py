@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog, DeltaforgeError, UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.sources.base import ChangeBatch
 from deltaforge_dagster.sources.postgres.decode.decoder import Decoder
 from deltaforge_dagster.sources.postgres.decode.messages import HEARTBEAT, MessageFilter
-from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage
+from deltaforge_dagster.sources.postgres.decode.pgoutput import LogicalMessage, copy_data, xlog
 from deltaforge_dagster.sources.postgres.decode.types import BUILT_IN, ISO_TIMESTAMPS
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.synthetic import messages as samples
 from deltaforge_dagster.sources.postgres.synthetic.messages import Cell
 from tests.sources.postgres.reference import Catalog, Reference, Registry, message_json
@@ -77,7 +77,7 @@ def committed(batches: list[ChangeBatch]) -> list[dict[str, Any]]:
 def transaction(*messages: bytes, lsn: int = 1000, xid: int = 7) -> bytes:
     """Return the messages as a transaction that commits at `lsn` + 50 and ends at `lsn` + 60."""
     parts = [samples.begin(lsn + 50, 0, xid), *messages, samples.commit(lsn + 50, lsn + 60, 0)]
-    return b"".join(samples.xlog(lsn + number, part) for number, part in enumerate(parts))
+    return b"".join(xlog(lsn + number, part) for number, part in enumerate(parts))
 
 
 def insert(number: int, name: str = "x") -> bytes:
@@ -132,7 +132,7 @@ def assert_read_alike(stream: bytes, *, iso: bool = False) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_answered(content: bytes) -> None:
     """Random bytes as the content of a message raise nothing but errors of the tree."""
-    _, error = decode(samples.xlog(1, content) + samples.copy_data(content))
+    _, error = decode(xlog(1, content) + copy_data(content))
 
     assert error is None or isinstance(error, CorruptLog | UnsupportedEvent)
 
@@ -153,8 +153,8 @@ def test_every_cut_gives_the_same_rows() -> None:
 
 def test_rows_of_an_open_transaction_come_without_an_end() -> None:
     """What follows the last commit is a batch of its own; its last row waits for the next message."""
-    open_tx = samples.xlog(2000, samples.begin(2500, 0, 8))
-    open_tx += b"".join(samples.xlog(2001, insert(number)) for number in (2, 3))
+    open_tx = xlog(2000, samples.begin(2500, 0, 8))
+    open_tx += b"".join(xlog(2001, insert(number)) for number in (2, 3))
     batches, _ = decode(transaction(RELATION, insert(1)) + open_tx)
 
     assert [batch.end for batch in batches] == [LsnPosition(1060, 7), None]
@@ -167,7 +167,7 @@ def test_rows_of_an_open_transaction_come_without_an_end() -> None:
 def test_idle_progress() -> None:
     """Empty transactions and keepalives outside transactions tell how far the log is passed."""
     stream = transaction() + samples.keepalive(5000) + samples.keepalive(4000)
-    stream += samples.xlog(5001, samples.begin(6000, 0, 9)) + samples.keepalive(5900)
+    stream += xlog(5001, samples.begin(6000, 0, 9)) + samples.keepalive(5900)
     batches, _ = decode(stream)
 
     assert batches == [ChangeBatch(None, LsnPosition(5000), batches[0].log_bytes)]
@@ -179,8 +179,8 @@ def test_idle_progress() -> None:
 def test_idle_progress_stands_before_open_rows() -> None:
     """Progress is never told behind rows of a transaction that is still open."""
     stream = transaction(RELATION) + samples.keepalive(1500)
-    stream += samples.xlog(2000, samples.begin(2500, 0, 8))
-    stream += b"".join(samples.xlog(2001, insert(number)) for number in (2, 3))
+    stream += xlog(2000, samples.begin(2500, 0, 8))
+    stream += b"".join(xlog(2001, insert(number)) for number in (2, 3))
     batches, _ = decode(stream)
 
     assert [(batch.rows is None, batch.end) for batch in batches] == [
@@ -273,9 +273,9 @@ def test_batches_have_the_frame_s_columns() -> None:
 def test_unknown_messages_stop() -> None:
     """A message of a kind that is not known stops after the rows, named with its byte and place."""
     before = transaction(RELATION, insert(1))
-    begin = samples.xlog(2000, samples.begin(2500, 0, 8))
+    begin = xlog(2000, samples.begin(2500, 0, 8))
     for message, words in [(b"?", "a '?' message (byte 0x3F) at 0/000007D1"), (b"\xff", "0xFF")]:
-        batches, error = decode(before + begin + samples.xlog(2001, message))
+        batches, error = decode(before + begin + xlog(2001, message))
 
         assert isinstance(error, UnsupportedEvent)
         assert words in str(error)
@@ -330,7 +330,7 @@ def test_a_truncate_of_more_tables_than_fit_stops(monkeypatch: pytest.MonkeyPatc
 def message(lsn: int, content: bytes, prefix: str = "audit", *, inside: bool = False) -> bytes:
     """Return a logical message in the stream."""
     made = samples.message(lsn, prefix, content, transactional=inside)
-    return samples.xlog(lsn, made)
+    return xlog(lsn, made)
 
 
 def test_messages_of_a_transaction_stand_among_its_changes() -> None:
@@ -451,7 +451,7 @@ def test_a_message_s_time_may_be_any() -> None:
     for clock in (2**63 - 1, 2**63 - 946_684_800_000_000, -(2**63)):
         header = b"w" + struct.pack(">qqq", 1002, 1002, clock)
         body = samples.message(1002, "audit", b"{}", transactional=False)
-        assert_read_alike(samples.copy_data(header + body))
+        assert_read_alike(copy_data(header + body))
 
 
 def test_a_transaction_has_a_number() -> None:
@@ -561,7 +561,7 @@ def test_versions_are_registered_once_with_their_position() -> None:
 def test_an_error_is_returned_again() -> None:
     """A decoder that met an error decodes nothing more."""
     decoder = make_decoder()
-    bad = samples.xlog(1, b"?")
+    bad = xlog(1, b"?")
     first = decoder.feed(bad, len(bad))
     good = transaction(RELATION, insert(1))
     again = decoder.feed(good, len(good))

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from deltaforge_dagster.errors import PermissionMissing, SourceUnavailable
-from deltaforge_dagster.positions import LsnPosition
+from deltaforge_dagster.sources.postgres.position import LsnPosition
 from deltaforge_dagster.sources.postgres.snapshot import reader as snapshot
 from deltaforge_dagster.sources.snapshot.base import Chunk, SnapshotSource
 from deltaforge_lab.servers.postgres import PostgresServer

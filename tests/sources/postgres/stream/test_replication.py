@@ -13,9 +13,9 @@ import pytest
 from psycopg import conninfo
 
 from deltaforge_dagster.errors import SourceUnavailable
-from deltaforge_dagster.positions import parse_lsn
 from deltaforge_dagster.sources.postgres.connection.handshake import RefusedError
 from deltaforge_dagster.sources.postgres.connection.server import Server
+from deltaforge_dagster.sources.postgres.position import parse_lsn
 from deltaforge_dagster.sources.postgres.stream.replication import ReplicationStream
 from tests.e2e.deployment import eventually
 from tests.sources.postgres.connection.test_server import silencing_proxy

@@ -19,9 +19,10 @@ from deltaforge_dagster.errors import (
     SourceUnavailable,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import Position, TursoPosition
+from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import HeldEvent
 from deltaforge_dagster.sources.turso.connection.files import TursoFile
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert, take, whole
 from tests.sources.turso.bench import NativeBench
 

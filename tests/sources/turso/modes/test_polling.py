@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from deltaforge_dagster.errors import NotAllowed, SourceMisconfigured, SourceUnavailable
-from deltaforge_dagster.positions import TursoPosition, parse_position
 from deltaforge_dagster.sources.base import ReadLimits
+from deltaforge_dagster.sources.registry import parse_position
 from deltaforge_dagster.sources.snapshot.read_views import parse_read_view
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.tables import ColumnDetails
 from tests.contracts.test_source import LIMITS, Versions, insert, inserts, take, whole
 from tests.sources.turso.bench import NativeBench, PollingBench, TriggerBench

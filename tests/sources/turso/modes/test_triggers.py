@@ -23,11 +23,11 @@ from deltaforge_dagster.errors import (
     SourceMisconfigured,
     UnsupportedEvent,
 )
-from deltaforge_dagster.positions import TursoPosition
 from deltaforge_dagster.sources.findings import Finding
 from deltaforge_dagster.sources.turso.connection.files import SqliteFile
 from deltaforge_dagster.sources.turso.decode.values import json_value, row_image
 from deltaforge_dagster.sources.turso.modes import triggers
+from deltaforge_dagster.sources.turso.position import TursoPosition
 from deltaforge_dagster.sources.turso.schema.definitions import definition
 from tests.contracts.test_source import LIMITS, Taken, Versions, add, insert, take, whole
 from tests.sources.turso.bench import SqliteBench, TriggerBench

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.mariadb_gtid import MAX_NUMBER, DomainGtids, is_of_mariadb
-from deltaforge_dagster.positions import BinlogPosition
+from deltaforge_dagster.sources.mysql.mariadb_gtid import MAX_NUMBER, DomainGtids, is_of_mariadb
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
 
 domains = st.dictionaries(st.integers(0, 3), st.integers(1, 5), max_size=4)
 UUID = "11111111-2222-1111-8888-c80aa9429562"

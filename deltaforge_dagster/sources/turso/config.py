@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, SecretStr, field_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Text, resolved
+from deltaforge_dagster.config.sources.base import OnSchemaDrift, SourceConfig
 from deltaforge_dagster.config.sources.snapshot import Snapshot
 from deltaforge_dagster.errors import SpecError
 
@@ -87,13 +88,9 @@ class NativeCdc(Block):
     """`data`: changes of rows. `binlog`: also schema changes, as DDL events."""
 
 
-class TursoConfig(Block):
-    """How to read a Turso, libSQL or SQLite database."""
+class TursoSourceConfig(SourceConfig):
+    """How to read the database."""
 
-    id: Text
-    """Identifies the source; part of every event id. If absent, the pipeline's name is used, with a
-    warning.
-    """
     url: Text
     """`libsql://name.turso.io`, `https://host`, `http://host:port`, `file:/path` or a path. A missing file
     is never created.
@@ -129,7 +126,7 @@ class TursoConfig(Block):
     """
     batch_size: Count = 1000
     """How many changes are read at a time."""
-    on_schema_drift: Literal["adapt", "halt"] = "adapt"
+    on_schema_drift: OnSchemaDrift = "adapt"
     """What to do when `url` names a different database than before and its tables differ: continue with
     them, or stop.
     """
@@ -166,11 +163,3 @@ class TursoConfig(Block):
                 " (let the application capture `after` or `full`)"
             )
         return level
-
-
-class TursoSource(Block):
-    """A Turso, libSQL or SQLite source, whose change table or new rows are polled."""
-
-    type: Literal["turso"]
-    config: TursoConfig
-    """How to read the database."""

@@ -1,83 +1,17 @@
-"""Connection strings of sources, in the forms that DeltaForge accepts.
+"""MySQL connection strings: `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`.
 
-PostgreSQL: converted to a string that libpq accepts. Both forms of the manual ("Connection Strings") are
-accepted: a URL, and `key=value` pairs. In the second form, `database` is a synonym for `dbname`,
-missing keys have fixed defaults (libpq would use environment variables and the operating system's user),
-and keys that libpq does not know are ignored.
-
-MySQL: a URL, `mysql://user:password@host:port/database?ssl-mode=VERIFY_CA&ssl-ca=/etc/ca.pem`. Its
-options are those of MySQL's own programs (manual: "Command Options for Encrypted Connections");
+The options are those of MySQL's own programs (manual: "Command Options for Encrypted Connections");
 others are rejected, because an ignored option might have been meant to protect the connection.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-import psycopg
-from psycopg import conninfo, pq
-
 from deltaforge_dagster.config.urls import NOT_ENCODED, check_encoded
 from deltaforge_dagster.errors import SpecError
-
-_DEFAULTS = {"host": "localhost", "port": "5432", "user": "postgres", "dbname": "postgres"}
-_PAIR = re.compile(
-    r"(?sa)\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s'\\])(?:\\.|[^\s\\])*|)(?=\s|\Z)"
-)
-
-
-def postgres_dsn(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return `text` as a connection string that libpq accepts, and the names of ignored keys.
-
-    Raises:
-        SpecError: The text has neither form. The message does not quote the text.
-    """
-    ignored: tuple[str, ...] = ()
-    if not text.startswith(("postgres://", "postgresql://")):
-        text, ignored = _from_pairs(text)
-    else:
-        check_encoded(text)
-    try:
-        conninfo.conninfo_to_dict(text)
-    except psycopg.ProgrammingError:
-        valid = False  # libpq's message quotes the text, including the password
-    else:
-        valid = True
-    if not valid:
-        raise SpecError(_WRONG)
-    return text, ignored
-
-
-_WRONG = (
-    "is not a PostgreSQL connection string (write postgres://user:password@host:port/database, "
-    "with special characters of the password percent-encoded, or host=... user=... password=...)"
-)
-
-
-def _from_pairs(text: str) -> tuple[str, tuple[str, ...]]:
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    kept = dict(_DEFAULTS)
-    ignored: list[str] = []
-    at = 0
-    end = len(text.rstrip())
-    while at < end:
-        pair = _PAIR.match(text, at)
-        if pair is None:
-            raise SpecError(_WRONG)
-        key = "dbname" if pair[1] == "database" else pair[1]
-        if key in known:
-            value = pair[2][1:-1] if pair[2].startswith("'") else pair[2]
-            kept[key] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
-        else:
-            ignored.append(pair[1])
-        at = pair.end()
-    if kept == _DEFAULTS and end == 0:
-        raise SpecError(_WRONG)
-    return conninfo.make_conninfo("", **kept), tuple(ignored)
-
 
 SslMode = Literal["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"]
 _SSL_MODES: tuple[str, ...] = get_args(SslMode)
@@ -116,7 +50,7 @@ def mysql_dsn(text: str) -> MysqlDsn:
         check_encoded(text)
     parts = _mysql_url(text)
     if parts is None:
-        raise SpecError(_WRONG_MYSQL)
+        raise SpecError(_WRONG)
     known = _ssl_options(parse_qsl(parts.query, keep_blank_values=True))
     return MysqlDsn(
         host=unquote(parts.hostname or "localhost"),
@@ -131,7 +65,7 @@ def mysql_dsn(text: str) -> MysqlDsn:
     )
 
 
-_WRONG_MYSQL = (
+_WRONG = (
     "is not a MySQL connection string (write mysql://user:password@host:port/database, with "
     "special characters of the password percent-encoded)"
 )

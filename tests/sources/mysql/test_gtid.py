@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "0d2e11fa-71ca-11e1-9e33-c80aa9429562"

@@ -1,0 +1,83 @@
+"""Find the kinds of sources and sinks: ours by name, others by the entry points of installed packages."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+_LOG = logging.getLogger(__name__)
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds(Generic[_Kind]):
+    """The kinds of one group.
+
+    Attributes:
+        types: Those that can be used, by name: ours, then those of installed packages.
+        broken: Why others cannot be used, by name; the text names the package.
+    """
+
+    types: Mapping[str, _Kind]
+    broken: Mapping[str, str]
+
+
+def find_kinds(
+    group: str,
+    built_in: Mapping[str, str],
+    base: type[Any],
+    check: Callable[[_Kind], None] = lambda _: None,
+) -> Kinds[_Kind]:
+    """Return the kinds that are there, loaded.
+
+    Args:
+        group: The group of the entry points.
+        built_in: Ours, `module:object` by name. A package cannot replace them.
+        base: The class that a kind is an instance of.
+        check: Raises an exception if a kind cannot be used.
+    """
+
+    def load(entry: EntryPoint) -> _Kind:
+        kind: Any = entry.load()
+        if not isinstance(kind, base):
+            raise TypeError(f"{entry.value} is no {base.__name__}")
+        if kind.name != entry.name:
+            raise ValueError(
+                f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
+            )
+        loaded: _Kind = kind
+        check(loaded)
+        return loaded
+
+    types = {name: load(EntryPoint(name, value, group)) for name, value in built_in.items()}
+    broken: dict[str, str] = {}
+    entries: dict[str, list[EntryPoint]] = defaultdict(list)
+    for entry in sorted(entry_points(group=group), key=lambda one: one.name):
+        entries[entry.name].append(entry)
+    for name, found in entries.items():
+        packages = " and ".join(sorted(map(_package, found)))
+        if name in built_in:
+            what = group.rpartition(".")[2].removesuffix("s")
+            _LOG.warning(
+                "%s: %s type %s is not used, because one of ours has that name",
+                packages,
+                what,
+                name,
+            )
+        elif len(found) > 1:
+            broken[name] = f"{packages} both provide it (uninstall one)"
+        else:
+            try:
+                types[name] = load(found[0])
+            except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
+                broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
+    return Kinds(types, broken)
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name} {entry.dist.version}" if entry.dist else "a package"

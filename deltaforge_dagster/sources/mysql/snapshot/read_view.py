@@ -1,0 +1,101 @@
+"""What a read of a table could see in MySQL.
+
+With GTIDs: `gtid_executed`, read *before* the snapshot. The server counts a transaction there only after the
+storage engine has committed it, while the log shows it earlier. Without GTIDs, and in MariaDB: the place in
+the log up to which the read saw everything, and nothing after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.mysql.gtid import GtidSet
+from deltaforge_dagster.sources.mysql.position import BinlogPosition, covers
+from deltaforge_dagster.sources.snapshot.read_views import Mask, by_transaction, codes, column_of
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class GtidReadView:
+    """What a read sees that began after a MySQL server had executed a set of GTIDs."""
+
+    gtid_set: str
+
+    def to_json(self) -> str:
+        """Return `{"gtid_set": "..."}`."""
+        return json.dumps({"gtid_set": self.gtid_set})
+
+    def covers(self, position: Position) -> bool:
+        """Say whether every transaction up to a position was seen for certain."""
+        return (
+            isinstance(position, BinlogPosition)
+            and position.gtid_set is not None
+            and covers(self.gtid_set, position.gtid_set)
+        )
+
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+        """Say which changes were perhaps not seen: also those of transactions without a GTID."""
+        anonymous = pc.and_(
+            pc.is_null(column_of(rows, "tx_id")), pc.is_valid(column_of(rows, "file"))
+        )
+        return pc.or_(by_transaction(rows, self._not_visible), anonymous)
+
+    def _not_visible(self, texts: Sequence[str]) -> Mask:
+        seen = GtidSet.parse(self.gtid_set)
+        found = []
+        for text in texts:
+            server, *tag, number = text.split(":")
+            found.append(not seen.contains(server, int(number), *tag))
+        return np.array(found, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionReadView:
+    """What a read sees that stands exactly between two transactions of a binary log."""
+
+    place: BinlogPosition
+
+    def to_json(self) -> str:
+        """Return `{"file": "...", "pos": n}`."""
+        return json.dumps({"file": self.place.file, "pos": self.place.pos})
+
+    def covers(self, position: Position) -> bool:
+        """Say whether every transaction up to a position was seen for certain."""
+        return isinstance(position, BinlogPosition) and position <= self.place
+
+    def not_visible(self, rows: pa.RecordBatch | pa.Table) -> pa.BooleanArray:
+        """Say which changes stand behind the place."""
+        file = column_of(rows, "file")
+        assert isinstance(file, pa.DictionaryArray)
+        # Where in each file the place is: before all of it, in it, or behind all of it. What is in no
+        # file is no change of the log.
+        begins = BinlogPosition(self.place.file, 0)
+        limits = [
+            self.place.pos
+            if name == self.place.file
+            else -1
+            if BinlogPosition(name, 0) > begins
+            else _NEVER
+            for name in map(str, file.dictionary.to_pylist())
+        ]
+        limit = np.array([*limits, _NEVER], np.int64)[codes(file)]
+        pos = column_of(rows, "pos").fill_null(0).to_numpy(zero_copy_only=False)
+        return pa.array(pos > limit)
+
+
+def read_view(fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
+    """Return what `to_json` of one of them wrote, None for another kind's."""
+    if "gtid_set" in fields:
+        return GtidReadView(str(fields["gtid_set"]))
+    if "file" in fields:
+        return PositionReadView(BinlogPosition(str(fields["file"]), int(fields["pos"])))
+    return None

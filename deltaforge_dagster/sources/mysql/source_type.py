@@ -1,0 +1,101 @@
+"""MySQL and MariaDB as a kind of source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.mysql.config import MysqlSourceConfig
+from deltaforge_dagster.sources.mysql.connection.server_ids import server_id
+from deltaforge_dagster.sources.mysql.position import BinlogPosition
+from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
+
+if TYPE_CHECKING:  # they need the client library, Arrow and kernels
+    import pyarrow as pa
+
+    from deltaforge_dagster.sources.mysql.snapshot.read_view import GtidReadView, PositionReadView
+    from deltaforge_dagster.sources.mysql.source import MysqlSource
+
+
+class MysqlSourceType(SourceType[MysqlSourceConfig]):
+    """A server of MySQL or MariaDB, through its binary log."""
+
+    name = "mysql"
+    title = "MySQL"
+    summary = "A MySQL source: the binary log, read as a replica does."
+    config = MysqlSourceConfig
+    connector = "mysql"
+    position_example = "{file: mysql-bin.000003, pos: 4}, perhaps with gtid_set"
+    outbox = "tables"
+    consequences = {  # noqa: RUF012 - constant
+        "id": "events captured from then on have other ids; the server sees another reader",
+    }
+
+    def build(self, config: MysqlSourceConfig, context: SourceContext) -> MysqlSource:
+        """Return a source, connected to nothing."""
+        from deltaforge_dagster.sources.mysql.source import MysqlSource  # noqa: PLC0415 - kernels
+
+        engine = context.engine
+        return MysqlSource(config, context.pipeline, engine.values, engine.columns)
+
+    def position(self, fields: Mapping[str, Any]) -> BinlogPosition | None:
+        """Return the position in these fields, None if it has no `file`."""
+        return BinlogPosition.from_fields(fields)
+
+    def position_fields(self, config: MysqlSourceConfig) -> tuple[PositionField, ...]:
+        """Return `server_id`, that of our reader, `gtid`, `file` and `pos`."""
+        return (
+            PositionField("server_id", constant=str(server_id(config.id))),
+            PositionField("gtid", "tx_id", "plain"),
+            PositionField("file", "file", "string"),
+            PositionField("pos", "pos", "number"),
+        )
+
+    def read_view(self, fields: Mapping[str, Any]) -> GtidReadView | PositionReadView | None:
+        """Return the read view in these fields, None if it has neither `gtid_set` nor `file`."""
+        from deltaforge_dagster.sources.mysql.snapshot.read_view import read_view  # noqa: PLC0415 - Arrow
+
+        return read_view(fields)
+
+    def imported(self, position: Position) -> Position:
+        """Return file and offset only: inside a transaction the GTID set has the whole of it already."""
+        assert isinstance(position, BinlogPosition)
+        return replace(position, gtid_set=None)
+
+    def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
+        """Return how many rows stand in earlier files, or in the same one up to the offset."""
+        import numpy as np  # noqa: PLC0415 - slow to import
+
+        assert isinstance(end, BinlogPosition)
+        if not rows.num_rows:
+            return 0
+        files = rows.column("file").dictionary_encode()
+        places = [BinlogPosition(str(name), 0) for name in files.dictionary.to_pylist()]
+        this = BinlogPosition(end.file, 0)
+        order = np.array([(this < place) - (place < this) for place in places], np.int64)
+        of_file = order[files.indices.to_numpy()]
+        positions = rows.column("pos").to_numpy()
+        inside = (of_file < 0) | ((of_file == 0) & (positions <= end.pos))
+        return int(np.count_nonzero(inside))
+
+    def table_variables(self, pattern: str) -> Mapping[str, str]:
+        """Return database and table; a table without database is in any."""
+        first, dot, rest = pattern.partition(".")
+        return {"source.db": first, "source.table": rest} if dot else {"source.table": first}
+
+    def names(self, config: MysqlSourceConfig, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return the id under which the server sees the reader."""
+        return {"server id of the reader": server_id(config.id)}
+
+    def warm(self) -> None:
+        """Compile the kernels of the log and of snapshots, or load them from the cache."""
+        from deltaforge_dagster.sources.mysql.snapshot import selected  # noqa: PLC0415
+        from deltaforge_dagster.sources.mysql.synthetic import decoder  # noqa: PLC0415
+
+        for module in (decoder, selected):
+            module.warm()
+
+
+MYSQL = MysqlSourceType()

@@ -1,0 +1,97 @@
+"""PostgreSQL as a kind of source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deltaforge_dagster.errors import SpecError
+from deltaforge_dagster.positions import format_lsn
+from deltaforge_dagster.sources.postgres.config import PostgresSourceConfig
+from deltaforge_dagster.sources.postgres.dsn import postgres_dsn
+from deltaforge_dagster.sources.postgres.position import LsnPosition
+from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
+
+if TYPE_CHECKING:  # they need the client library, Arrow and kernels
+    from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView
+    from deltaforge_dagster.sources.postgres.source import PostgresSource
+
+
+class PostgresSourceType(SourceType[PostgresSourceConfig]):
+    """A database of PostgreSQL, through a replication slot."""
+
+    name = "postgres"
+    title = "PostgreSQL"
+    summary = "A PostgreSQL source: logical replication through pgoutput."
+    config = PostgresSourceConfig
+    connector = "postgresql"
+    position_example = '{lsn: "0/16B6C50"}'
+    outbox = "prefixes"
+    timing = frozenset({"start_position"})
+    consequences = {  # noqa: RUF012 - constant
+        "slot": "the slot must hold everything after the captured position; otherwise a run stops and says so",
+        "publication": "is made when missing; one that somebody else made must have the tables",
+    }
+
+    def build(self, config: PostgresSourceConfig, context: SourceContext) -> PostgresSource:
+        """Return a source, connected to nothing."""
+        from deltaforge_dagster.sources.postgres.source import PostgresSource  # noqa: PLC0415 - kernels
+
+        engine = context.engine
+        return PostgresSource(
+            config, context.pipeline, engine.values, engine.postgres, engine.columns
+        )
+
+    def position(self, fields: Mapping[str, Any]) -> LsnPosition | None:
+        """Return the position in these fields, None if it has no `lsn`."""
+        return LsnPosition.from_fields(fields)
+
+    def position_fields(self, config: PostgresSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
+        """Return `lsn` and `txId`."""
+        return PositionField("lsn", "pos", "lsn"), PositionField("txId", "tx_id", "json")
+
+    def read_view(self, fields: Mapping[str, Any]) -> XidReadView | None:
+        """Return the read view in these fields, None if it has no `xmax`."""
+        from deltaforge_dagster.sources.postgres.snapshot.read_view import XidReadView  # noqa: PLC0415 - Arrow
+
+        return XidReadView.from_fields(fields)
+
+    def position_at(self, number: int) -> LsnPosition:
+        """Return the LSN."""
+        return LsnPosition(number)
+
+    def place(self, file: str | None, pos: int | None) -> str:  # noqa: ARG002
+        """Return the LSN."""
+        return format_lsn(pos or 0)
+
+    def table_variables(self, pattern: str) -> Mapping[str, str]:
+        """Return schema and table; a table without schema is in `public`."""
+        first, dot, rest = pattern.partition(".")
+        schema, table = (first, rest) if dot else ("public", first)
+        return {"source.schema": schema, "source.table": table}
+
+    def names(self, config: PostgresSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return slot and publication."""
+        return {"slot": config.slot, "publication": config.publication}
+
+    def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the keys of the connection string that libpq does not know."""
+        try:
+            _, keys = postgres_dsn(config["dsn"])
+        except (KeyError, TypeError, AttributeError, SpecError):
+            return []
+        return [
+            ("dsn", f"has the key {key}, which PostgreSQL does not know; it is ignored")
+            for key in keys
+        ]
+
+    def warm(self) -> None:
+        """Compile the kernels of the stream and of snapshots, or load them from the cache."""
+        from deltaforge_dagster.sources.postgres.snapshot import copied, selected  # noqa: PLC0415
+        from deltaforge_dagster.sources.postgres.synthetic import decoder  # noqa: PLC0415
+
+        for module in (decoder, copied, selected):
+            module.warm()
+
+
+POSTGRES = PostgresSourceType()

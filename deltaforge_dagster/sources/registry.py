@@ -1,0 +1,234 @@
+"""The kinds of sources: what the product asks about a kind, and where it finds the kinds.
+
+A kind is one object, a `SourceType`. Files, plans, messages, stored positions, assets and commands ask it, so none of
+them names a kind. Ours are listed below. An installed package adds one with an entry point (Python Packaging User Guide,
+"Entry points specification")::
+
+    [project.entry-points."deltaforge.sources"]
+    jsonl = "jsonl_source:JSONL"
+
+The name is the `type` in pipeline files and `SourceType.name` of the object. Everything that loads a pipeline file loads every
+kind, Dagster's code servers included. So the module with the object imports neither a client library nor kernels nor Arrow;
+the methods that need them import them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from deltaforge_dagster.config.engine.engine import Engine
+from deltaforge_dagster.config.sources.base import DECLARED, SourceConfig
+from deltaforge_dagster.errors import CorruptLog, NotAllowed
+from deltaforge_dagster.kinds import Kinds, find_kinds
+from deltaforge_dagster.positions import Position
+
+if TYPE_CHECKING:  # they need Arrow, which code servers do without
+    import pyarrow as pa
+
+    from deltaforge_dagster.sources.base import Source
+    from deltaforge_dagster.sources.snapshot.base import ReadView
+
+GROUP = "deltaforge.sources"
+"""The group of the entry points."""
+
+_BUILT_IN = {
+    "postgres": "deltaforge_dagster.sources.postgres.source_type:POSTGRES",
+    "mysql": "deltaforge_dagster.sources.mysql.source_type:MYSQL",
+    "turso": "deltaforge_dagster.sources.turso.source_type:TURSO",
+}
+"""In the order in which errors and the reference list them."""
+
+_Config = TypeVar("_Config", bound=SourceConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What a source needs to know about its surroundings.
+
+    Attributes:
+        pipeline: Name of the pipeline; servers show our sessions under it.
+        engine: `spec.engine` of the file: forms of values, hidden columns.
+    """
+
+    pipeline: str
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class PositionField:
+    """A field of the event's `source` block that says where in the log a change is. Rows of snapshots lack it.
+
+    Attributes:
+        name: Its name; templates know those in `config.templates.SOURCE_FIELDS`.
+        column: The column of the change frame that holds it; None for a constant.
+        form: How it is written. `string`: a JSON string; `plain`: the same, of text that needs no escaping;
+            `json`: text that is JSON already; `number`; `quoted number`: a number as a JSON string; `lsn`: a
+            number as the JSON string `X/XXXXXXXX`, hexadecimal.
+        constant: The JSON text of a field that is the same in every event.
+    """
+
+    name: str
+    column: Literal["file", "pos", "row", "tx_id"] | None = None
+    form: Literal["string", "plain", "json", "number", "quoted number", "lsn"] = "string"
+    constant: str | None = None
+
+
+class SourceType(ABC, Generic[_Config]):
+    """A kind of source.
+
+    Attributes:
+        name: The `type` in pipeline files.
+        title: The name of the database, for people: `PostgreSQL`.
+        summary: A sentence about the kind, for the JSON Schema and the reference.
+        config: Model of the `config` block. The name of the class ends in `SourceConfig`; the first line of its docstring
+            is the description of the block.
+        connector: `source.connector` of its events.
+        position_example: How a position is written in a pipeline file, for errors; empty if nobody writes one.
+        outbox: Field of `config.outbox` that says what is an outbox; None for a kind without outboxes.
+        timing: Fields that decide only when something happens. If one changes, Dagster does not show captured ranges as
+            stale.
+        consequences: What `deltaforge plan` says about a changed field of `config`, by the field's name.
+    """
+
+    name: str
+    title: str
+    summary: str
+    config: type[_Config]
+    connector: str
+    position_example: str = ""
+    outbox: str | None = None
+    timing: frozenset[str] = frozenset()
+    consequences: Mapping[str, str] = {}
+
+    @abstractmethod
+    def build(self, config: _Config, context: SourceContext) -> Source:
+        """Return a source; connect to nothing yet.
+
+        Raises:
+            SpecError: The configuration cannot work.
+        """
+
+    @abstractmethod
+    def position(self, fields: Mapping[str, Any]) -> Position | None:
+        """Return the position that its `to_json` wrote as this JSON object, None if it is another kind's.
+
+        The state store keeps no kind with a position, so each kind is asked, ours last. Recognize your own by a field
+        that nobody else has, such as one named like the kind.
+
+        Raises:
+            ValueError, KeyError, TypeError, CorruptLog: It is one of this kind, and broken.
+        """
+
+    def position_fields(self, config: _Config) -> tuple[PositionField, ...]:  # noqa: ARG002
+        """Return the fields of the event's `source` block that say where a change is, in their order."""
+        return ()
+
+    def read_view(self, fields: Mapping[str, Any]) -> ReadView | None:  # noqa: ARG002
+        """Return the read view that its `to_json` wrote as this JSON object, None if it is another kind's.
+
+        Only kinds with snapshots need it; see `position`.
+        """
+        return None
+
+    def position_at(self, number: int) -> Position | None:  # noqa: ARG002
+        """Return the position that a single number denotes, as chaser files hold it; None if no number does."""
+        return None
+
+    def imported(self, position: Position) -> Position:
+        """Return where to begin for a checkpoint of DeltaForge, which may be inside a transaction."""
+        return position
+
+    def place(self, file: str | None, pos: int | None) -> str:
+        """Return a place in the log as people write it, from the columns of the change frame."""
+        return f"{pos}" if file is None else f"{file}:{pos}"
+
+    def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
+        """Return how many of these rows, in log order, stand before the end of a captured segment.
+
+        Only kinds whose log can be read again (`Source.read_again`) need it.
+        """
+        del rows, end
+        raise NotAllowed(f"the log of {self.title} cannot be captured again")
+
+    def table_variables(self, pattern: str) -> Mapping[str, str]:
+        """Return the variables of templates whose values follow from a pattern in `tables`, wildcards included."""
+        return {"source.table": pattern}
+
+    def names(self, config: _Config, pipeline: str) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return what the source creates or uses on servers, by what it is called."""
+        return {}
+
+    def warnings(self, config: Mapping[str, Any]) -> list[tuple[str, str]]:  # noqa: ARG002
+        """Return a field and a text for each part of a `config` block that will be ignored.
+
+        The block is as in the file and may be invalid, which the model reports.
+        """
+        return []
+
+    def dagster_kind(self) -> str:
+        """Return the kind of the source's assets in Dagster, which has icons for well-known ones."""
+        return self.name
+
+    def warm(self) -> None:
+        """Compile the source's kernels, if it has any, or load them from the cache."""
+
+
+def source_types() -> Mapping[str, SourceType[Any]]:
+    """Return the kinds of sources that can be used here, by name: ours, then those of installed packages."""
+    return _found().types
+
+
+def broken_source_types() -> Mapping[str, str]:
+    """Return why kinds of installed packages cannot be used, by name; the text names the package."""
+    return _found().broken
+
+
+@functools.cache
+def _found() -> Kinds[SourceType[Any]]:
+    return find_kinds(GROUP, _BUILT_IN, SourceType, _check)
+
+
+def _check(kind: SourceType[Any]) -> None:
+    missing = [name for name in DECLARED if name not in kind.config.model_fields]
+    if missing:
+        raise TypeError(f"{kind.config.__name__} does not declare {', '.join(missing)}")
+
+
+def no_chaser() -> str:
+    """Return why a chaser file is no seed for most kinds of sources, for messages."""
+    titles = [kind.title for kind in source_types().values() if kind.position_at(0) is not None]
+    return (
+        f"a chaser file holds one number, which is a position of {' and '.join(titles)} only (use type "
+        "position)"
+    )
+
+
+def parse_position(text: str) -> Position:
+    """Return the position that `to_json` wrote.
+
+    Raises:
+        CorruptLog: The text is not a position that this version knows.
+    """
+    return identify_position(text)[1]
+
+
+def identify_position(text: str) -> tuple[SourceType[Any], Position]:
+    """Return the position that `to_json` wrote, and the kind of source that it is of.
+
+    Raises:
+        CorruptLog: The text is not a position that this version knows.
+    """
+    try:
+        fields = json.loads(text)
+        for kind in reversed(tuple(source_types().values())):
+            position = kind.position(fields)
+            if position is not None:
+                return kind, position
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLog(f"not a position: {text[:80]!r}") from error
+    raise CorruptLog(f"not a position: {text[:80]!r}")

@@ -1,0 +1,73 @@
+"""Turso, libSQL and SQLite as a kind of source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deltaforge_dagster.positions import Position
+from deltaforge_dagster.sources.registry import PositionField, SourceContext, SourceType
+from deltaforge_dagster.sources.turso.config import TursoSourceConfig
+from deltaforge_dagster.sources.turso.position import TursoPosition
+
+if TYPE_CHECKING:  # they need the client library and Arrow
+    import pyarrow as pa
+
+    from deltaforge_dagster.sources.turso.read_view import TursoReadView
+    from deltaforge_dagster.sources.turso.source import TursoSource
+
+
+class TursoSourceType(SourceType[TursoSourceConfig]):
+    """A database of Turso, libSQL or SQLite, whose change table or new rows are polled."""
+
+    name = "turso"
+    title = "Turso"
+    summary = "A Turso, libSQL or SQLite source, whose change table or new rows are polled."
+    config = TursoSourceConfig
+    connector = "turso"
+    consequences = {  # noqa: RUF012 - constant
+        "url": "if it is another database, a run goes on only where the last captured change is there, too",
+        "cdc_mode": "positions belong to a mode: a run stops where it is another one than before; `auto` stays with it",
+    }
+
+    def build(self, config: TursoSourceConfig, context: SourceContext) -> TursoSource:
+        """Return a source, connected to nothing."""
+        from deltaforge_dagster.sources.turso.source import TursoSource  # noqa: PLC0415 - client library
+
+        return TursoSource(config, context.engine.columns)
+
+    def position(self, fields: Mapping[str, Any]) -> TursoPosition | None:
+        """Return the position in these fields, None if it has no `mode`."""
+        return TursoPosition.from_fields(fields)
+
+    def position_fields(self, config: TursoSourceConfig) -> tuple[PositionField, ...]:  # noqa: ARG002
+        """Return `sequence`."""
+        return (PositionField("sequence", "pos", "quoted number"),)
+
+    def read_view(self, fields: Mapping[str, Any]) -> TursoReadView | None:
+        """Return the read view in these fields, None if it has no `mode`."""
+        from deltaforge_dagster.sources.turso.read_view import TursoReadView  # noqa: PLC0415 - Arrow
+
+        return TursoReadView.from_fields(fields)
+
+    def rows_until(self, rows: pa.RecordBatch, end: Position) -> int:
+        """Return how many rows of the change table have no larger number."""
+        import numpy as np  # noqa: PLC0415 - slow to import
+
+        assert isinstance(end, TursoPosition)
+        return int(np.count_nonzero(rows.column("pos").to_numpy() <= (end.last_change_id or 0)))
+
+    def table_variables(self, pattern: str) -> Mapping[str, str]:
+        """Return the table, and `main`, the only database."""
+        return {"source.db": "main", "source.table": pattern}
+
+    def names(self, config: TursoSourceConfig, pipeline: str) -> Mapping[str, str]:  # noqa: ARG002
+        """Return how changes are found, and the change table if we make it."""
+        if not config.auto_create_triggers:
+            return {"mode": config.cdc_mode}
+        from deltaforge_dagster.sources.turso.modes.triggers import TABLE  # noqa: PLC0415 - Arrow
+
+        return {"mode": config.cdc_mode, "table": TABLE}
+
+
+TURSO = TursoSourceType()
