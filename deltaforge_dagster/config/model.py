@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine.checkpoint import ONLY_POSTGRES
@@ -25,27 +25,13 @@ from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.sources import PostgresSource, Source, position_type
 from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
 from deltaforge_dagster.positions import parse_position
-from deltaforge_dagster.sinks.registry import SinkType, sink_types
+from deltaforge_dagster.sinks.registry import sink_blocks
 
-
-def _sink_block(kind: SinkType[Any]) -> type[SinkBlock]:
-    """Return the model of the sinks of a kind."""
-    form: Any = Literal[kind.name]
-    config: Any = Field(description=kind.config.__doc__)
-    return create_model(
-        kind.config.__name__.removesuffix("Config"),
-        __base__=SinkBlock,
-        __doc__=kind.summary,
-        type=(form, ...),
-        config=(kind.config, config),
-    )
-
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which kinds there are is known only at run time
     Sink = SinkBlock
 else:
     Sink = Annotated[
-        Union[tuple(map(_sink_block, sink_types().values()))],  # noqa: UP007 - of a tuple
+        Union[sink_blocks()],  # noqa: UP007 - of a tuple
         Field(discriminator="type"),
     ]
 

@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from pydantic import Field, create_model
+
 from deltaforge_dagster.config.engine.engine import RunLimits
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import SinkBlock, SinkConfig
 from deltaforge_dagster.sources.findings import Finding
 
 if TYPE_CHECKING:  # it needs Arrow, which code servers do without
@@ -73,10 +75,12 @@ class SparkOptions:
     Attributes:
         without: Fields that are not available as options.
         always_named: Whether the destination is required even if each row has its own.
+        tokens: Fields with URLs in which a user name without a password is a token, so a secret.
     """
 
     without: frozenset[str] = frozenset()
     always_named: bool = False
+    tokens: frozenset[str] = frozenset()
 
 
 class SinkType(ABC, Generic[_Config]):
@@ -170,16 +174,23 @@ class _Found:
 
     Attributes:
         types: Those that can be used, by name.
+        blocks: Models of their sinks in a pipeline file, in the same order.
         broken: Why others cannot be used, by name.
     """
 
     types: Mapping[str, SinkType[Any]]
+    blocks: tuple[type[SinkBlock], ...]
     broken: Mapping[str, str]
 
 
 def sink_types() -> Mapping[str, SinkType[Any]]:
     """Return the kinds of sinks that can be used here, by name: ours, then those of installed packages."""
     return _found().types
+
+
+def sink_blocks() -> tuple[type[SinkBlock], ...]:
+    """Return the models of sinks in a pipeline file, `type` and `config`, one for each kind."""
+    return _found().blocks
 
 
 def broken_sink_types() -> Mapping[str, str]:
@@ -189,8 +200,17 @@ def broken_sink_types() -> Mapping[str, str]:
 
 @functools.cache
 def _found() -> _Found:
-    types = {name: _loaded(EntryPoint(name, value, GROUP)) for name, value in _BUILT_IN.items()}
+    types: dict[str, SinkType[Any]] = {}
+    blocks: list[type[SinkBlock]] = []
     broken: dict[str, str] = {}
+
+    def add(entry: EntryPoint) -> None:
+        kind = _loaded(entry)
+        blocks.append(_block(kind))
+        types[kind.name] = kind
+
+    for name, value in _BUILT_IN.items():
+        add(EntryPoint(name, value, GROUP))
     entries: dict[str, list[EntryPoint]] = defaultdict(list)
     for entry in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         entries[entry.name].append(entry)
@@ -204,10 +224,10 @@ def _found() -> _Found:
             broken[name] = f"{packages} both provide it (uninstall one)"
         else:
             try:
-                types[name] = _loaded(found[0])
+                add(found[0])
             except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
                 broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
-    return _Found(types, broken)
+    return _Found(types, tuple(blocks), broken)
 
 
 def _loaded(entry: EntryPoint) -> SinkType[Any]:
@@ -218,7 +238,22 @@ def _loaded(entry: EntryPoint) -> SinkType[Any]:
         raise ValueError(
             f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
         )
+    if kind.config.destination_field not in kind.config.model_fields:
+        raise ValueError(f"{entry.value}: {kind.config.__name__} has no field for the destination")
     return kind
+
+
+def _block(kind: SinkType[Any]) -> type[SinkBlock]:
+    """Return the model of a kind's sinks; it is called `KafkaSink` if their config is a `KafkaSinkConfig`."""
+    form: Any = Literal[kind.name]
+    config: Any = Field(description=kind.config.__doc__)
+    return create_model(
+        kind.config.__name__.removesuffix("Config"),
+        __base__=SinkBlock,
+        __doc__=kind.summary,
+        type=(form, ...),
+        config=(kind.config, config),
+    )
 
 
 def _package(entry: EntryPoint) -> str:
