@@ -1,1 +1,1 @@
-"""`spec.sinks`: the sinks of a pipeline file; `base` has the options of every sink, `later` those not supported yet."""
+"""The sinks of a pipeline file (spec.sinks); `base` has the options of every sink, `later` those not supported yet."""
