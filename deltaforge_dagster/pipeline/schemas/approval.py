@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.pipeline.held_keys import full_names
+from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
