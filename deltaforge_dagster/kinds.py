@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, Field, create_model
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,10 +22,12 @@ class Kinds(Generic[_Kind]):
 
     Attributes:
         types: Those that can be used, by name: ours, then those of installed packages.
+        blocks: Models of their blocks in a pipeline file, in the same order.
         broken: Why others cannot be used, by name; the text names the package.
     """
 
     types: Mapping[str, _Kind]
+    blocks: tuple[type[BaseModel], ...]
     broken: Mapping[str, str]
 
 
@@ -31,18 +35,23 @@ def find_kinds(
     group: str,
     built_in: Mapping[str, str],
     base: type[Any],
-    check: Callable[[_Kind], None] = lambda _: None,
+    block: type[BaseModel],
+    check: Callable[[_Kind], None],
 ) -> Kinds[_Kind]:
     """Return the kinds that are there, loaded.
 
     Args:
         group: The group of the entry points.
         built_in: Ours, `module:object` by name. A package cannot replace them.
-        base: The class that a kind is an instance of.
+        base: The class that a kind is an instance of; it has `name`, `summary` and the model `config`.
+        block: What the models of blocks, with `type` and `config`, are derived from.
         check: Raises an exception if a kind cannot be used.
     """
+    types: dict[str, _Kind] = {}
+    blocks: list[type[BaseModel]] = []
+    broken: dict[str, str] = {}
 
-    def load(entry: EntryPoint) -> _Kind:
+    def add(entry: EntryPoint) -> None:
         kind: Any = entry.load()
         if not isinstance(kind, base):
             raise TypeError(f"{entry.value} is no {base.__name__}")
@@ -50,12 +59,13 @@ def find_kinds(
             raise ValueError(
                 f"{entry.value} is named {kind.name!r}, and its entry point {entry.name!r}"
             )
-        loaded: _Kind = kind
+        loaded: Any = kind
         check(loaded)
-        return loaded
+        blocks.append(_block(kind, block))
+        types[entry.name] = loaded
 
-    types = {name: load(EntryPoint(name, value, group)) for name, value in built_in.items()}
-    broken: dict[str, str] = {}
+    for name, value in built_in.items():
+        add(EntryPoint(name, value, group))
     entries: dict[str, list[EntryPoint]] = defaultdict(list)
     for entry in sorted(entry_points(group=group), key=lambda one: one.name):
         entries[entry.name].append(entry)
@@ -63,20 +73,29 @@ def find_kinds(
         packages = " and ".join(sorted(map(_package, found)))
         if name in built_in:
             what = group.rpartition(".")[2].removesuffix("s")
-            _LOG.warning(
-                "%s: %s type %s is not used, because one of ours has that name",
-                packages,
-                what,
-                name,
-            )
+            text = "%s: %s type %s is not used, because one of ours has that name"
+            _LOG.warning(text, packages, what, name)
         elif len(found) > 1:
             broken[name] = f"{packages} both provide it (uninstall one)"
         else:
             try:
-                types[name] = load(found[0])
+                add(found[0])
             except Exception as error:  # noqa: BLE001 - importing the package's code may raise anything
                 broken[name] = f"{packages} cannot be loaded: {type(error).__name__}: {error}"
-    return Kinds(types, broken)
+    return Kinds(types, tuple(blocks), broken)
+
+
+def _block(kind: Any, base: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of a kind's blocks; it is called `KafkaSink` if their config is a `KafkaSinkConfig`."""
+    form: Any = Literal[kind.name]
+    config: Any = Field(description=kind.config.__doc__)
+    return create_model(
+        kind.config.__name__.removesuffix("Config"),
+        __base__=base,
+        __doc__=kind.summary,
+        type=(form, ...),
+        config=(kind.config, config),
+    )
 
 
 def _package(entry: EntryPoint) -> str:

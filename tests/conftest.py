@@ -58,14 +58,14 @@ def pytest_runtest_makereport(
 
 SOURCES = f"{PACKAGE}.sources"
 LIMITS = {
-    f"{SOURCES}.mysql.connection": ("_CONNECT_SECONDS",),
-    f"{SOURCES}.mysql.peek": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
+    f"{SOURCES}.mysql.connection.server": ("_CONNECT_SECONDS",),
+    f"{SOURCES}.mysql.stream.peek": ("_HEAD_SECONDS", "_PEEK_SECONDS"),
     f"{SOURCES}.mysql.source": ("_HEAD_SECONDS", "_START_SECONDS"),
-    f"{SOURCES}.postgres.connection": ("_CONNECT_SECONDS",),
+    f"{SOURCES}.postgres.connection.server": ("_CONNECT_SECONDS",),
     f"{SOURCES}.postgres.source": (
         "_HEAD_SECONDS", "_START_SECONDS", "_PEEK_SECONDS", "_HANDSHAKE_SECONDS",
     ),
-    f"{SOURCES}.postgres.snapshot": ("_OPEN_SECONDS",),
+    f"{SOURCES}.postgres.snapshot.reader": ("_OPEN_SECONDS",),
     f"{SOURCES}.turso.source": ("_HEAD_SECONDS", "_START_SECONDS", "_OPEN_SECONDS"),
 }  # fmt: skip
 """Limits of what a sensor waits for, by module: the shortest that there are."""

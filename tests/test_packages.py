@@ -7,13 +7,16 @@ import re
 from pathlib import Path
 
 import deltaforge_dagster
+import deltaforge_lab
 
 ROOT = Path(deltaforge_dagster.__file__).parent
+LAB = Path(deltaforge_lab.__file__).parent
 FILES = {
-    path.relative_to(ROOT): ast.get_docstring(ast.parse(path.read_text())) or ""
-    for path in ROOT.rglob("*.py")
+    path.relative_to(root): ast.get_docstring(ast.parse(path.read_text())) or ""
+    for root in (LAB.parent, ROOT)
+    for path in (LAB if root == LAB.parent else ROOT).rglob("*.py")
 }
-NAMES = {".".join(path.with_suffix("").parts) for path in FILES}
+NAMES = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 
 
 def test_modules_that_a_package_names_are_there() -> None:

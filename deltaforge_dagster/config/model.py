@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from deltaforge_dagster.config.blocks import Block, Count, Name, Seconds, Text
 from deltaforge_dagster.config.engine.engine import Engine, SegmentLimits
@@ -25,40 +25,26 @@ from deltaforge_dagster.config.sinks.base import SinkBlock
 from deltaforge_dagster.config.sources.base import SourceBlock
 from deltaforge_dagster.config.unread import ConnectionPolicy, Sharding, Storage
 from deltaforge_dagster.errors import CorruptLog
-from deltaforge_dagster.sinks.registry import SinkType, sink_types
+from deltaforge_dagster.sinks.registry import sink_blocks
 from deltaforge_dagster.sources.registry import (
-    SourceType,
     identify_position,
     no_chaser,
+    source_blocks,
     source_types,
 )
 
-
-def _block(kind: SourceType[Any] | SinkType[Any], base: type[Block]) -> type[Block]:
-    """Return the model of the blocks of a kind."""
-    form: Any = Literal[kind.name]
-    config: Any = Field(description=kind.config.__doc__)
-    return create_model(
-        kind.config.__name__.removesuffix("Config"),
-        __base__=base,
-        __doc__=kind.summary,
-        type=(form, ...),
-        config=(kind.config, config),
-    )
-
-
-def _union(kinds: Iterable[SourceType[Any] | SinkType[Any]], base: type[Block]) -> Any:
-    """Return the type of a field that takes a block of any of these kinds."""
-    blocks = tuple(_block(kind, base) for kind in kinds)
-    return Annotated[Union[blocks], Field(discriminator="type")]  # noqa: UP007 - of a tuple
-
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # which kinds there are is known only at run time
     Source = SourceBlock
     Sink = SinkBlock
 else:
-    Source = _union(source_types().values(), SourceBlock)
-    Sink = _union(sink_types().values(), SinkBlock)
+    Source = Annotated[
+        Union[source_blocks()],  # noqa: UP007 - of a tuple
+        Field(discriminator="type"),
+    ]
+    Sink = Annotated[
+        Union[sink_blocks()],  # noqa: UP007 - of a tuple
+        Field(discriminator="type"),
+    ]
 
 
 class Metadata(Block):

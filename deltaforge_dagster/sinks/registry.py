@@ -20,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from pydantic import BaseModel
+
 from deltaforge_dagster.config.engine.engine import RunLimits
-from deltaforge_dagster.config.sinks.base import SinkConfig
+from deltaforge_dagster.config.sinks.base import SinkBlock, SinkConfig
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.sources.findings import Finding
 
@@ -69,10 +71,12 @@ class SparkOptions:
     Attributes:
         without: Fields that are not available as options.
         always_named: Whether the destination is required even if each row has its own.
+        tokens: Fields with URLs in which a user name without a password is a token, so a secret.
     """
 
     without: frozenset[str] = frozenset()
     always_named: bool = False
+    tokens: frozenset[str] = frozenset()
 
 
 class SinkType(ABC, Generic[_Config]):
@@ -165,6 +169,11 @@ def sink_types() -> Mapping[str, SinkType[Any]]:
     return _found().types
 
 
+def sink_blocks() -> tuple[type[BaseModel], ...]:
+    """Return the models of sinks in a pipeline file, `type` and `config`, one for each kind."""
+    return _found().blocks
+
+
 def broken_sink_types() -> Mapping[str, str]:
     """Return why kinds of installed packages cannot be used, by name; the text names the package."""
     return _found().broken
@@ -172,4 +181,9 @@ def broken_sink_types() -> Mapping[str, str]:
 
 @functools.cache
 def _found() -> Kinds[SinkType[Any]]:
-    return find_kinds(GROUP, _BUILT_IN, SinkType)
+    return find_kinds(GROUP, _BUILT_IN, SinkType, SinkBlock, _check)
+
+
+def _check(kind: SinkType[Any]) -> None:
+    if kind.config.destination_field not in kind.config.model_fields:
+        raise ValueError(f"{kind.config.__name__} has no field for the destination")

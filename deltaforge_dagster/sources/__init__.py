@@ -7,5 +7,5 @@ What sources share, in the order in which a change meets it:
 - `tables` and `outbox`: what is captured; `findings`: what an inspection of a server found;
 - `snapshot`: the other interface: tables read in chunks.
 
-The kernels that write values as JSON text are in `deltaforge_dagster.kernels`.
+The kernels that write values as JSON text are in `kernels`.
 """

@@ -21,8 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from pydantic import BaseModel
+
 from deltaforge_dagster.config.engine.engine import Engine
-from deltaforge_dagster.config.sources.base import DECLARED, SourceConfig
+from deltaforge_dagster.config.sources.base import DECLARED, SourceBlock, SourceConfig
 from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.kinds import Kinds, find_kinds
 from deltaforge_dagster.positions import Position
@@ -183,6 +185,11 @@ def source_types() -> Mapping[str, SourceType[Any]]:
     return _found().types
 
 
+def source_blocks() -> tuple[type[BaseModel], ...]:
+    """Return the models of the source in a pipeline file, `type` and `config`, one for each kind."""
+    return _found().blocks
+
+
 def broken_source_types() -> Mapping[str, str]:
     """Return why kinds of installed packages cannot be used, by name; the text names the package."""
     return _found().broken
@@ -190,7 +197,7 @@ def broken_source_types() -> Mapping[str, str]:
 
 @functools.cache
 def _found() -> Kinds[SourceType[Any]]:
-    return find_kinds(GROUP, _BUILT_IN, SourceType, _check)
+    return find_kinds(GROUP, _BUILT_IN, SourceType, SourceBlock, _check)
 
 
 def _check(kind: SourceType[Any]) -> None:

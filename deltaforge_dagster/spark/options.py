@@ -79,7 +79,7 @@ def check(kind: Kind, options: Mapping[str, str]) -> None:
         if name.partition(".")[0] not in {*kind.fields, JOB}:
             known = ", ".join(sorted({*kind.fields, JOB}))
             problems.append(f"option {name!r} is unknown; known are {known}")
-        elif _holds_secret(name, text):
+        elif _holds_secret(kind, name, text):
             problems.append(
                 f"option {name!r} holds a secret, which Spark would show: write ${{NAME}} for it, and "
                 "give its value to register(spark, secrets={...}) or to the tasks' environment"
@@ -90,13 +90,15 @@ def check(kind: Kind, options: Mapping[str, str]) -> None:
         raise SpecError(*(f"{kind.format}: {problem}" for problem in problems))
 
 
-def _holds_secret(name: str, text: str) -> bool:
+def _holds_secret(kind: Kind, name: str, text: str) -> bool:
     literal = _REFERENCE.sub("", text)
     if SECRET_NAME.search(name):
         return bool(literal)
     literal = literal.replace(":@", "@")
-    if name == "url" and any(_REFERENCE.sub("", token) for token in _TOKEN.findall(text)):
-        return True  # NATS treats a user name without a password as a token
+    if name in kind.spark.tokens and any(
+        _REFERENCE.sub("", token) for token in _TOKEN.findall(text)
+    ):
+        return True
     return mask(literal) != literal
 
 

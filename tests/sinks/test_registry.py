@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import deltaforge_dagster
+from deltaforge_dagster import kinds
 from deltaforge_dagster.config.file.load import BrokenPipeline, load_document
 from deltaforge_dagster.sinks import registry
 from deltaforge_dagster.sinks.kafka.sink_type import KAFKA
@@ -44,7 +45,7 @@ def install(patch: pytest.MonkeyPatch, *entries: tuple[str, str, str]) -> None:
         entry = EntryPoint(name, value, registry.GROUP)
         vars(entry)["dist"] = Distribution(package)
         found.append(entry)
-    patch.setattr(registry, "entry_points", lambda **_: found)
+    patch.setattr(kinds, "entry_points", lambda **_: found)
     registry._found.cache_clear()
 
 

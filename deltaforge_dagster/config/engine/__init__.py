@@ -1,1 +1,1 @@
-"""`spec.engine`: the fields that DeltaForge does not have."""
+"""The block spec.engine: the fields that DeltaForge does not have."""

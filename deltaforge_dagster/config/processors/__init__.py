@@ -1,1 +1,1 @@
-"""`spec.processors`: the processors of a pipeline file, those of installed packages, and checks of SQL expressions."""
+"""The processors of a pipeline file (spec.processors), those of installed packages, and checks of SQL expressions."""

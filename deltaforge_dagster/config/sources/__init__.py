@@ -1,1 +1,1 @@
-"""`spec.source`: the sources of a pipeline file and their connection strings."""
+"""The sources of a pipeline file (spec.source) and their connection strings."""

@@ -33,7 +33,8 @@ from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.pipeline.deliver.dead_letter_views import views
 from deltaforge_dagster.pipeline.encode.messages import source_origin
 from deltaforge_dagster.pipeline.failpoints import failpoint
-from deltaforge_dagster.pipeline.held_keys import COLUMNS, HeldKeys, Keys, keys_of, waiting
+from deltaforge_dagster.pipeline.held_keys import HeldKeys, Keys
+from deltaforge_dagster.pipeline.held_rows import COLUMNS, keys_of, waiting
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.sinks.base import SinkBatch
 from deltaforge_dagster.state.records import CheckpointRow, NewDeadLetter, SegmentRow

@@ -44,9 +44,10 @@ from deltaforge_dagster.pipeline.run.interrupts import uninterrupted
 from deltaforge_dagster.pipeline.run.lost_store import refuse_lost_store
 from deltaforge_dagster.pipeline.run.summary import RunSummary
 from deltaforge_dagster.pipeline.run_context import Observer, RunContext
-from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval, approve_everything
+from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.live import WarmStart
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry
+from deltaforge_dagster.pipeline.schemas.views import approve_everything
 from deltaforge_dagster.pipeline.snapshots.chunk_deduplicator import ChunkDeduplicator
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import Source

@@ -23,11 +23,9 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.errors import UnsupportedEvent
 from deltaforge_dagster.frame import CAPTURED
-from deltaforge_dagster.pipeline.held_keys import full_names
+from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.base import ChangeBatch, HeldEvent, SourceNotes
-from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import SchemaStamp, TableSchema
 
 _Mask = npt.NDArray[np.bool_]
@@ -220,20 +218,3 @@ def _with_tx_end(rows: pa.RecordBatch, ends: _Mask) -> pa.RecordBatch:
 def _mask(values: Any) -> _Mask:
     found: _Mask = values.fill_null(False).to_numpy(zero_copy_only=False).copy()
     return found
-
-
-def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
-    """Return the full names of tables whose newest form waits for approval."""
-    held = [
-        hold.subject
-        for hold in store.holds(pipeline)
-        if hold.kind == SCHEMA and hold.state == "held"
-    ]
-    pending = [history.name for history in store.table_histories(pipeline) if history.pending]
-    return sorted({*held, *pending})
-
-
-def approve_everything(store: StateStore, pipeline: str) -> None:
-    """Approve every form of every table."""
-    for table in waiting_tables(store, pipeline):
-        store.approve_table(pipeline, table)

@@ -14,6 +14,7 @@ from deltaforge_dagster.errors import CorruptLog, NotAllowed
 from deltaforge_dagster.pipeline.schemas.diff import Difference, changes_of, differences
 from deltaforge_dagster.positions import Position
 from deltaforge_dagster.sources.registry import parse_position
+from deltaforge_dagster.state.holds import SCHEMA
 from deltaforge_dagster.state.schemas import SchemaVersion, TableHistory
 from deltaforge_dagster.state.store import StateStore
 from deltaforge_dagster.tables import Column, TableDetails, TableSchema
@@ -242,3 +243,20 @@ def _column(of: TableSchema, column: Column) -> View:
         "ordinal_position": column.ordinal_position,
         "is_primary_key": column.name in of.primary_key,
     }
+
+
+def waiting_tables(store: StateStore, pipeline: str) -> list[str]:
+    """Return the full names of tables whose newest form waits for approval."""
+    held = [
+        hold.subject
+        for hold in store.holds(pipeline)
+        if hold.kind == SCHEMA and hold.state == "held"
+    ]
+    pending = [history.name for history in store.table_histories(pipeline) if history.pending]
+    return sorted({*held, *pending})
+
+
+def approve_everything(store: StateStore, pipeline: str) -> None:
+    """Approve every form of every table."""
+    for table in waiting_tables(store, pipeline):
+        store.approve_table(pipeline, table)

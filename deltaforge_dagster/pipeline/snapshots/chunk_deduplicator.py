@@ -23,7 +23,7 @@ from deltaforge_dagster.errors import JournalDamaged, NotAllowed
 from deltaforge_dagster.frame import CAPTURED
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import SegmentWriter, WrittenSegment
-from deltaforge_dagster.pipeline.held_keys import full_names
+from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.schemas.approval import SchemaApproval
 from deltaforge_dagster.pipeline.schemas.registry import FencedRegistry

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from deltaforge_dagster.journal.files import Journal
 from deltaforge_dagster.journal.writer import WrittenSegment
-from deltaforge_dagster.pipeline.held_keys import full_names
+from deltaforge_dagster.pipeline.held_rows import full_names
 from deltaforge_dagster.pipeline.lease import HeldLease
 from deltaforge_dagster.pipeline.snapshots.deduplicated_rows import COLUMNS
 from deltaforge_dagster.processors.messages.expansion import changed_keys

@@ -1,1 +1,1 @@
-"""The `javascript` processor: a user's `script` in V8; `spelling` finds numbers that JavaScript would spell differently."""
+"""The JavaScript processor: a user's `script` in V8; `spelling` finds numbers that JavaScript would spell differently."""

@@ -1,1 +1,1 @@
-"""The Python side of the `sql` processor: rows in `transit` to Spark's engine and back, values set in place."""
+"""The Python side of the SQL processor: rows in `transit` to Spark's engine and back, values set in place."""

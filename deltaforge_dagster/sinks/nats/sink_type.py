@@ -30,7 +30,9 @@ class NatsSinkType(SinkType[NatsSinkConfig]):
     timing = frozenset({"send_timeout_secs", "batch_timeout_secs", "connect_timeout_secs"})
     # Exactly once requires a single writer per subject, but partitions share subjects. A subject is required,
     # because the sink checks its stream with it.
-    spark = SparkOptions(without=frozenset({"exactly_once"}), always_named=True)
+    spark = SparkOptions(
+        without=frozenset({"exactly_once"}), always_named=True, tokens=frozenset({"url"})
+    )
 
     def build(self, config: NatsSinkConfig, context: SinkContext) -> NatsSink:
         """Return a sink, not yet open.

@@ -5,8 +5,8 @@ meets them:
 
 - `connection`: logins, the server's identity and its catalogs;
 - `stream`: the replication stream, its slot and publication;
-- `decode`: the two kernels (`scan` notes changes, `rows` writes images) and what makes change batches of both
-  (`pgoutput` draws the formats), values that the log lacks (`unchanged_toast`, `toast_reselect`), table `versions`;
+- `decode`: the two kernels (`decode.scan` notes changes, `decode.rows` writes images) and what makes change batches of both
+  (`decode.pgoutput` draws the formats), values that the log lacks (`decode.unchanged_toast`, `decode.toast_reselect`), table versions;
 - `snapshot`: whole tables, read in chunks with COPY;
 - `synthetic`: streams made without a server, to compile the kernels and to measure them.
 """

@@ -302,11 +302,11 @@ def test_a_call_that_outlives_its_parent_ends(make_chain: MakeChain, tmp_path: P
     chain = make_chain(source, limits={"timeout_ms": 1})
     program = f"""
 import os, pickle, signal, sys
-from deltaforge_dagster.processors import python_child
+from deltaforge_dagster.processors.python import child
 from deltaforge_dagster.processors.chain import Chain
 from tests.e2e.deployment import eventually
 from tests.processors.rows import batch, row
-python_child.Cutter = lambda *_: __import__("contextlib").nullcontext()
+child.Cutter = lambda *_: __import__("contextlib").nullcontext()
 list(Chain(pickle.loads({pickle.dumps(chain)!r})).run([batch([row()])]))
 """
     parent = subprocess.Popen([sys.executable, "-c", program])

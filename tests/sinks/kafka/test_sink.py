@@ -489,7 +489,7 @@ KILLED_SENDER = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from deltaforge_dagster.sinks import kafka_client
+from deltaforge_dagster.sinks.kafka import client as kafka_client
 from deltaforge_dagster.sinks.kafka.sink import KafkaSink
 from deltaforge_dagster.testing.sinks import ORIGIN, allow
 from tests.sinks.kafka.test_sink import numbered

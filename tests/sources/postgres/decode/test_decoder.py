@@ -574,7 +574,7 @@ def test_plain_python_decodes_the_same() -> None:
     """Without compilation the kernels are ordinary Python, with the same result to the byte."""
     program = (
         "import hashlib, json\n"
-        "from deltaforge_dagster.sources.postgres import samples\n"
+        "from deltaforge_dagster.sources.postgres.synthetic import messages as samples\n"
         "from tests.sources.postgres.decode.test_decoder import *\n"
         "for built_in in (BUILT_IN, ISO_TIMESTAMPS):\n"
         "    batches, _ = decode(every_type(), (500, 1000), built_in=built_in)\n"
