@@ -113,7 +113,7 @@ FAULTS = (
     Fault(
         "checkpoint-backwards",
         "dropped comparison",
-        "deltaforge_dagster/state/checkpoint_writes.py",
+        "deltaforge_dagster/state/checkpoints.py",
         'backwards = (segment, complete) < (row["segment"], row["complete"]) or (',
         'backwards = segment < row["segment"] or (',
         ("tests/contracts/test_store_checkpoints.py::TestCheckpoints",),
@@ -122,7 +122,7 @@ FAULTS = (
     Fault(
         "retention-paused",
         "changed operator",
-        "deltaforge_dagster/state/progress.py",
+        "deltaforge_dagster/state/ranges.py",
         'checkpoints.c.state != "detached",',
         'checkpoints.c.state == "attached",',
         (
