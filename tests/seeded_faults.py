@@ -280,8 +280,8 @@ FAULTS = (
         "        if not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n"
-        "        store.mark_published(pipeline, publication.range, publication.asset)\n",
-        "        store.mark_published(pipeline, publication.range, publication.asset)\n"
+        "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n",
+        "        store.ranges.mark_published(pipeline, publication.range, publication.asset)\n"
         "        if not _is_recorded(instance, pipeline, publication):\n"
         "            emit(materialization(pipeline, publication, journal))\n"
         "            written += 1\n",
