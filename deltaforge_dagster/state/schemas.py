@@ -7,8 +7,10 @@ pipeline, and `checkpoint` is the position at which the version was first seen. 
 stamps remain valid across restarts. A table that returns to an earlier form gets the stamp of that form
 again.
 
-A marker with the same namespace and key (`markers`) records where each version was in force, so that the
-version at a position is also known for a table that returned to an earlier form.
+A marker of a table is a value in the key-value namespace of the same name, under the table's key: the JSON
+object `{in_force: [[position, sequence], ...], pending: [sequence, ...]}`. `in_force` lists the positions
+of the source's log from which each version applies, so that the version at a position is also known for a
+table that returned to an earlier form; `pending` are the versions that wait for approval.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +27,6 @@ from sqlalchemy import Connection, select
 
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import Position, parse_position
-from deltaforge_dagster.state import markers
 from deltaforge_dagster.state.database import Database, clock
 from deltaforge_dagster.state.primitives import (
     LogEntry,
@@ -35,6 +36,7 @@ from deltaforge_dagster.state.primitives import (
     log_entries,
     put_value,
 )
+from deltaforge_dagster.state.tables import kv
 from deltaforge_dagster.tables import Column, SchemaStamp, TableSchema
 
 _SEQUENCE = "sequence"
@@ -111,6 +113,37 @@ class TableHistory:
     def before(self, version: SchemaVersion) -> SchemaVersion | None:
         """Return the version before `version`, or None for the first one."""
         return self.version(version.stamp.version - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Where each version of a table was in force, and which versions wait for approval."""
+
+    in_force: tuple[tuple[str, int], ...] = ()
+    pending: frozenset[int] = frozenset()
+
+    def reached(self, position: str, sequence: int) -> Marker:
+        """Return the marker with a version in force from a position (JSON text) on.
+
+        Entries for later positions are dropped, because the log is being read again from an earlier
+        one. Adding the same entry again, after a run died, has no other effect.
+        """
+        at: Position = parse_position(position)
+        notes = [one for one in self.in_force if not at < parse_position(one[0])]
+        again = (position, sequence)
+        if again in notes:
+            del notes[notes.index(again) + 1 :]
+        elif not notes or notes[-1][1] != sequence:
+            notes.append(again)
+        return replace(self, in_force=tuple(notes))
+
+    def waiting_for(self, sequence: int) -> Marker:
+        """Return the marker with another version that waits for approval."""
+        return replace(self, pending=self.pending | {sequence})
+
+    def approved(self) -> Marker:
+        """Return the marker with no version waiting."""
+        return replace(self, pending=frozenset())
 
 
 class SchemaRepository:
@@ -212,14 +245,14 @@ class SchemaWrites:
                 "registered_at": self._connection.execute(select(clock())).scalar_one()
             }
             append_to_log(self._connection, namespace, key, orjson.dumps(entry))
-        marker = markers.read(self._connection, namespace, key) or _first_marker(known)
+        marker = _marker(self._connection, namespace, key) or _first_marker(known)
         changed = marker
         if streamed or not marker.in_force:
             changed = changed.reached(position_json, stamp.sequence)
         if pause and is_new and known:
             changed = changed.waiting_for(stamp.sequence)
         if changed != marker or is_new:
-            markers.write(self._connection, namespace, key, changed)
+            _write_marker(self._connection, namespace, key, changed)
         return stamp
 
 
@@ -254,11 +287,11 @@ def approve(connection: Connection, pipeline: str, table: str) -> int:
     """Approve all pending versions of a table, given by its full name; return how many there were."""
     count = 0
     namespace = registry(pipeline)
-    kept = markers.read_all(connection, namespace)
+    kept = _markers(connection, namespace)
     for key, marker in kept.items():
         if marker.pending and _name_of(connection, namespace, key) == table:
             count += len(marker.pending)
-            markers.write(connection, namespace, key, marker.approved())
+            _write_marker(connection, namespace, key, marker.approved())
     return count
 
 
@@ -267,7 +300,7 @@ def is_pending(connection: Connection, pipeline: str, table: str) -> bool:
     namespace = registry(pipeline)
     return any(
         marker.pending and _name_of(connection, namespace, key) == table
-        for key, marker in markers.read_all(connection, namespace).items()
+        for key, marker in _markers(connection, namespace).items()
     )
 
 
@@ -276,7 +309,7 @@ def _histories(connection: Connection, pipeline: str) -> list[TableHistory]:
     found: dict[str, list[SchemaVersion]] = {}
     for entry in log_entries(connection, namespace):
         found.setdefault(entry.key, []).append(_version(entry))
-    kept = markers.read_all(connection, namespace)
+    kept = _markers(connection, namespace)
     return [
         TableHistory(tuple(versions), marker.in_force, marker.pending)
         for key, versions in found.items()
@@ -293,9 +326,9 @@ def _name_of(connection: Connection, namespace: str, key: str) -> str:
     return _version(log_entries(connection, namespace, key)[0]).table.full_name
 
 
-def _first_marker(known: Sequence[SchemaVersion]) -> markers.Marker:
+def _first_marker(known: Sequence[SchemaVersion]) -> Marker:
     """Return the marker of a table without a stored one: each version replaced the previous one."""
-    marker = markers.Marker()
+    marker = Marker()
     for one in known:
         marker = marker.reached(one.position, one.stamp.sequence)
     return marker
@@ -351,3 +384,24 @@ def _column(column: Column) -> dict[str, Any]:
 
 def _escaped(name: str) -> str:
     return quote(name, safe="")
+
+
+def _marker(connection: Connection, namespace: str, key: str) -> Marker | None:
+    value = get_value(connection, namespace, key)
+    return None if value is None else _parse_marker(value)
+
+
+def _markers(connection: Connection, namespace: str) -> dict[str, Marker]:
+    query = select(kv.c.key, kv.c.val).where(kv.c.ns == namespace)
+    return {key: _parse_marker(value) for key, value in connection.execute(query)}
+
+
+def _write_marker(connection: Connection, namespace: str, key: str, marker: Marker) -> None:
+    fields = {"in_force": marker.in_force, "pending": sorted(marker.pending)}
+    put_value(connection, namespace, key, orjson.dumps(fields))
+
+
+def _parse_marker(value: bytes) -> Marker:
+    fields = orjson.loads(value)
+    notes = tuple((position, sequence) for position, sequence in fields["in_force"])
+    return Marker(notes, frozenset(fields["pending"]))

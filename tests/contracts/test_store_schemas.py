@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from deltaforge_dagster.errors import NotAllowed
 from deltaforge_dagster.positions import LsnPosition
 from deltaforge_dagster.state.holds import SCHEMA
-from deltaforge_dagster.state.markers import Marker
 from deltaforge_dagster.state.records import HeldPart, Lease
+from deltaforge_dagster.state.schemas import Marker
 from deltaforge_dagster.state.store import StateStore
 from tests.state.make import NAME, held, new_segment, position, table
 

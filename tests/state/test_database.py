@@ -6,6 +6,8 @@ import pickle
 import shutil
 import sqlite3
 import stat
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from deltaforge_dagster.errors import (
     Terminal,
 )
 from deltaforge_dagster.state import database
+from deltaforge_dagster.state.database import Turns
 from deltaforge_dagster.state.store import StateStore
 from tests.fix_postgres import StartPostgres
 from tests.state.make import NAME, capture, held, position
@@ -293,3 +296,44 @@ class TestPostgres:
         with store.fenced(lease) as writer:
             writer.pipeline.set_confirmed(position(3))
         store.close()
+
+
+class TestTurns:
+    """Threads get their turn in the order in which they asked."""
+
+    def test_first_come_first_served(self) -> None:
+        """Whoever asked first comes first, however busy the others are."""
+        turns = Turns("memory", 10)
+        order: list[int] = []
+
+        def work(number: int) -> None:
+            with turns.turn():
+                order.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+        with turns.turn():
+            for number, thread in enumerate(threads):
+                thread.start()
+                while len(turns._waiting) <= number:
+                    time.sleep(0.001)
+        for thread in threads:
+            thread.join()
+
+        assert order == [0, 1, 2, 3, 4]
+
+    def test_waiting_ends(self) -> None:
+        """Who waits too long leaves the line, and the lock still works afterwards."""
+        turns = Turns("memory", 0.1)
+        with turns.turn(), pytest.raises(StoreUnavailable, match="memory"), turns.turn():
+            pytest.fail("two at once")
+
+        with turns.turn():
+            pass
+
+    def test_error_passes_the_turn_on(self) -> None:
+        """A turn that ends with an error is over."""
+        turns = Turns("memory", 0.1)
+        with pytest.raises(ZeroDivisionError), turns.turn():
+            _ = 1 // 0
+        with turns.turn():
+            pass
